@@ -1,0 +1,1 @@
+"""Confidence scaling: scores, calibration, certificates, profiles and the policy that decides who answers."""

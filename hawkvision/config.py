@@ -1,0 +1,170 @@
+"""The one reader of settings: defaults, then a TOML file, then `HAWKVISION_*` variables, then the command line.
+
+Settings are few and each has a default we would defend. Unknown keys are errors that name the key and its place.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.errors import ConfigError
+
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
+
+
+class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An edge node. File section `[edge]`, variables `HAWKVISION_EDGE_*`."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    api_key: str | None = None
+    """Required from callers (`Authorization: Bearer …`); obligatory when `host` is not loopback."""
+    task: str = "imagenet"
+    variant: str | None = None
+    """The edge rung; None takes the manifest's `ladder.default_edge`."""
+    backend: Literal["onnxruntime", "numpy", "noop"] = "onnxruntime"
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    workers: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads that decode and infer, one intra-op thread each; 0 takes the number of usable cores."""
+    queue_limit: Count = 256
+    """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
+    0.64 s: longer than anybody with a deadline would."""
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
+    dc_url: str | None = None
+    """The datacenter ingress; None makes a node that answers alone."""
+    dc_api_key: str | None = None
+    dc_connections: Count = 32
+    dc_timeout_s: Seconds = 10.0
+    """The longest wait for the datacenter when the request itself has no deadline."""
+    drain_timeout_s: Seconds = 20.0
+    models_dir: Path | None = None
+    cache_dir: Path | None = None
+    profile: Path | None = None
+    """A profile made by `hawkvision calibrate`; None takes `models/<task>/profile.json`."""
+
+
+class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A datacenter tier. File section `[dc]`, variables `HAWKVISION_DC_*`."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8090
+    grpc_port: Port = 9090
+    api_key: str | None = None
+    task: str = "imagenet"
+    variants: tuple[str, ...] = ()
+    """The rungs to serve; empty takes the manifest's `ladder.dc`."""
+    backend: Literal["onnxruntime", "numpy", "noop"] = "onnxruntime"
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    min_replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
+    max_replicas: Count = 1
+    target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
+    num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
+    """Ray's reservation per replica, a placement hint; models use one thread each."""
+    num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
+    max_batch_size: Count = 8
+    batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 2.0
+    max_ongoing_requests: Count = 32
+    max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    address: str | None = None
+    """An existing Ray cluster; None starts Ray on this machine."""
+    models_dir: Path | None = None
+    cache_dir: Path | None = None
+    profile: Path | None = None
+
+
+ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
+
+_SECTIONS: dict[type, tuple[str, str]] = {
+    EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
+    DatacenterConfig: ("dc", "HAWKVISION_DC_"),
+}
+
+
+def load_config(
+    kind: type[ConfigT],
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> ConfigT:
+    """Settings of one kind; later sources win, and an override of None says nothing.
+
+    Raises:
+        ConfigError: for a missing file, an unknown key or a bad value, naming source and key.
+    """
+    section, prefix = _SECTIONS[kind]
+    values: dict[str, Any] = {}
+    if path is not None:
+        values |= _file_section(path, section)
+        _convert(kind, values, f"{path}: [{section}]")
+    environ = os.environ if environ is None else environ
+    for variable, text in environ.items():
+        if variable.startswith(prefix):
+            key = variable.removeprefix(prefix).lower()
+            values[key] = text.split(",") if _is_tuple(kind, key) else text
+    _convert(kind, values, f"environment {prefix}*")
+    values |= {k: v for k, v in (overrides or {}).items() if v is not None}
+    config = _convert(kind, values, "command line")
+    if config.api_key is None and not is_loopback(config.host):
+        raise ConfigError(
+            f"{section}.host = {config.host!r} is reachable from other machines, so {section}.api_key must be set "
+            f"(for example in {prefix}API_KEY); only loopback addresses may go without"
+        )
+    return config
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _file_section(path: Path, section: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    known = {name for name, _ in _SECTIONS.values()}
+    unknown = sorted(set(document) - known)
+    if unknown:
+        raise ConfigError(f"{path}: unknown section [{unknown[0]}]; expected one of {sorted(known)}")
+    values = document.get(section, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: {section} must be a table")
+    return values
+
+
+def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _is_tuple(kind: type, key: str) -> bool:
+    hint = typing.get_type_hints(kind).get(key)
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return any(typing.get_origin(option) is tuple for option in options)

@@ -1,0 +1,1 @@
+"""The control plane of a fleet of nodes (not built yet)."""

@@ -1,0 +1,1 @@
+"""The datacenter tier on Ray Serve; the only package that imports Ray."""

@@ -1,0 +1,186 @@
+"""Every error HawkVision raises on purpose, with the stable code that callers may match on.
+
+    HawkVisionError
+    ├── RequestError            the caller can mend it; each carries an HTTP status hint
+    │   ├── BadImage            400 bad_image          the bytes are no picture we can decode
+    │   ├── BadField            400 bad_field          an unknown, malformed or contradictory field
+    │   ├── Unauthorized        401 unauthorized       missing or wrong key
+    │   ├── NotFound            404 not_found          no such path or task
+    │   ├── MethodNotAllowed    405 method_not_allowed
+    │   ├── TooLarge            413 too_large          too many bytes or too many pixels
+    │   ├── UnsupportedMedia    415 unsupported_media  a format we do not read
+    │   └── TargetUnreachable   422 target_unreachable the ladder cannot promise that much
+    ├── ServiceError            the caller may try again
+    │   ├── Overloaded          429 overloaded         a bounded queue is full; carries retry_after_s
+    │   ├── InternalError       500 internal           our fault; the log has the details
+    │   ├── NotReady            503 not_ready          still loading, or draining
+    │   └── DeadlineMissed      504 deadline_missed    only with on_miss=fail
+    ├── ConfigError             a setting is unknown, malformed or contradictory
+    ├── ManifestError           a manifest or profile breaks its schema
+    ├── ArtifactError           a model file is missing, corrupt or of another build
+    ├── BackendError            a backend cannot load or run a model
+    └── EscalationFailed        the datacenter tier did not answer; never shown to callers as an error
+
+The status is a hint for the doors (HTTP, gRPC); nothing here knows about any protocol.
+Every error survives pickling, because Ray carries them between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HawkVisionError(Exception):
+    """The root: a sentence saying what happened, what was expected and where."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def body(self) -> dict[str, Any]:
+        """The documented error body, the same at every door."""
+        return {"error": self.message, "code": self.code}
+
+
+class RequestError(HawkVisionError):
+    """The request cannot be answered as it stands."""
+
+    status = 400
+
+
+class BadImage(RequestError):
+    """The body is not a picture that can be decoded."""
+
+    code = "bad_image"
+
+
+class BadField(RequestError):
+    """A field is unknown, malformed, given twice or contradicts another."""
+
+    code = "bad_field"
+
+
+class Unauthorized(RequestError):
+    """The key is missing or wrong."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class NotFound(RequestError):
+    """No such path, or no such task on this node."""
+
+    code = "not_found"
+    status = 404
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, but not for this method."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class TooLarge(RequestError):
+    """The body or the picture exceeds a limit."""
+
+    code = "too_large"
+    status = 413
+
+
+class UnsupportedMedia(RequestError):
+    """The body is of a kind that is not read here."""
+
+    code = "unsupported_media"
+    status = 415
+
+
+class TargetUnreachable(RequestError):
+    """The ladder cannot reach the target; `maximum` says what it can."""
+
+    code = "target_unreachable"
+    status = 422
+
+    def __init__(self, message: str, maximum: float) -> None:
+        super().__init__(message)
+        self.maximum = maximum
+
+    def __reduce__(self) -> tuple[type[TargetUnreachable], tuple[str, float]]:
+        return type(self), (self.message, self.maximum)
+
+    def body(self) -> dict[str, Any]:
+        """The error body with the largest attainable value of the field that was asked for."""
+        return {**super().body(), "maximum": self.maximum}
+
+
+class ServiceError(HawkVisionError):
+    """The service cannot answer now."""
+
+    status = 503
+
+
+class Overloaded(ServiceError):
+    """A bounded queue is full. Shedding is an answer: try again after `retry_after_s`."""
+
+    code = "overloaded"
+    status = 429
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[type[Overloaded], tuple[str, float]]:
+        return type(self), (self.message, self.retry_after_s)
+
+
+class InternalError(ServiceError):
+    """A defect of ours, counted and logged where it was caught."""
+
+    code = "internal"
+    status = 500
+
+
+class NotReady(ServiceError):
+    """Models are still loading, or the node is draining."""
+
+    code = "not_ready"
+
+
+class DeadlineMissed(ServiceError):
+    """The deadline passed and the caller asked to be told so (`on_miss=fail`)."""
+
+    code = "deadline_missed"
+    status = 504
+
+
+class ConfigError(HawkVisionError):
+    """A setting is unknown, malformed or contradictory."""
+
+    code = "bad_config"
+
+
+class ManifestError(HawkVisionError):
+    """A manifest, profile or certificate breaks its schema."""
+
+    code = "bad_manifest"
+
+
+class ArtifactError(HawkVisionError):
+    """A model file is missing, corrupt or of another build."""
+
+    code = "bad_artifact"
+
+
+class BackendError(HawkVisionError):
+    """A backend cannot load or run a model."""
+
+    code = "bad_backend"
+
+
+class EscalationFailed(HawkVisionError):
+    """The datacenter tier did not answer; the edge answers `degraded` instead."""
+
+    code = "escalation_failed"

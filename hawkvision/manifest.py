@@ -1,0 +1,209 @@
+"""The zoo's manifests: what each variant of a task is, read from TOML into frozen values.
+
+A manifest states facts about models (where their weights come from, what they take in, how right they were measured
+to be) and the default ladder. Which machine runs what is deployment, and lives in `hawkvision.config`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.errors import ManifestError, NotFound
+
+Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
+Precision: TypeAlias = Literal["fp32", "int8"]
+Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Unknown keys are errors everywhere."""
+
+
+class InputSpec(_Strict):
+    """What a variant takes in: uint8 RGB of (n, height, width, 3), `mean` and `std` on the 0..255 scale.
+
+    The picture is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
+    Normalisation is folded into the graph; `mean` and `std` are kept for the builder and for other runtimes.
+    """
+
+    height: Annotated[int, Meta(ge=8, le=4096)]
+    width: Annotated[int, Meta(ge=8, le=4096)]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: Interpolation = "bilinear"
+    crop_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    channel_order: Literal["rgb", "bgr"] = "rgb"
+
+
+class WeightSource(_Strict):
+    """A weight file inside a pinned package of the Python registry."""
+
+    package: str
+    version: str
+    member: str
+    sha256: Sha256
+    reader: Literal["torch", "numpy_pickle"] = "torch"
+
+
+class MeasuredAccuracy(_Strict):
+    """Top-1 accuracy on labelled pictures, with its exact (Clopper-Pearson) 95 % interval."""
+
+    value: Fraction
+    n: Annotated[int, Meta(ge=1)]
+    low: Fraction
+    high: Fraction
+    data_sha256: Sha256
+
+
+class Variant(_Strict):
+    """One runnable model: weights, precision and input size."""
+
+    name: Name
+    architecture: Name
+    precision: Precision
+    license: str
+    source: WeightSource
+    input: InputSpec
+    sha256: Sha256 | None = None
+    bytes: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    accuracy: MeasuredAccuracy | None = None
+
+
+class Committee(_Strict):
+    """Several variants whose temperature-scaled probabilities are averaged, over the picture and its mirror image."""
+
+    name: Name
+    members: Annotated[tuple[Name, ...], Meta(min_length=2)]
+    horizontal_flip: bool = False
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    accuracy: MeasuredAccuracy | None = None
+
+
+class Ladder(_Strict):
+    """The rungs from cheapest to best, by where they usually run. The last of `dc` is the best."""
+
+    edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    dc: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    default_edge: Name
+
+
+class Manifest(_Strict):
+    """All that is known of a task's models."""
+
+    format: Literal[1]
+    task: Name
+    labels: str
+    classes: Annotated[int, Meta(ge=2)]
+    ladder: Ladder
+    variants: tuple[Variant, ...]
+    committees: tuple[Committee, ...] = ()
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.
+
+        Raises:
+            ManifestError: if there is none.
+        """
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        known = ", ".join(v.name for v in self.variants)
+        raise ManifestError(f"task {self.task!r} has no variant {name!r}; it has {known}")
+
+    def committee(self, name: str) -> Committee | None:
+        """The committee of that name, or None."""
+        return next((c for c in self.committees if c.name == name), None)
+
+    @property
+    def best(self) -> str:
+        """The ladder's best rung."""
+        return self.ladder.dc[-1]
+
+    def members(self, rung: str) -> tuple[Variant, ...]:
+        """The variants that a rung runs: a committee's members, or the variant itself."""
+        committee = self.committee(rung)
+        return tuple(self.variant(m) for m in (committee.members if committee else (rung,)))
+
+
+def parse_manifest(text: str, where: str) -> Manifest:
+    """Read a manifest from TOML text; `where` names it in errors.
+
+    Raises:
+        ManifestError: naming the key, what was expected and what was found.
+    """
+    try:
+        manifest = msgspec.convert(tomllib.loads(text), Manifest)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ManifestError(f"{where}: {error}") from None
+    names = [v.name for v in manifest.variants] + [c.name for c in manifest.committees]
+    if len(set(names)) != len(names):
+        raise ManifestError(f"{where}: variants and committees must have distinct names, got {sorted(names)}")
+    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
+        if rung not in names:
+            raise ManifestError(f"{where}: ladder names {rung!r}, which is neither a variant nor a committee")
+    for committee in manifest.committees:
+        for member in committee.members:
+            manifest.variant(member)
+    if manifest.ladder.default_edge not in manifest.ladder.edge:
+        raise ManifestError(f"{where}: ladder.default_edge {manifest.ladder.default_edge!r} is not in ladder.edge")
+    return manifest
+
+
+def models_dir(override: Path | None = None) -> Path:
+    """Where the manifests lie: `override`, else the checkout's `models/`, else the copy inside the wheel."""
+    if override is not None:
+        return override
+    package = Path(__file__).resolve().parent
+    checkout = package.parent / "models"
+    return checkout if checkout.is_dir() else package / "_models"
+
+
+def cache_dir(override: Path | None = None) -> Path:
+    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`."""
+    if override is not None:
+        return override
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "hawkvision"
+
+
+def load_manifest(task: str, models: Path) -> Manifest:
+    """Read `models/<task>/manifest.toml`.
+
+    Raises:
+        NotFound: if the task has no manifest there; the message lists those that have.
+        ManifestError: if the file breaks the schema.
+    """
+    path = models / task / "manifest.toml"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
+        raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
+    return parse_manifest(path.read_text(encoding="utf-8"), where=str(path))
+
+
+def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
+    """The class names in index order, one a line in `models/<task>/<labels>`.
+
+    Raises:
+        ManifestError: if the file is missing or its length is not `manifest.classes`.
+    """
+    path = models / manifest.task / manifest.labels
+    if not path.is_file():
+        raise ManifestError(f"{path}: label file of task {manifest.task!r} is missing")
+    labels = tuple(path.read_text(encoding="utf-8").splitlines())
+    if len(labels) != manifest.classes:
+        raise ManifestError(f"{path}: expected {manifest.classes} lines, one per class, found {len(labels)}")
+    return labels
+
+
+def artifact_path(cache: Path, task: str, variant: str) -> Path:
+    """Where the built ONNX file of a variant lies."""
+    return cache / "models" / task / f"{variant}.onnx"

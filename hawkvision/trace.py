@@ -1,0 +1,46 @@
+"""W3C trace context: the `traceparent` that follows a request from caller to edge to datacenter.
+
+Source: W3C Recommendation "Trace Context", level 1, §3.2. A malformed header is ignored and a new trace started, as
+§4.3 asks, for a caller's tracing must never fail its request.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+_TRACEPARENT = re.compile(r"^(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """One span's place in a trace: ids as lower-case hex, flags as the header's last byte."""
+
+    trace_id: str
+    span_id: str
+    flags: str = "01"
+
+    def header(self) -> str:
+        """The value of `traceparent`."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+    def child(self) -> TraceContext:
+        """A new span in the same trace."""
+        return TraceContext(self.trace_id, secrets.token_hex(8), self.flags)
+
+
+def parse_traceparent(header: str | None) -> TraceContext | None:
+    """The caller's context, or None if the header is absent or malformed."""
+    match = _TRACEPARENT.match(header.strip()) if header else None
+    if match is None:
+        return None
+    trace_id, span_id, flags = match.groups()
+    if trace_id == "0" * 32 or span_id == "0" * 16:
+        return None
+    return TraceContext(trace_id, span_id, flags)
+
+
+def start_trace() -> TraceContext:
+    """A new trace with random ids."""
+    return TraceContext(secrets.token_hex(16), secrets.token_hex(8))

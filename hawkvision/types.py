@@ -1,0 +1,225 @@
+"""The words of HawkVision as values: what a request asks, what an answer says.
+
+Only data lives here, all of it immutable; every module speaks in these terms. Times are milliseconds where the
+name ends in `_ms`, seconds where it ends in `_s`; accuracies and confidences are fractions in 0..1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pixels: TypeAlias = NDArray[np.uint8]
+"""Pictures as (height, width, 3) or batches as (n, height, width, 3), RGB, 0..255."""
+
+Logits: TypeAlias = NDArray[np.float32]
+"""(n, classes), before softmax and temperature."""
+
+
+class Quality(StrEnum):
+    """The coarse target classes, for callers who do not want to choose a number."""
+
+    FAST = "fast"
+    BALANCED = "balanced"
+    BEST = "best"
+
+
+class OnMiss(StrEnum):
+    """What to do when the deadline would pass before the target is met."""
+
+    DEGRADE = "degrade"
+    WAIT = "wait"
+    FAIL = "fail"
+
+
+class Tier(StrEnum):
+    """Where an answer came from."""
+
+    EDGE = "edge"
+    DC = "dc"
+    CACHE = "cache"
+
+
+class Reason(StrEnum):
+    """Why a request was escalated."""
+
+    LOW_CONFIDENCE = "low_confidence"
+    AUDIT = "audit"
+    TARGET = "target"
+    EDGE_BUSY = "edge_busy"
+
+
+class PromiseStatus(StrEnum):
+    """Whether the accuracy target is kept by certificate, tried for, or known to be broken."""
+
+    HELD = "held"
+    BEST_EFFORT = "best_effort"
+    VOID = "void"
+
+
+class Basis(StrEnum):
+    """What a promise rests on: labelled pictures, agreement between tiers, or only measured averages."""
+
+    LABELLED = "labelled"
+    AGREEMENT = "agreement"
+    PROFILE = "profile"
+
+
+@dataclass(frozen=True, slots=True)
+class MinAccuracy:
+    """At least this share of answers right, over traffic like that of the profile."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaxAccuracyDrop:
+    """At most this many answers fewer right, as a fraction, than the ladder's best rung would get."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class MinConfidence:
+    """Escalate unless this very answer is right with at least this calibrated probability."""
+
+    value: float
+
+
+Target: TypeAlias = MinAccuracy | MaxAccuracyDrop | MinConfidence | Quality
+
+
+def target_fields(target: Target) -> dict[str, float | str]:
+    """The target as the field a caller would write, e.g. `{"max_accuracy_drop": 0.02}`."""
+    match target:
+        case MinAccuracy(value):
+            return {"min_accuracy": value}
+        case MaxAccuracyDrop(value):
+            return {"max_accuracy_drop": value}
+        case MinConfidence(value):
+            return {"min_confidence": value}
+        case Quality():
+            return {"quality": target.value}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyRequest:
+    """What a caller asks of one picture, apart from the picture itself."""
+
+    task: str | None = None
+    target: Target = Quality.BALANCED
+    deadline_ms: float | None = None
+    on_miss: OnMiss = OnMiss.DEGRADE
+    stream: str | None = None
+    top_k: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One class with its calibrated probability."""
+
+    label: str
+    index: int
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyPromise:
+    """What is promised about the stream of answers to this target, and on what ground.
+
+    `max_drop` is the certified bound on the drop below the ladder's best rung; `delta` the probability that the
+    certificate is wrong; `n` the number of pictures behind it. All three are None where nothing was certified.
+    """
+
+    target: Target
+    status: PromiseStatus
+    basis: Basis
+    max_drop: float | None = None
+    delta: float | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time went, in milliseconds. `uplink` is the datacenter round trip less `dc`; zero if unused."""
+
+    decode: float = 0.0
+    queue: float = 0.0
+    infer: float = 0.0
+    uplink: float = 0.0
+    dc: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One classified picture; `top_k[0]` is the answer itself."""
+
+    id: str
+    task: str
+    top_k: tuple[Prediction, ...]
+    model: str
+    tier: Tier
+    accuracy: AccuracyPromise
+    escalated: bool = False
+    reason: Reason | None = None
+    degraded: bool = False
+    received_fraction: float = 1.0
+    deadline_met: bool | None = None
+    timing_ms: Timing = field(default_factory=Timing)
+
+    @property
+    def label(self) -> str:
+        """The most probable class's name."""
+        return self.top_k[0].label
+
+    @property
+    def index(self) -> int:
+        """The most probable class's number."""
+        return self.top_k[0].index
+
+    @property
+    def confidence(self) -> float:
+        """The calibrated probability that `label` is right."""
+        return self.top_k[0].confidence
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as the JSON object of DESIGN §3; `Client` reads it back with `answer_from_json`."""
+        best, promise, timing = self.top_k[0], self.accuracy, self.timing_ms
+        return {
+            "id": self.id,
+            "task": self.task,
+            "label": best.label,
+            "index": best.index,
+            "confidence": round(best.confidence, 6),
+            "top_k": [
+                {"label": p.label, "index": p.index, "confidence": round(p.confidence, 6)} for p in self.top_k
+            ],
+            "model": self.model,
+            "tier": self.tier.value,
+            "escalated": self.escalated,
+            "reason": self.reason.value if self.reason else None,
+            "degraded": self.degraded,
+            "received_fraction": self.received_fraction,
+            "accuracy": {
+                "target": target_fields(promise.target),
+                "max_drop": promise.max_drop,
+                "status": promise.status.value,
+                "basis": promise.basis.value,
+                "delta": promise.delta,
+                "n": promise.n,
+            },
+            "deadline_met": self.deadline_met,
+            "timing_ms": {
+                "decode": round(timing.decode, 3),
+                "queue": round(timing.queue, 3),
+                "infer": round(timing.infer, 3),
+                "uplink": round(timing.uplink, 3),
+                "dc": round(timing.dc, 3),
+                "total": round(timing.total, 3),
+            },
+        }

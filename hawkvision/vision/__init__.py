@@ -1,0 +1,1 @@
+"""Pictures and the models that look at them: decoding, resizing, and the backends that run a variant."""

@@ -1,0 +1,1 @@
+"""The load generator: a black-box tester of deployments (not built yet)."""
