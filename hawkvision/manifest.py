@@ -27,7 +27,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Unknown keys are errors everywhere."""
 
 
-class InputSpec(_Strict):
+class InputSpec(_Strict, frozen=True):
     """What a variant takes in: uint8 RGB of (n, height, width, 3), `mean` and `std` on the 0..255 scale.
 
     The picture is scaled so that its centred square, `crop_fraction` of the shorter side, covers the input.
@@ -43,7 +43,7 @@ class InputSpec(_Strict):
     channel_order: Literal["rgb", "bgr"] = "rgb"
 
 
-class WeightSource(_Strict):
+class WeightSource(_Strict, frozen=True):
     """A weight file inside a pinned package of the Python registry."""
 
     package: str
@@ -53,7 +53,7 @@ class WeightSource(_Strict):
     reader: Literal["torch", "numpy_pickle"] = "torch"
 
 
-class MeasuredAccuracy(_Strict):
+class MeasuredAccuracy(_Strict, frozen=True):
     """Top-1 accuracy on labelled pictures, with its exact (Clopper-Pearson) 95 % interval."""
 
     value: Fraction
@@ -63,7 +63,7 @@ class MeasuredAccuracy(_Strict):
     data_sha256: Sha256
 
 
-class Variant(_Strict):
+class Variant(_Strict, frozen=True):
     """One runnable model: weights, precision and input size."""
 
     name: Name
@@ -78,7 +78,7 @@ class Variant(_Strict):
     accuracy: MeasuredAccuracy | None = None
 
 
-class Committee(_Strict):
+class Committee(_Strict, frozen=True):
     """Several variants whose temperature-scaled probabilities are averaged, over the picture and its mirror image."""
 
     name: Name
@@ -88,7 +88,7 @@ class Committee(_Strict):
     accuracy: MeasuredAccuracy | None = None
 
 
-class Ladder(_Strict):
+class Ladder(_Strict, frozen=True):
     """The rungs from cheapest to best, by where they usually run. The last of `dc` is the best."""
 
     edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
@@ -96,7 +96,7 @@ class Ladder(_Strict):
     default_edge: Name
 
 
-class Manifest(_Strict):
+class Manifest(_Strict, frozen=True):
     """All that is known of a task's models."""
 
     format: Literal[1]

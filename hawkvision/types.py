@@ -196,9 +196,7 @@ class Answer:
             "label": best.label,
             "index": best.index,
             "confidence": round(best.confidence, 6),
-            "top_k": [
-                {"label": p.label, "index": p.index, "confidence": round(p.confidence, 6)} for p in self.top_k
-            ],
+            "top_k": [{"label": p.label, "index": p.index, "confidence": round(p.confidence, 6)} for p in self.top_k],
             "model": self.model,
             "tier": self.tier.value,
             "escalated": self.escalated,

@@ -1,0 +1,67 @@
+"""Profiles as files, and how data is split to make them."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.cascade.profile import dump_profile, load_profile, split_indices, threshold_value
+from hawkvision.errors import ManifestError
+from tests.hawkvision.cascade.synthetic import make_profile
+
+
+def test_profile_survives_the_file(tmp_path: Path) -> None:
+    profile = make_profile()
+    path = tmp_path / "profile.json"
+    path.write_bytes(dump_profile(profile))
+    assert load_profile(path) == profile
+
+
+def test_same_seed_gives_the_same_bytes() -> None:
+    assert dump_profile(make_profile(seed=3)) == dump_profile(make_profile(seed=3))
+
+
+def test_missing_file_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="hawkvision calibrate"):
+        load_profile(tmp_path / "none.json")
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_by_name(data: bytes) -> None:
+    path = Path("/tmp") / f"hawkvision-profile-{abs(hash(data))}.json"
+    path.write_bytes(data)
+    try:
+        with pytest.raises(ManifestError, match=path.name):
+            load_profile(path)
+    finally:
+        path.unlink()
+
+
+def test_unknown_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(dump_profile(make_profile()).replace(b'"format": 1,', b'"format": 1, "fromat": 2,', 1))
+    with pytest.raises(ManifestError, match="fromat"):
+        load_profile(path)
+
+
+def test_words_stand_for_infinite_thresholds() -> None:
+    assert threshold_value("always") == math.inf
+    assert threshold_value("never") == -math.inf
+    assert threshold_value(0.25) == 0.25
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=3, max_size=300), st.integers(0, 2**32 - 1))
+def test_splits_are_disjoint_and_cover_everything(groups: list[str], seed: int) -> None:
+    split = split_indices(np.array(groups), seed)
+    together = np.concatenate([split.profile, split.certify, split.held_out])
+    assert sorted(together.tolist()) == list(range(len(groups)))
+
+
+def test_splits_keep_the_mixture_of_sources() -> None:
+    groups = np.array(["a"] * 600 + ["b"] * 400)
+    split = split_indices(groups, seed=1)
+    assert (groups[split.certify] == "a").mean() == pytest.approx(0.6)
+    assert len(split.profile) == 200
