@@ -1,0 +1,84 @@
+"""What a tier serves: the rungs of one task, worked out from the manifest and the settings, without starting anything.
+
+The committee is no model of its own: a request for it becomes one request to each member's deployment, so members are
+loaded once, shared with the rungs of their own names, and scale apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hawkvision.config import DatacenterConfig
+from hawkvision.errors import ConfigError, ManifestError
+from hawkvision.hop import Rung, RungMember, Rungs
+from hawkvision.manifest import Manifest, Variant, load_manifest, models_dir
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRung:
+    """How a rung is answered: by these members, over the mirror image too if `mirrored`, then `temperature`."""
+
+    name: str
+    members: tuple[str, ...]
+    mirrored: bool = False
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The rungs from cheapest to best and the variants, each once, that they run on."""
+
+    task: str
+    classes: int
+    rungs: tuple[ServedRung, ...]
+    variants: tuple[Variant, ...]
+    has_artifacts: bool
+
+    @property
+    def best(self) -> ServedRung:
+        """The rung that answers when the caller names none."""
+        return self.rungs[-1]
+
+    def rung(self, name: str) -> ServedRung | None:
+        """The rung of that name, or None."""
+        return next((r for r in self.rungs if r.name == name), None)
+
+    def listing(self) -> Rungs:
+        """The reply to `GET /v1/rungs`."""
+        hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
+        rungs = tuple(Rung(r.name, tuple(RungMember(m, hashes[m]) for m in r.members)) for r in self.rungs)
+        return Rungs(self.task, self.best.name, rungs)
+
+
+def load_catalog(config: DatacenterConfig) -> Catalog:
+    """The catalog of `config.task`.
+
+    Raises:
+        NotFound: if the task has no manifest.
+        ConfigError: if `variants` names something that the manifest does not know.
+    """
+    return catalog_of(load_manifest(config.task, models_dir(config.models_dir)), config)
+
+
+def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
+    """The rungs that `config.variants` asks for (empty: the manifest's `ladder.dc`), best last.
+
+    Raises:
+        ConfigError: if a name is neither a variant nor a committee, or stands twice.
+    """
+    names = config.variants or manifest.ladder.dc
+    if len(set(names)) != len(names):
+        raise ConfigError(f"dc.variants: every rung once, got {', '.join(names)}")
+    rungs: list[ServedRung] = []
+    variants: dict[str, Variant] = {}
+    for name in names:
+        committee = manifest.committee(name)
+        try:
+            members = manifest.members(name)
+        except ManifestError as error:
+            raise ConfigError(f"dc.variants: {error}") from None
+        flip = committee is not None and committee.horizontal_flip
+        temperature = committee.temperature if committee is not None else 1.0
+        rungs.append(ServedRung(name, tuple(m.name for m in members), flip, temperature))
+        variants |= {m.name: m for m in members}
+    return Catalog(manifest.task, manifest.classes, tuple(rungs), tuple(variants.values()), config.backend != "noop")

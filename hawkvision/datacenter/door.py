@@ -1,0 +1,236 @@
+"""The datacenter's HTTP door: a request in, a reply out, whoever owns the socket.
+
+`Door.respond` is given Starlette's `Request` and returns its `Response`. On one machine uvicorn calls it through
+`Door.asgi`; in a cluster Ray Serve's ingress deployment calls it. The wire is described in `hawkvision.hop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from hawkvision.datacenter.catalog import Catalog, ServedRung
+from hawkvision.datacenter.committee import average, top_k
+from hawkvision.datacenter.replica import VariantAnswer
+from hawkvision.errors import (
+    DeadlineMissed,
+    HawkVisionError,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMedia,
+)
+from hawkvision.hop import (
+    INFER_PATH,
+    RUNGS_PATH,
+    TRACE_HEADER,
+    HopReply,
+    HopRequest,
+    HopTiming,
+    parse_hop_headers,
+)
+from hawkvision.trace import parse_traceparent, start_trace
+
+log = logging.getLogger(__name__)
+
+NEVER = math.inf
+
+
+class Variants(Protocol):
+    """The way to the variants' replicas."""
+
+    async def classify(self, variant: str, picture: bytes, mirrored: bool, expires_at: float) -> VariantAnswer:
+        """One variant's answer; `expires_at` is `time.time()`'s. Cancelling cancels the work.
+
+        Raises:
+            RequestError: for a picture that cannot be read.
+            Overloaded, DeadlineMissed, NotReady: as their names say.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    """What a caller may send: bytes of one body, requests inside the tier at once, and the key that is asked for."""
+
+    max_body_bytes: int
+    max_in_flight: int
+    api_key: str | None
+
+
+class Door:
+    """Parses, checks, sends to the rung's members and answers. Not ready until `variants` is set."""
+
+    def __init__(self, catalog: Catalog, limits: DoorLimits, on_reply: Callable[[str, int], None]) -> None:
+        self.catalog = catalog
+        self.variants: Variants | None = None
+        self._limits = limits
+        self._on_reply = on_reply
+        self._in_flight = 0
+
+    async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The door as an ASGI application for HTTP; uvicorn is told to send nothing else."""
+        response = await self.respond(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def respond(self, request: Request) -> Response:
+        """The reply to one request; errors become their documented bodies and statuses."""
+        trace = parse_traceparent(request.headers.get(TRACE_HEADER))
+        span = trace.child() if trace else start_trace()
+        try:
+            response = await self._route(request)
+        except HawkVisionError as error:
+            response = _error(error)
+        except ClientDisconnect:
+            response = Response(status_code=499)  # nobody reads it; nginx's number, for the metrics
+        except Exception:  # process boundary: one request's defect must not reach the next
+            log.exception("trace %s: unexpected failure", span.trace_id)
+            response = _error(InternalError("internal error; the datacenter's log has the details"))
+        response.headers[TRACE_HEADER] = span.header()
+        self._on_reply(request.url.path if request.url.path in _PATHS else "other", response.status_code)
+        return response
+
+    async def _route(self, request: Request) -> Response:
+        path, method = request.url.path, request.method
+        wanted = _PATHS.get(path)
+        if wanted is None:
+            raise NotFound(f"no path {path[:80]!r}; the datacenter tier answers {', '.join(_PATHS)}")
+        if method != wanted:
+            raise MethodNotAllowed(f"{path} takes {wanted}, not {method}")
+        if path == "/healthz":
+            return Response(b"ok", media_type="text/plain")
+        if path == "/readyz":
+            self._ready_variants()
+            return Response(b"ready", media_type="text/plain")
+        self._authorize(request.headers.get("authorization"))
+        if path == RUNGS_PATH:
+            return _json(self.catalog.listing())
+        return _json(await self._infer(request))
+
+    def _authorize(self, header: str | None) -> None:
+        key = self._limits.api_key
+        if key is not None and not hmac.compare_digest((header or "").encode(), f"Bearer {key}".encode()):
+            raise Unauthorized("missing or wrong key; expected the header Authorization: Bearer KEY")
+
+    def _ready_variants(self) -> Variants:
+        if self.variants is None:
+            raise NotReady("the datacenter tier is still loading its models, or draining")
+        return self.variants
+
+    async def _infer(self, request: Request) -> HopReply:
+        started = time.perf_counter()
+        asked = parse_hop_headers(request.headers)
+        rung = self._rung(asked)
+        variants = self._ready_variants()
+        expires_at = NEVER if asked.deadline_ms is None else time.time() + asked.deadline_ms / 1e3
+        if asked.deadline_ms is not None and asked.deadline_ms <= 0.0:
+            raise DeadlineMissed(f"the deadline had passed by {-asked.deadline_ms:g} ms when the request came")
+        if self._in_flight >= self._limits.max_in_flight:
+            raise Overloaded(f"{self._in_flight} requests are already inside the tier", retry_after_s=1.0)
+        self._in_flight += 1
+        try:
+            async with asyncio.timeout(None if asked.deadline_ms is None else asked.deadline_ms / 1e3):
+                picture = await self._body(request)
+                answers = await _unless_gone(request, _ask(variants, rung, picture, expires_at))
+        except TimeoutError:
+            raise DeadlineMissed(f"no answer within the {asked.deadline_ms:g} ms that were left") from None
+        finally:
+            self._in_flight -= 1
+        row = average([a.probabilities for a in answers], rung.temperature)
+        timing = HopTiming(
+            decode=round(max(a.decode_ms for a in answers), 3),
+            queue=round(max(a.queue_ms for a in answers), 3),
+            infer=round(max(a.infer_ms for a in answers), 3),
+            total=round((time.perf_counter() - started) * 1e3, 3),
+        )
+        return HopReply(top_k(row, asked.top_k), rung.name, timing, max(a.batch_size for a in answers))
+
+    def _rung(self, asked: HopRequest) -> ServedRung:
+        if asked.task not in (None, self.catalog.task):
+            raise NotFound(f"no task {asked.task!r} here; this tier serves {self.catalog.task!r}")
+        rung = self.catalog.best if asked.variant is None else self.catalog.rung(asked.variant)
+        if rung is None:
+            known = ", ".join(r.name for r in self.catalog.rungs)
+            raise NotFound(f"task {self.catalog.task!r} has no rung {asked.variant!r} here; it has {known}")
+        return rung
+
+    async def _body(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in ("", "application/octet-stream") and not kind.startswith("image/"):
+            raise UnsupportedMedia(f"Content-Type {kind[:60]!r}: expected image/* or application/octet-stream")
+        limit = self._limits.max_body_bytes
+        stated = request.headers.get("content-length", "")
+        if stated.isdigit() and int(stated) > limit:
+            raise TooLarge(f"the body has {stated} bytes; at most {limit} are read")
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise TooLarge(f"the body has more than the {limit} bytes that are read")
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+_PATHS = {INFER_PATH: "POST", RUNGS_PATH: "GET", "/healthz": "GET", "/readyz": "GET"}
+
+
+async def _ask(variants: Variants, rung: ServedRung, picture: bytes, expires_at: float) -> list[VariantAnswer]:
+    """Every member's answer; the first failure cancels the others, whose work would be wasted."""
+    tasks = [
+        asyncio.ensure_future(variants.classify(member, picture, rung.mirrored, expires_at)) for member in rung.members
+    ]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _unless_gone(request: Request, work: Awaitable[list[VariantAnswer]]) -> list[VariantAnswer]:
+    """The work's result, or its cancellation as soon as the caller hangs up."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _error(error: HawkVisionError) -> Response:
+    response = Response(msgspec.json.encode(error.body()), error.status, media_type="application/json")
+    if isinstance(error, Overloaded):
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+    elif isinstance(error, NotReady):
+        response.headers["Retry-After"] = "1"
+    elif isinstance(error, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

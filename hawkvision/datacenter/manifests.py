@@ -1,0 +1,126 @@
+"""Deployment files for a cluster: Serve's config for `serve deploy`, and a `RayService` for KubeRay.
+
+Both name `hawkvision.datacenter.app:build`, which Serve imports on the cluster, so the image must hold
+`hawkvision[datacenter]` and, under `cache_dir`, the model files. The API key is in neither file: the builder reads
+`HAWKVISION_DC_API_KEY` from its node's environment, which KubeRay fills from the Secret named below.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import yaml
+
+from hawkvision.config import DatacenterConfig, is_loopback
+from hawkvision.datacenter.catalog import load_catalog
+from hawkvision.datacenter.run import TUNING
+from hawkvision.errors import ConfigError
+
+SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
+_BUILDER = "hawkvision.datacenter.app:build"
+# Placement on the builder's side; `address` and `port` are `serve deploy`'s and Serve's own business.
+_NOT_ARGS = {"api_key", "address", "port", "grpc_port"}
+_HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
+
+
+def serve_config(config: DatacenterConfig) -> str:
+    """The YAML for `serve deploy FILE`.
+
+    Raises:
+        ConfigError: if the rungs are unknown.
+    """
+    return _yaml(_serve_document(config))
+
+
+def rayservice(config: DatacenterConfig, image: str) -> str:
+    """The YAML of a KubeRay `RayService` (`ray.io/v1`) of which every pod runs `image`.
+
+    KubeRay scales workers between as many as `min_replicas` and `max_replicas` of every variant need. Its Service
+    `hawkvision-dc-serve-svc` listens on port 8000.
+
+    Raises:
+        ConfigError: if the rungs are unknown, or if `host` is loopback, which no other pod could reach.
+    """
+    if is_loopback(config.host):
+        raise ConfigError(f"dc.host = {config.host!r}: pods reach one another over the network; set 0.0.0.0")
+    variants = len(load_catalog(config).variants)
+    per_worker = _resources(config, variants)
+    serve = _serve_document(msgspec.structs.replace(config, port=8000))
+    worker_group = {
+        "groupName": "replicas",
+        "replicas": max(config.min_replicas, 1),
+        "minReplicas": config.min_replicas,
+        "maxReplicas": config.max_replicas,
+        "rayStartParams": {},
+        "template": _pod("ray-worker", image, per_worker, ports={}),
+    }
+    head = {
+        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # noqa: S104  KubeRay's probes ask it
+        "template": _pod("ray-head", image, {"cpu": "2", "memory": "4Gi"}, {**_HEAD_PORTS, "serve": 8000}),
+    }
+    return _yaml(
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayService",
+            "metadata": {"name": "hawkvision-dc"},
+            "spec": {
+                "serveConfigV2": _yaml(serve),
+                "rayClusterConfig": {
+                    "enableInTreeAutoscaling": config.min_replicas != config.max_replicas,
+                    "headGroupSpec": head,
+                    "workerGroupSpecs": [worker_group],
+                },
+            },
+        }
+    )
+
+
+def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
+    load_catalog(config)  # the rungs exist, or the cluster would only find out while starting
+    defaults = msgspec.to_builtins(DatacenterConfig(), enc_hook=str)
+    chosen = msgspec.to_builtins(config, enc_hook=str)
+    args = {k: v for k, v in chosen.items() if v != defaults[k] and k not in _NOT_ARGS}
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": config.host, "port": config.port},
+        "applications": [
+            {
+                "name": "hawkvision",
+                "route_prefix": "/",
+                "import_path": _BUILDER,
+                "args": args,
+            }
+        ],
+    }
+
+
+def _resources(config: DatacenterConfig, variants: int) -> dict[str, str]:
+    """One worker pod holds one replica of every variant; each model uses one thread, so one core."""
+    resources = {"cpu": str(max(1, math.ceil(variants * max(config.num_cpus, 1.0)))), "memory": "4Gi"}
+    if config.num_gpus > 0:
+        resources["nvidia.com/gpu"] = str(math.ceil(variants * config.num_gpus))
+    return resources
+
+
+def _pod(name: str, image: str, resources: dict[str, str], ports: dict[str, int]) -> dict[str, Any]:
+    # In a pod, unlike on a shared machine, HAProxy's listening on every interface is what is wanted.
+    tuning = {**TUNING, "RAY_SERVE_ENABLE_HA_PROXY": "1"}
+    key = {"secretKeyRef": {"name": SECRET, "key": "api-key"}}
+    environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in tuning.items()]
+    environment.append({"name": "HAWKVISION_DC_API_KEY", "valueFrom": key})
+    container: dict[str, Any] = {
+        "name": name,
+        "image": image,
+        "env": environment,
+        "resources": {"requests": resources, "limits": resources},
+    }
+    if ports:
+        container["ports"] = [{"containerPort": port, "name": label} for label, port in ports.items()]
+    return {"spec": {"containers": [container]}}
+
+
+def _yaml(document: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(document, sort_keys=False)
+    return text
