@@ -78,7 +78,8 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Ray's reservation per replica, a placement hint; models use one thread each."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
     max_batch_size: Count = 8
-    batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 2.0
+    batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
+    """How long a free model waits for company. Batches form by themselves while it is busy, so 0 costs nothing."""
     max_ongoing_requests: Count = 32
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
@@ -159,9 +160,16 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
     try:
-        return msgspec.convert(values, kind, strict=False)
+        return msgspec.convert(values, kind, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _path(kind: type, value: object) -> Path:
+    """Paths, the one type among the settings that msgspec does not read by itself."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise msgspec.ValidationError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
 
 
 def _is_tuple(kind: type, key: str) -> bool:
