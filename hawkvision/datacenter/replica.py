@@ -20,11 +20,11 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.batching import Batched, Batcher
 from hawkvision.datacenter.committee import Probabilities, average, probabilities
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
-from hawkvision.manifest import Variant, cache_dir
+from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backends import open_backend
 from hawkvision.vision.image import decode_to_input
-from hawkvision.zoo.store import verified_artifact
+from hawkvision.zoo.store import load_variant
 
 # Two threads decode while one infers: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
@@ -85,7 +85,9 @@ class Replica:
         variant = settings.variant
         path = None
         if settings.backend != "noop":
-            path = verified_artifact(variant, settings.task, cache_dir(settings.cache_dir))
+            cache = cache_dir(settings.cache_dir)
+            load_variant(cache, settings.task, variant)  # for its check of the hash
+            path = artifact_path(cache, settings.task, variant.name)
         self._backend = open_backend(
             settings.backend, path, variant.input, settings.classes, settings.providers, threads=1
         )
@@ -134,4 +136,4 @@ class Replica:
         )
         rows = probabilities(logits, self._settings.variant.temperature)
         ends = np.cumsum([len(item) for item in items])
-        return [average(rows[end - len(item) : end]) for item, end in zip(items, ends, strict=True)]
+        return [average(list(rows[end - len(item) : end])) for item, end in zip(items, ends, strict=True)]

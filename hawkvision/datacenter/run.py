@@ -60,7 +60,7 @@ def up(config: DatacenterConfig) -> None:
     """
     catalog = load_catalog(config)
     try:
-        listener = socket.create_server((config.host, config.port), backlog=1024)
+        listener = _listen(config.host, config.port)
     except OSError as error:
         raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
     for name, value in TUNING.items():
@@ -74,6 +74,23 @@ def up(config: DatacenterConfig) -> None:
             asyncio.run(_serve(config, catalog, listener))
         finally:
             _stop_ray()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket that names its protocol: asyncio turns Nagle's algorithm off only where it reads TCP there.
+
+    With the protocol 0 of `socket.create_server`, every reply waited 40 ms for the caller's delayed acknowledgement.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 async def _serve(config: DatacenterConfig, catalog: Catalog, listener: socket.socket) -> None:

@@ -1,0 +1,144 @@
+"""A real datacenter process on the no-op backend, started once for the tests that talk to it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from hawkvision.config import DatacenterConfig
+from hawkvision.manifest import Manifest, parse_manifest
+
+ROOT = Path(__file__).parents[3]
+KEY = "a-key-for-tests"
+MARK = "HAWKVISION_TEST_MARK"
+START_LIMIT_S = 120.0
+
+_VARIANT = """
+[[variants]]
+name = "{name}"
+architecture = "{name}"
+precision = "fp32"
+license = "MIT"
+source = {{ package = "none", version = "1", member = "none", sha256 = "{sha}" }}
+input = {{ height = {side}, width = {side}, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0] }}
+"""
+MANIFEST = (
+    """
+format = 1
+task = "shapes"
+labels = "labels.txt"
+classes = 10
+[ladder]
+edge = ["small"]
+dc = ["medium", "committee"]
+default_edge = "small"
+"""
+    + "".join(_VARIANT.format(name=n, side=s, sha="0" * 64) for n, s in (("small", 32), ("medium", 48)))
+    + """
+[[committees]]
+name = "committee"
+members = ["small", "medium"]
+horizontal_flip = true
+"""
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """The process, its address, and the mark that every process it starts inherits."""
+
+    process: subprocess.Popen[str]
+    url: str
+    mark: str
+
+
+def picture(side: int = 64) -> bytes:
+    pixels = np.random.default_rng(7).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    return bytes(cv2.imencode(".jpg", pixels)[1])
+
+
+def marked_processes(mark: str) -> list[str]:
+    """Command lines of the living processes that carry the mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
+
+
+def start(models: Path, *arguments: str, **settings: str) -> Running:
+    """Start `python -m hawkvision.datacenter` and wait for its ready line."""
+    mark = uuid.uuid4().hex
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "HAWKVISION_DC_MODELS_DIR": str(models),
+        "HAWKVISION_DC_TASK": "shapes",
+        **{f"HAWKVISION_DC_{k.upper()}": v for k, v in settings.items()},
+    }
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", "0", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    return Running(process, ready_url(process), mark)
+
+
+def ready_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    ends = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < ends:
+        if not select.select([process.stdout], [], [], ends - time.monotonic())[0]:
+            break
+        line = process.stdout.readline()
+        if line.startswith("ready: "):
+            return line.removeprefix("ready: ").strip()
+        if not line:
+            break
+    process.kill()
+    raise AssertionError(f"no ready line; the process ended with {process.wait()}")
+
+
+def stop(running: Running) -> int:
+    running.process.terminate()
+    code = running.process.wait(60)
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+    return code
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "shapes").mkdir()
+    (folder / "shapes" / "manifest.toml").write_text(MANIFEST)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def manifest() -> Manifest:
+    return parse_manifest(MANIFEST, "tests")
+
+
+@pytest.fixture(scope="session")
+def config(models: Path) -> DatacenterConfig:
+    return DatacenterConfig(task="shapes", models_dir=models, backend="noop")
+
+
+@pytest.fixture(scope="module")
+def service(models: Path) -> Iterator[Running]:
+    limits = {"max_ongoing_requests": "4", "max_queued_requests": "4", "max_body_bytes": "200000"}
+    running = start(models, api_key=KEY, **limits)
+    yield running
+    stop(running)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import http.client
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+import yaml
+
+from hawkvision.config import DatacenterConfig
+from hawkvision.datacenter.manifests import rayservice, serve_config
+from hawkvision.errors import ConfigError
+from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, picture
+
+
+def in_cluster(config: DatacenterConfig) -> DatacenterConfig:
+    return msgspec.structs.replace(config, host="0.0.0.0", api_key="secret-key", max_replicas=3)
+
+
+def test_the_serve_config_passes_rays_own_schema(config: DatacenterConfig) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(serve_config(config)))
+    assert schema.applications[0].import_path == "hawkvision.datacenter.app:build"
+    assert schema.http_options.port == config.port
+
+
+def test_the_key_is_in_no_file(config: DatacenterConfig) -> None:
+    secret = in_cluster(config)
+    assert "secret-key" not in serve_config(secret) + rayservice(secret, "hawkvision:1")
+
+
+def test_the_rayservice_runs_the_image_with_the_tuned_settings(config: DatacenterConfig) -> None:
+    document = yaml.safe_load(rayservice(in_cluster(config), "hawkvision:1"))
+    cluster = document["spec"]["rayClusterConfig"]
+    assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", "RayService")
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        container = group["template"]["spec"]["containers"][0]
+        assert container["image"] == "hawkvision:1"
+        assert {"name": "RAY_SERVE_USE_GRPC_BY_DEFAULT", "value": "1"} in container["env"]
+
+
+def test_the_rayservice_scales_with_the_replicas(config: DatacenterConfig) -> None:
+    cluster = yaml.safe_load(rayservice(in_cluster(config), "hawkvision:1"))["spec"]["rayClusterConfig"]
+    workers = cluster["workerGroupSpecs"][0]
+    assert cluster["enableInTreeAutoscaling"] is True
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (1, 3)
+
+
+def test_the_rayservice_holds_a_valid_serve_config(config: DatacenterConfig) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    document = yaml.safe_load(rayservice(in_cluster(config), "hawkvision:1"))
+    schema = ServeDeploySchema.model_validate(yaml.safe_load(document["spec"]["serveConfigV2"]))
+    assert schema.applications[0].args["max_replicas"] == 3
+
+
+def test_a_loopback_address_is_refused_for_a_cluster(config: DatacenterConfig) -> None:
+    with pytest.raises(ConfigError, match=r"dc\.host"):
+        rayservice(config, "hawkvision:1")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str, path: str, body: bytes | None = None) -> int:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    try:
+        connection.request("POST" if body else "GET", path, body)
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+
+
+@pytest.mark.slow
+def test_the_generated_serve_config_serves_on_a_real_ray(config: DatacenterConfig, tmp_path: Path) -> None:
+    port = free_port()
+    file = tmp_path / "serve.yaml"
+    file.write_text(serve_config(msgspec.structs.replace(config, port=port, variants=("medium",))))
+    environment = {
+        **os.environ,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    serve = Path(sys.executable).with_name("serve")
+    process = subprocess.Popen(
+        [serve, "run", file], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url, ends = f"http://127.0.0.1:{port}", time.monotonic() + START_LIMIT_S
+        while answers(url, "/readyz") != 200:
+            assert process.poll() is None
+            assert time.monotonic() < ends
+            selectors.DefaultSelector().select(0.1)
+        assert answers(url, "/v1/infer", picture()) == 200
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(90)

@@ -1,0 +1,172 @@
+"""The datacenter tier as its callers meet it: one real process, Ray and all, on the no-op backend."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from hawkvision.hop import HopReply, Rungs
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture, start, stop
+
+pytestmark = pytest.mark.slow
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(service: Running, body: bytes | None = None, path: str = "/v1/infer", **headers: str) -> Reply:
+    """One request on a connection of its own; `variant="x"` is the header X-HawkVision-Variant."""
+    short = {"variant", "task", "deadline_ms", "top_k"}
+    named = {(f"X-HawkVision-{k}" if k in short else k).replace("_", "-"): v for k, v in headers.items()}
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+    try:
+        sent = {"Authorization": f"Bearer {KEY}", **named}
+        connection.request("GET" if body is None else "POST", path, body, sent)
+        response = connection.getresponse()
+        return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def test_the_best_rung_answers_when_none_is_named(service: Running) -> None:
+    reply = ask(service, picture(), top_k="3")
+    answer = msgspec.json.decode(reply.body, type=HopReply)
+    assert (reply.status, answer.model, len(answer.top_k)) == (200, "committee", 3)
+    assert answer.timing_ms.total >= answer.timing_ms.infer
+    assert answer.batch_size >= 1
+
+
+def test_a_named_rung_answers(service: Running) -> None:
+    assert ask(service, picture(), variant="medium").json["model"] == "medium"
+
+
+def test_the_rungs_are_listed_with_their_members(service: Running) -> None:
+    rungs = msgspec.json.decode(ask(service, path="/v1/rungs").body, type=Rungs)
+    assert (rungs.task, rungs.best) == ("shapes", "committee")
+    assert [m.name for m in rungs.rungs[-1].members] == ["small", "medium"]
+
+
+def test_health_and_readiness_need_no_key(service: Running) -> None:
+    assert [ask(service, path=p, Authorization="").status for p in ("/healthz", "/readyz")] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"not a picture", {}, 400, "bad_image"),
+        (picture(), {"top_k": "many"}, 400, "bad_field"),
+        (picture(), {"deadline_ms": "soon"}, 400, "bad_field"),
+        (picture(), {"Authorization": "Bearer wrong"}, 401, "unauthorized"),
+        (picture(), {"variant": "huge"}, 404, "not_found"),
+        (picture(), {"task": "letters"}, 404, "not_found"),
+        (picture(), {"path": "/v1/elsewhere"}, 404, "not_found"),
+        (None, {}, 405, "method_not_allowed"),
+        (b"x" * 200_001, {}, 413, "too_large"),
+        (picture(), {"Content-Type": "text/html"}, 415, "unsupported_media"),
+        (picture(), {"deadline_ms": "0"}, 504, "deadline_missed"),
+        (picture(), {"deadline_ms": "0.001"}, 504, "deadline_missed"),
+    ],
+)
+def test_each_documented_error_has_its_status_and_code(
+    service: Running, body: bytes | None, headers: dict[str, str], status: int, code: str
+) -> None:
+    reply = ask(service, body, **headers)
+    assert (reply.status, reply.json["code"]) == (status, code)
+    assert reply.json["error"]
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_limit(service: Running) -> None:
+    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+    chunks = iter([b"x" * 150_000, b"x" * 150_000])
+    connection.request("POST", "/v1/infer", chunks, {"Authorization": f"Bearer {KEY}"}, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_full_queue_is_answered_with_429_and_when_to_come_back(service: Running) -> None:
+    with ThreadPoolExecutor(96) as crowd:
+        replies = list(crowd.map(lambda _: ask(service, picture(400), variant="medium"), range(192)))
+    shed = [r for r in replies if r.status == 429]
+    assert {r.status for r in replies} == {200, 429}
+    assert all(r.json["code"] == "overloaded" and int(r.headers["retry-after"]) >= 1 for r in shed)
+
+
+def test_the_trace_goes_on_in_a_new_span(service: Running) -> None:
+    returned = ask(service, picture(), traceparent=TRACE).headers["traceparent"].split("-")
+    assert returned[1] == TRACE.split("-")[1]
+    assert returned[2] != TRACE.split("-")[2]
+
+
+def test_bad_pictures_do_not_hurt_their_neighbours(service: Running) -> None:
+    with ThreadPoolExecutor(4) as crowd:
+        bodies = [picture(), b"bad"] * 8
+        statuses = list(crowd.map(lambda b: ask(service, b, variant="medium").status, bodies))
+    assert statuses == [200, 400] * 8
+
+
+def test_a_caller_that_hangs_up_leaves_the_service_whole(service: Running) -> None:
+    for _ in range(8):
+        connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+        connection.request("POST", "/v1/infer", picture(400), {"Authorization": f"Bearer {KEY}"})
+        connection.close()
+    assert ask(service, picture()).status == 200
+
+
+def test_termination_leaves_no_process_behind(models: Path) -> None:
+    running = start(models, "--variants", "medium")
+    assert len(marked_processes(running.mark)) > 1
+    assert stop(running) == 0
+    assert marked_processes(running.mark) == []
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_dead_parent_takes_the_tier_with_it(models: Path) -> None:
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", "0", "--with-parent"]
+    environment = {MARK: "orphan", "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASK": "shapes"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *command, "--variants", "medium"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline().startswith("ready: ")
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    ends = time.monotonic() + 60.0
+    while marked_processes("orphan") and time.monotonic() < ends:
+        selectors.DefaultSelector().select(0.1)
+    assert marked_processes("orphan") == []
