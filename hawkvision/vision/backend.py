@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
+from hawkvision.errors import BackendError
 from hawkvision.types import Logits, Pixels
 
 
@@ -35,3 +38,26 @@ class Backend(Protocol):
     def close(self) -> None:
         """Give back memory and threads. Closing twice does no harm."""
         ...
+
+
+def check_batch(batch: Pixels, input_shape: tuple[int, int, int]) -> None:
+    """Hold a batch against the contract of `Backend.infer`.
+
+    Raises:
+        BackendError: unless it is uint8 of (n, *input_shape) with n ≥ 1.
+    """
+    if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != input_shape or not len(batch):
+        raise BackendError(
+            f"the batch is {batch.dtype} of shape {batch.shape}; expected uint8 of (n, "
+            f"{', '.join(map(str, input_shape))}) with n >= 1"
+        )
+
+
+def check_open(name: str, closed: bool) -> None:
+    """Refuse to run once `close` was called.
+
+    Raises:
+        BackendError: if `closed`.
+    """
+    if closed:
+        raise BackendError(f"the {name} backend is closed")
