@@ -96,7 +96,7 @@ def build(
         for name in done:
             report(name, "kept")
         todo = [v for v in variants if v.name not in done]
-        for variant, weights in _weights(todo, wheels, files or {}, report):
+        for variant, weights in weights_of(todo, wheels, files or {}, report):
             report(variant.name, "emit")
             data = emit_variant(manifest.task, variant, models, weights)
             _check_pin(variant, data)
@@ -209,7 +209,7 @@ def _check_pin(variant: Variant, data: bytes) -> None:
         )
 
 
-def _weights(
+def weights_of(
     variants: Sequence[Variant], wheels: Path | None, files: Mapping[str, Path], report: Report
 ) -> Iterator[tuple[Variant, bytes]]:
     """Each variant with its weight file, in the order in which downloads end: building overlaps with fetching."""

@@ -157,7 +157,7 @@ class PickleMachine:
     def _set_items(self, items: list[Any]) -> None:
         target = self._top()
         if type(target) is not dict or len(items) % 2:
-            raise PickleRefused(f"items set on a {type(target).__name__} at byte {self.position}")
+            raise PickleRefused(f"{len(items)} keys and values for a {type(target).__name__} at byte {self.position}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) is not str:
                 raise PickleRefused(f"a dictionary key of type {type(key).__name__} at byte {self.position}")

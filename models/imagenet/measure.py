@@ -1,0 +1,232 @@
+"""Measures the ImageNet ladder and writes what it finds into `manifest.toml` and `ranges/`.
+
+    python models/imagenet/measure.py --data ../shared/data/imagenet_eval.npz [--ranges] [--wheels FOLDER]
+
+The data file holds encoded pictures (`data`, `offsets`), `labels` in the standard order of ImageNet-1k, and nothing
+else that is used. With `--ranges` the activation ranges are measured anew, on a seeded subset of the same pictures.
+Prints the table of CARD.md. Two cores take about three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import msgspec
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from hawkvision.cascade.calibration import clopper_pearson, fit_temperature
+from hawkvision.datacenter.committee import average, probabilities
+from hawkvision.manifest import (
+    Committee,
+    InputSpec,
+    Manifest,
+    MeasuredAccuracy,
+    Variant,
+    artifact_path,
+    cache_dir,
+    load_manifest,
+)
+from hawkvision.types import Logits, Pixels
+from hawkvision.zoo.build import emit_variant, weights_of
+from hawkvision.zoo.checkpoint import parse_checkpoint
+from hawkvision.zoo.graphs import emit
+from hawkvision.zoo.manifest_text import format_manifest
+from hawkvision.zoo.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.zoo.store import sha256_of, write_atomic
+
+TASK = "imagenet"
+SEED = 0
+RANGE_PICTURES = 192  # ranges of MobileNetV2 move by under 1 % of themselves between 128 and 192
+HEADER = """What the ImageNet models are and how right they were measured to be. Accuracies, temperatures, hashes and sizes
+are written by measure.py; the rest by hand. CARD.md says where the models come from and what the figures mean."""
+INTERPOLATIONS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Labelled pictures, decoded to RGB, and the hash of the file they came from."""
+
+    pictures: list[Pixels]
+    labels: NDArray[np.int64]
+    sha256: str
+
+    def resized(self, spec: InputSpec) -> Pixels:
+        """All pictures as (n, height, width, 3): the centred square, scaled as the manifest says."""
+        return np.stack([_resized(picture, spec) for picture in self.pictures])
+
+    def accuracy(self, answers: NDArray[np.intp]) -> MeasuredAccuracy:
+        """Top-1 with its exact 95 % interval."""
+        right = int((answers == self.labels).sum())
+        low, high = clopper_pearson(right, len(self.labels))
+        fields = [round(value, 6) for value in (right / len(self.labels), low, high)]
+        value, low, high = fields
+        return MeasuredAccuracy(value=value, n=len(self.labels), low=low, high=high, data_sha256=self.sha256)
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """Read the data file."""
+    with np.load(path, allow_pickle=False) as z:
+        data, offsets, labels = z["data"], z["offsets"], z["labels"].astype(np.int64)
+    pictures = [
+        cv2.cvtColor(cv2.imdecode(data[a:b], cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
+    return Evaluation(pictures, labels, sha256_of(path.read_bytes()))
+
+
+def _resized(picture: Pixels, spec: InputSpec) -> Pixels:
+    side = round(min(picture.shape[:2]) * spec.crop_fraction)
+    top, left = (picture.shape[0] - side) // 2, (picture.shape[1] - side) // 2
+    square = picture[top : top + side, left : left + side]
+    resized: Pixels = cv2.resize(square, (spec.width, spec.height), interpolation=INTERPOLATIONS[spec.interpolation])
+    return resized
+
+
+def session_of(model: bytes, threads: int) -> onnxruntime.InferenceSession:
+    """A CPU session."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def logits_of(model: bytes, batch: Pixels, name: str) -> Logits:
+    """Logits of all pictures, 16 at a time: more does not run faster on two cores."""
+    session = session_of(model, threads=2)
+    starts = track(range(0, len(batch), 16), description=f"{name:<24}", transient=True)
+    return np.concatenate([session.run(None, {"image": batch[i : i + 16]})[0] for i in starts])
+
+
+def milliseconds(model: bytes, picture: Pixels) -> float:
+    """Median of 50 runs of one picture on one thread."""
+    session = session_of(model, threads=1)
+    times = []
+    for _ in range(55):
+        start = time.perf_counter()
+        session.run(None, {"image": picture[None]})
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[5:])
+
+
+def measure_variants(
+    manifest: Manifest, models: Path, cache: Path, evaluation: Evaluation, wheels: Path | None, new_ranges: bool
+) -> tuple[list[Variant], dict[str, Logits], list[str]]:
+    """Every variant with its measured fields, its logits by name, and a line of the table each."""
+    measured: dict[str, Variant] = {}
+    logits: dict[str, Logits] = {}
+    speed: dict[str, float] = {}
+    ranged: set[str] = set()
+    for variant, weights in weights_of(manifest.variants, wheels, {}, lambda _name, _step: None):
+        batch = evaluation.resized(variant.input)
+        if new_ranges and variant.precision == "int8" and variant.architecture not in ranged:
+            ranged.add(variant.architecture)
+            save_ranges(models, TASK, ranges_of(variant, weights, batch, evaluation))
+        model = emit_variant(TASK, variant, models, weights)
+        write_atomic(artifact_path(cache, TASK, variant.name), model)
+        found = logits_of(model, batch, variant.name)
+        logits[variant.name] = found
+        speed[variant.name] = milliseconds(model, batch[0])
+        measured[variant.name] = msgspec.structs.replace(
+            variant,
+            sha256=sha256_of(model),
+            bytes=len(model),
+            temperature=round(fit_temperature(found, evaluation.labels), 4),
+            accuracy=evaluation.accuracy(found.argmax(axis=1)),
+        )
+    ordered = [measured[v.name] for v in manifest.variants]
+    rows = [_row(v, speed[v.name], logits) for v in ordered]
+    return ordered, logits, rows
+
+
+def ranges_of(variant: Variant, weights: bytes, batch: Pixels, evaluation: Evaluation) -> Ranges:
+    """The architecture's activation ranges on the seeded subset."""
+    chosen = np.sort(np.random.default_rng(SEED).choice(len(batch), RANGE_PICTURES, replace=False))
+    state = parse_checkpoint(weights, variant.source.reader, variant.source.member)
+    graph = emit(variant.architecture, state, variant.input, variant.source.member)
+    return Ranges(
+        format=1,
+        architecture=variant.architecture,
+        weights_sha256=variant.source.sha256,
+        data_sha256=evaluation.sha256,
+        pictures=RANGE_PICTURES,
+        seed=SEED,
+        ranges=measure_ranges(graph, track(batch[chosen], description=f"{variant.architecture} ranges")),
+    )
+
+
+def _row(variant: Variant, speed: float, logits: dict[str, Logits]) -> str:
+    assert variant.accuracy is not None
+    assert variant.bytes is not None
+    agreement = ""
+    base = variant.name.removesuffix("_int8")
+    if base != variant.name and base in logits:
+        same = (logits[base].argmax(axis=1) == logits[variant.name].argmax(axis=1)).mean()
+        agreement = f"{same * 100:.1f} %"
+    a = variant.accuracy
+    return (
+        f"| `{variant.name}` | {variant.input.width} | {variant.bytes / 1e6:.1f} | {speed:.1f} | {a.value * 100:.1f} "
+        f"({a.low * 100:.1f}–{a.high * 100:.1f}) | {variant.temperature:.2f} | {agreement} |"
+    )
+
+
+def measure_committee(
+    committee: Committee, variants: list[Variant], cache: Path, evaluation: Evaluation, logits: dict[str, Logits]
+) -> tuple[Committee, str]:
+    """The committee with its measured fields and its line of the table."""
+    opinions = []
+    for variant in (v for v in variants if v.name in committee.members):
+        views = [logits[variant.name]]
+        if committee.horizontal_flip:
+            mirrored = np.ascontiguousarray(evaluation.resized(variant.input)[:, :, ::-1])
+            model = artifact_path(cache, TASK, variant.name).read_bytes()
+            views.append(logits_of(model, mirrored, f"{variant.name} mirrored"))
+        opinions.append(average([probabilities(view, variant.temperature) for view in views]))
+    mean = average(opinions)
+    surprisal = np.log(np.maximum(mean, np.finfo(np.float32).tiny))
+    accuracy = evaluation.accuracy(mean.argmax(axis=1))
+    temperature = round(fit_temperature(surprisal, evaluation.labels), 4)
+    row = (
+        f"| `{committee.name}` | | | | {accuracy.value * 100:.1f} ({accuracy.low * 100:.1f}–{accuracy.high * 100:.1f}) "
+        f"| {temperature:.2f} | |"
+    )
+    return msgspec.structs.replace(committee, accuracy=accuracy, temperature=temperature), row
+
+
+def main() -> None:
+    """Measure everything and rewrite the manifest."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--ranges", action="store_true", help="measure activation ranges anew")
+    parser.add_argument("--wheels", type=Path, help="folder of downloaded weight packages")
+    options = parser.parse_args()
+    here = Path(__file__).resolve().parent
+    cache = cache_dir()
+    manifest = load_manifest(TASK, here.parent)
+    evaluation = load_evaluation(options.data)
+    variants, logits, rows = measure_variants(
+        manifest, here.parent, cache, evaluation, options.wheels, options.ranges
+    )
+    committees = []
+    for committee in manifest.committees:
+        measured, row = measure_committee(committee, variants, cache, evaluation, logits)
+        committees.append(measured)
+        rows.append(row)
+    done = msgspec.structs.replace(manifest, variants=tuple(variants), committees=tuple(committees))
+    write_atomic(here / "manifest.toml", format_manifest(done, HEADER).encode())
+    console = Console(width=160)
+    console.print("| model | input | MB | ms | accuracy % (95 %) | temperature | agrees with fp32 |")
+    console.print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        console.print(row, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    main()
