@@ -148,9 +148,7 @@ def list_variants(task: str, models: Path | None = None, cache: Path | None = No
             if any(variant in manifest.members(rung) for rung in rung_names)
         )
         built = _existing(manifest, variant, cache) is not None
-        state: Literal["built", "missing", "corrupt"] = (
-            "built" if built else "corrupt" if path.exists() else "missing"
-        )
+        state: Literal["built", "missing", "corrupt"] = "built" if built else "corrupt" if path.exists() else "missing"
         states.append(VariantState(variant, rungs, path, state))
     return tuple(states)
 

@@ -108,7 +108,7 @@ class GraphBuilder:
 
     def relu6(self, x: str) -> str:
         """min(max(x, 0), 6)."""
-        low, high = self.constant("zero", np.float32(0)), self.constant("six", np.float32(6))
+        low, high = self.constant("zero", np.array(0, np.float32)), self.constant("six", np.array(6, np.float32))
         return self.node("Clip", [x, low, high], f"{x}.relu6")
 
     def pixels(self, mean: tuple[float, float, float]) -> str:
@@ -184,7 +184,7 @@ class _InvertedResiduals:
     def block(
         self, x: str, name: str, weights: Weights, layers: list[tuple[str, str]], *, stride: int, add: bool
     ) -> str:
-        """One block; `layers` names (convolution, normalisation) of expand (absent in the first), depthwise, project."""
+        """One block; `layers` names (convolution, normalisation) of expand (not in the first), depthwise, project."""
         builder, source = self._builder, x
         for conv, norm in layers[:-2]:
             x = builder.relu6(builder.conv(x, f"{name}.expand", *weights.convolution(conv, norm, self._epsilon)))

@@ -41,7 +41,8 @@ class Affine:
 
     def quantise(self, values: F32) -> NDArray[np.uint8]:
         """The nearest integers, ties to even, saturated to 0..255, as ONNX's QuantizeLinear."""
-        return np.clip(np.rint(values / self.scale) + np.float32(self.zero_point), 0, 255).astype(np.uint8)
+        shifted: F32 = np.rint(values / self.scale) + np.float32(self.zero_point)
+        return np.clip(shifted, 0, 255).astype(np.uint8)
 
     def dequantise(self, integers: NDArray[np.uint8]) -> F32:
         """The reals that the integers stand for."""
@@ -66,7 +67,8 @@ def symmetric_scales(kernel: F32, *, saturation_free: bool) -> F32:
         for signed in (flat, -flat):
             top = np.partition(signed, -2, axis=1)[:, -2:]
             scales = np.maximum(scales, np.maximum(top, 0).sum(axis=1) / _PAIR_LIMIT)
-    return np.maximum(scales, _SMALLEST_SCALE).astype(np.float32)
+    floored: F32 = np.maximum(scales, _SMALLEST_SCALE).astype(np.float32)
+    return floored
 
 
 def quantise_weights(kernel: F32, scales: F32) -> NDArray[np.int8]:
@@ -101,9 +103,7 @@ def quantise_model(model: onnx.ModelProto, ranges: Mapping[str, Range], where: s
 
 def quantised_tensors(model: onnx.ModelProto) -> tuple[str, ...]:
     """The tensors whose ranges a quantised graph needs, in order: outputs of layers after their activation."""
-    return tuple(
-        out for out in _Quantiser(model, {}, "").activations() if out not in ("logits", "pixels", "features")
-    )
+    return tuple(out for out in _Quantiser(model, {}, "").activations() if out not in ("logits", "pixels", "features"))
 
 
 class _Quantiser:
@@ -117,6 +117,7 @@ class _Quantiser:
         self._weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
         self._builder = GraphBuilder(f"{model.graph.name}_int8")
         self._affines: dict[str, Affine] = {}
+        self._uses = 0
         # A layer followed by an activation is known by the activation's output.
         self._activated = {n.input[0]: n.output[0] for n in self._nodes if n.op_type in ("Clip", "Relu")}
         # Inputs of a concatenation are quantised as its output is, so that it only moves bytes.
@@ -168,7 +169,7 @@ class _Quantiser:
         """The tensor dequantised."""
         how = self._affines[tensor]
         # Every use gets a node of its own: runtimes fuse a DequantizeLinear only into its single consumer.
-        self._uses = getattr(self, "_uses", 0) + 1
+        self._uses += 1
         output = f"{tensor}.r{self._uses}"
         return self._builder.node("DequantizeLinear", [f"{tensor}.q", *self._affine_constants(tensor, how)], output)
 

@@ -28,7 +28,12 @@ _PARITY = 1e-3  # largest difference of logits, relative to the largest logit; f
 
 
 def export_torchvision(
-    name: str, task: str, models: Path, cache: Path, weights: Path | None = None, license: str = "BSD-3-Clause"  # noqa: A002
+    name: str,
+    task: str,
+    models: Path,
+    cache: Path,
+    weights: Path | None = None,
+    license: str = "BSD-3-Clause",  # noqa: A002
 ) -> Artifact:
     """Export torchvision's model `name` and enter it in the manifest `models/<task>/manifest.toml`.
 

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import cv2
@@ -46,8 +47,8 @@ from hawkvision.zoo.store import sha256_of, write_atomic
 TASK = "imagenet"
 SEED = 0
 RANGE_PICTURES = 192  # ranges of MobileNetV2 move by under 1 % of themselves between 128 and 192
-HEADER = """What the ImageNet models are and how right they were measured to be. Accuracies, temperatures, hashes and sizes
-are written by measure.py; the rest by hand. CARD.md says where the models come from and what the figures mean."""
+HEADER = """What the ImageNet models are and how right they were measured to be. Accuracies, temperatures, hashes and
+sizes are written by measure.py; the rest by hand. CARD.md says where the models come from and what the figures mean."""
 INTERPOLATIONS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
 
 
@@ -77,8 +78,7 @@ def load_evaluation(path: Path) -> Evaluation:
     with np.load(path, allow_pickle=False) as z:
         data, offsets, labels = z["data"], z["offsets"], z["labels"].astype(np.int64)
     pictures = [
-        cv2.cvtColor(cv2.imdecode(data[a:b], cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
-        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+        cv2.cvtColor(cv2.imdecode(data[a:b], cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB) for a, b in pairwise(offsets)
     ]
     return Evaluation(pictures, labels, sha256_of(path.read_bytes()))
 
@@ -211,9 +211,7 @@ def main() -> None:
     cache = cache_dir()
     manifest = load_manifest(TASK, here.parent)
     evaluation = load_evaluation(options.data)
-    variants, logits, rows = measure_variants(
-        manifest, here.parent, cache, evaluation, options.wheels, options.ranges
-    )
+    variants, logits, rows = measure_variants(manifest, here.parent, cache, evaluation, options.wheels, options.ranges)
     committees = []
     for committee in manifest.committees:
         measured, row = measure_committee(committee, variants, cache, evaluation, logits)

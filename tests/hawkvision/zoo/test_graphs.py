@@ -95,9 +95,7 @@ def test_every_architecture_takes_any_batch_and_is_emitted_alike_each_time(archi
 def test_bgr_weights_see_bgr() -> None:
     state = random_state("squeezenet1_1")
     rgb = emit("squeezenet1_1", state, SPEC, "test")
-    mirrored = InputSpec(
-        height=32, width=32, mean=SPEC.mean[::-1], std=SPEC.std[::-1], channel_order="bgr"  # type: ignore[arg-type]
-    )
+    mirrored = InputSpec(height=32, width=32, mean=SPEC.mean[::-1], std=SPEC.std[::-1], channel_order="bgr")
     state["conv1.0"] = state["conv1.0"][:, :, ::-1]
     images = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
     np.testing.assert_allclose(run(emit("squeezenet1_1", state, mirrored, "test"), images), run(rgb, images), rtol=1e-4)

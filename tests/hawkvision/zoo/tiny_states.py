@@ -55,9 +55,10 @@ def _mobilenet(rng: np.random.Generator) -> StateDict:
 def _efficientnet_lite(rng: np.random.Generator, depth: float) -> StateDict:
     state: StateDict = {}
     _conv(rng, state, "_conv_stem", "_bn0", 32, 3, 3)
-    stages = ((1, 3, 16, 1), (6, 3, 24, 2), (6, 5, 40, 2), (6, 3, 80, 3), (6, 5, 112, 3), (6, 5, 192, 4), (6, 3, 320, 1))
+    sizes, outs, depths = (3, 3, 5, 3, 5, 5, 3), (16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1)
     inside, index = 32, 0
-    for number, (widen, size, out, blocks) in enumerate(stages):
+    for number, (size, out, blocks) in enumerate(zip(sizes, outs, depths, strict=True)):
+        widen = 1 if number == 0 else 6
         for _ in range(blocks if number in (0, 6) else int(np.ceil(depth * blocks))):
             at, wide = f"_blocks.{index}", inside * widen
             if widen > 1:

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hawkvision.errors import ArtifactError
+from hawkvision.zoo.store import load_verified, sha256_of, write_atomic
+
+
+def test_verified_bytes_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "models" / "imagenet" / "small.onnx"
+    write_atomic(path, b"graph")
+    assert load_verified(path, sha256_of(b"graph")) == b"graph"
+
+
+def test_missing_artefact_says_how_to_build_it(tmp_path: Path) -> None:
+    path = tmp_path / "imagenet" / "small.onnx"
+    with pytest.raises(ArtifactError, match=r"hawkvision models build --task imagenet small`") as caught:
+        load_verified(path, "0" * 64)
+    assert str(path) in str(caught.value)
+
+
+def test_corrupt_artefact_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    path = tmp_path / "imagenet" / "small.onnx"
+    write_atomic(path, b"grapj")
+    with pytest.raises(ArtifactError) as caught:
+        load_verified(path, sha256_of(b"graph"))
+    for fact in (sha256_of(b"graph"), sha256_of(b"grapj"), "corrupt", "models build"):
+        assert fact in str(caught.value)
+
+
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "taken"
+    (target / "inside").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="taken"):
+        write_atomic(target, b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+    assert (target / "inside").is_dir()
+
+
+def test_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="file"):
+        write_atomic(tmp_path / "file" / "small.onnx", b"new")
+
+
+def test_serving_does_not_load_onnx(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, hawkvision.zoo.store; sys.exit('onnx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
