@@ -5,12 +5,13 @@ Settings are few and each has a default we would defend. Unknown keys are errors
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -129,6 +130,35 @@ def load_config(
             f"(for example in {prefix}API_KEY); only loopback addresses may go without"
         )
     return config
+
+
+def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequence[str]) -> ConfigT:
+    """Settings from a command line: one option per setting, and `--config FILE`.
+
+    Raises:
+        ConfigError: as `load_config`.
+        SystemExit: for `--help` and unknown options, as argparse does.
+    """
+    section, prefix = _SECTIONS[kind]
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file with a section [{section}]")
+    for field in msgspec.structs.fields(kind):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            dest=field.name,
+            metavar=field.name.upper(),
+            help=f"default: {_shown(field.default)} (or {prefix}{field.name.upper()})",
+        )
+    values: dict[str, Any] = vars(parser.parse_args(argv))
+    path = values.pop("config")
+    overrides = {k: v.split(",") if v and _is_tuple(kind, k) else v for k, v in values.items()}
+    return load_config(kind, path, overrides)
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == ():
+        return "none"
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@
     │   ├── Unauthorized        401 unauthorized       missing or wrong key
     │   ├── NotFound            404 not_found          no such path or task
     │   ├── MethodNotAllowed    405 method_not_allowed
+    │   ├── RequestTimeout      408 request_timeout    the body did not arrive in time
     │   ├── TooLarge            413 too_large          too many bytes or too many pixels
     │   ├── UnsupportedMedia    415 unsupported_media  a format we do not read
     │   └── TargetUnreachable   422 target_unreachable the ladder cannot promise that much
@@ -82,6 +83,13 @@ class MethodNotAllowed(RequestError):
 
     code = "method_not_allowed"
     status = 405
+
+
+class RequestTimeout(RequestError):
+    """The body did not arrive in time."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class TooLarge(RequestError):

@@ -6,6 +6,7 @@ need up to six times the escalations, and learned heads gain nothing at the samp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -53,7 +54,17 @@ def top_classes(probabilities: NDArray[np.float32], k: int) -> NDArray[np.intp]:
     return order
 
 
-def average_committee(members: list[Probabilities]) -> Probabilities:
-    """The committee's probabilities: the mean over members (and mirror images) of theirs, each (n, classes)."""
-    mean: Probabilities = np.mean(np.stack(members), axis=0, dtype=np.float32)
-    return mean
+def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Probabilities:
+    """A committee's probabilities: the equal-weight mean of its members', then sharpened or softened by `temperature`.
+
+    Members (and views of the picture) are each (n, classes). Averaging probabilities rather than logits keeps one
+    over-confident member from outvoting the rest (Lakshminarayanan et al., "Deep Ensembles", NeurIPS 2017, §2.4).
+    """
+    mean: Probabilities = np.mean(np.asarray(members), axis=0, dtype=np.float64).astype(np.float32)
+    return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
+
+
+def log_probabilities(probabilities: Probabilities) -> Logits:
+    """Logits that give these probabilities back at temperature 1; zero counts as float32's smallest normal number."""
+    logits: Logits = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
+    return logits

@@ -15,7 +15,7 @@ BackendKind: TypeAlias = Literal["onnxruntime", "numpy", "noop"]
 
 def open_backend(
     kind: BackendKind,
-    model_path: Path,
+    model: Path | bytes,
     spec: InputSpec,
     classes: int,
     providers: Sequence[str] = ("CPUExecutionProvider",),
@@ -23,7 +23,7 @@ def open_backend(
 ) -> Backend:
     """Load a variant. Only the chosen backend's module, and what it needs, is imported.
 
-    `providers` and `threads` are ONNX Runtime's; `model_path` is not read by the no-op backend.
+    `providers` and `threads` are ONNX Runtime's; `model` is a file or its bytes, and is not read by the no-op backend.
 
     Raises:
         BackendError: if the model cannot be loaded, or does not take `spec` in and give `classes` out.
@@ -33,11 +33,11 @@ def open_backend(
         case "onnxruntime":
             from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 
-            backend = OnnxRuntimeBackend(model_path, providers, threads)
+            backend = OnnxRuntimeBackend(model, providers, threads)
         case "numpy":
             from hawkvision.vision.numpy_backend import NumpyBackend
 
-            backend = NumpyBackend(model_path)
+            backend = NumpyBackend(model)
         case "noop":
             from hawkvision.vision.noop_backend import NoopBackend
 
@@ -48,7 +48,7 @@ def open_backend(
     if found != expected:
         backend.close()
         raise BackendError(
-            f"{model_path}: the model takes {found[0]} in and gives {found[1]} classes; "
+            f"{model if isinstance(model, Path) else 'model'}: it takes {found[0]} in and gives {found[1]} classes; "
             f"the manifest says {expected[0]} and {expected[1]}"
         )
     return backend

@@ -18,7 +18,6 @@ import numpy as np
 from rich.progress import Progress
 
 from hawkvision.artifacts import load_variant, write_atomic
-from hawkvision.cascade.committee import average, probabilities
 from hawkvision.cascade.profile import (
     Profile,
     ProfileData,
@@ -29,13 +28,13 @@ from hawkvision.cascade.profile import (
     profile_rung,
     split_indices,
 )
-from hawkvision.cascade.scores import Probabilities
+from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax
 from hawkvision.errors import ConfigError, RequestError
 from hawkvision.manifest import Manifest, Variant, load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.types import Logits
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
+from hawkvision.vision.backends import BackendKind, open_backend
 from hawkvision.vision.image import load_input
 
 MAX_PIXELS: Final = 50_000_000
@@ -66,7 +65,7 @@ def calibrate(
     *,
     edges: Sequence[str] = (),
     seed: int,
-    backend: str = "onnxruntime",
+    backend: BackendKind = "onnxruntime",
     models: Path,
     cache: Path,
 ) -> Profile:
@@ -125,7 +124,7 @@ def _describe(pictures: LabelledPictures, split: Split, seed: int) -> ProfileDat
 
 
 def _look_with_all(
-    manifest: Manifest, rungs: Sequence[str], pictures: LabelledPictures, backend: str, cache: Path
+    manifest: Manifest, rungs: Sequence[str], pictures: LabelledPictures, backend: BackendKind, cache: Path
 ) -> dict[str, _Looked]:
     """Every variant that the rungs need, run once over all pictures."""
     variants = {variant.name: variant for rung in rungs for variant in manifest.members(rung)}
@@ -144,7 +143,7 @@ def _look(
     manifest: Manifest,
     variant: Variant,
     pictures: LabelledPictures,
-    backend: str,
+    backend: BackendKind,
     cache: Path,
     flip: bool,
     pool: ThreadPoolExecutor,
@@ -182,8 +181,7 @@ def _rung_logits(manifest: Manifest, rung: str, looked: dict[str, _Looked]) -> L
     if committee is None:
         return looked[rung].upright
     views = list(_views(manifest, committee.members, looked, mirrored=committee.horizontal_flip))
-    logits: Logits = np.log(np.maximum(average(views, committee.temperature), np.finfo(np.float32).tiny))
-    return logits
+    return log_probabilities(average(views, committee.temperature))
 
 
 def _views(
@@ -191,7 +189,7 @@ def _views(
 ) -> Iterator[Probabilities]:
     for member in members:
         temperature = manifest.variant(member).temperature
-        yield probabilities(looked[member].upright, temperature)
+        yield softmax(looked[member].upright, temperature)
         flipped = looked[member].mirrored
         if mirrored and flipped is not None:
-            yield probabilities(flipped, temperature)
+            yield softmax(flipped, temperature)

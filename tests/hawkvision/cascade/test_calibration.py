@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hawkvision.cascade.calibration import clopper_pearson, expected_calibration_error, fit_temperature
-from hawkvision.cascade.scores import Score, average_committee, score, softmax, top_classes
+from hawkvision.cascade.scores import Score, average, score, softmax, top_classes
 from tests.hawkvision.cascade.synthetic import make_logits
 
 LOGITS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(2, 12)), elements=st.floats(-50, 50, width=32))
@@ -77,4 +77,4 @@ def test_top_classes_agree_with_a_full_stable_sort(row: np.ndarray, k: int) -> N
 
 def test_committee_is_the_mean_of_its_members() -> None:
     first, second = np.array([[0.2, 0.8]], np.float32), np.array([[0.6, 0.4]], np.float32)
-    np.testing.assert_allclose(average_committee([first, second]), [[0.4, 0.6]], rtol=1e-6)
+    np.testing.assert_allclose(average([first, second]), [[0.4, 0.6]], rtol=1e-6)

@@ -1,0 +1,187 @@
+"""Starts an edge node: `python -m edge`, which is what `hawkvision edge up` runs.
+
+The socket listens at once, so that health probes get an answer; models load and warm meanwhile, and then the line
+`ready: http://HOST:PORT` appears on standard output. SIGTERM and SIGINT drain: what was accepted is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import uvicorn
+
+from edge.app import EdgeApp
+from edge.node import EdgeNode, EdgeResult, Rung, check_models
+from edge.uplink import Uplink
+from edge.workers import WorkerPool
+from hawkvision.artifacts import load_variant
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.profile import load_profile
+from hawkvision.clock import Clock, MonotonicClock
+from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
+from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.vision.backend import Backend
+from hawkvision.vision.backends import open_backend
+
+log = logging.getLogger("hawkvision.edge")
+
+LISTEN_BACKLOG: Final = 1024
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, dict[str, str]]:
+    """Load the edge rung and its policy: (rung, policy, labels, best rung's name, its expected models).
+
+    Raises:
+        HawkVisionError: if a manifest, profile or model file is missing, corrupt or for another model.
+    """
+    models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
+    manifest = load_manifest(config.task, models)
+    variant = manifest.variant(config.variant or manifest.ladder.default_edge)
+    profile = load_profile(config.profile or models / config.task / "profile.json")
+    policy = Policy(profile, variant.name, manifest.best)
+    measured = profile.rung(variant.name)
+    if config.backend != "noop":
+        check_models(measured.models, {variant.name: variant.sha256 or ""}, f"profile of {config.task!r}")
+    backend = open_backend(
+        config.backend,
+        b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
+        variant.input,
+        manifest.classes,
+        providers=config.providers,
+        threads=1,
+    )
+    rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
+    return rung, policy, load_labels(manifest, models), manifest.best, dict(profile.rung(manifest.best).models)
+
+
+async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
+    """A node, loaded and warm.
+
+    Raises:
+        HawkVisionError: as `open_rung`.
+    """
+    rung, policy, labels, best, expected = await asyncio.to_thread(open_rung, config)
+    workers = config.workers or usable_cores()
+    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit)
+    uplink = Uplink(config.dc_url, config.dc_api_key, config.dc_connections, clock) if config.dc_url else None
+    await asyncio.gather(*(pool.submit(lambda: warm_up(rung.backend)) for _ in range(workers)))
+    return EdgeNode(
+        task=config.task,
+        labels=labels,
+        rung=rung,
+        best=best,
+        policy=policy,
+        pool=pool,
+        uplink=uplink,
+        clock=clock,
+        metrics=metrics,
+        max_pixels=config.max_pixels,
+        dc_timeout_s=config.dc_timeout_s,
+        certified=config.backend != "noop",
+        expected_models=expected,
+    )
+
+
+async def serve(config: EdgeConfig) -> None:
+    """Listen, load, answer until told to stop, drain.
+
+    Raises:
+        ConfigError: if the address cannot be bound.
+        HawkVisionError: if the node cannot be loaded.
+    """
+    clock, metrics = MonotonicClock(), EdgeMetrics()
+    app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
+    listener = _listen(config.host, config.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    node: EdgeNode | None = None
+    try:
+        node = await open_node(config, metrics, clock)
+        # What is loaded by now lives as long as the process: keep it out of every later collection.
+        gc.collect()
+        gc.freeze()
+        app.open_door(node)
+        host, port = listener.getsockname()[:2]
+        print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)  # noqa: T201
+        await serving
+    finally:
+        app.close_door()
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        if node is not None:
+            await node.close()
+        listener.close()
+
+
+def warm_up(backend: Backend) -> EdgeResult:
+    """Run a blank picture, so that the first caller does not pay for lazy allocation."""
+    import numpy as np
+
+    for _ in range(2):
+        backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
+    return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    listener.listen(LISTEN_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        config = parse_arguments(
+            EdgeConfig, "hawkvision edge up", "Start an edge node.", sys.argv[1:] if argv is None else argv
+        )
+        if not is_loopback(config.host):
+            log.warning("listening on %s: put TLS in front of it, keys travel in clear text otherwise", config.host)
+        import uvloop
+
+        uvloop.run(serve(config))
+    except HawkVisionError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

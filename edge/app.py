@@ -1,0 +1,385 @@
+"""The HTTP door: DESIGN §3 as an ASGI application.
+
+`POST /v1/classify` is the hot path and plain ASGI; everything else is Starlette. Whatever goes wrong leaves as
+`{"error", "code"}` with its status. Bounds: a body has at most `max_body_bytes` and must arrive within
+`BODY_TIMEOUT_S`; all bodies together at most `MAX_BUFFERED_BYTES`; waiting pictures at most `queue_limit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from edge import openapi
+from edge.fields import Source, parse_request, read_headers, read_query
+from edge.node import EdgeNode
+from edge.targets import describe_targets
+from hawkvision.clock import Clock
+from hawkvision.errors import (
+    BadField,
+    BadImage,
+    HawkVisionError,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    RequestTimeout,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMedia,
+)
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.trace import parse_traceparent, start_trace
+from hawkvision.types import Answer, Timing
+
+log = logging.getLogger("hawkvision.edge")
+
+CLASSIFY_PATH: Final = "/v1/classify"
+BODY_TIMEOUT_S: Final = 30.0
+"""A 10 MiB picture at 3 Mbit/s; slower senders hold a connection for nothing."""
+MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+"""All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Answered without a key: they say only whether the node is up."""
+
+_encode = msgspec.json.encode
+_NOT_PICTURES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
+
+
+class EdgeApp:
+    """One node's HTTP door. Serves health at once, and everything else after `open_door`."""
+
+    def __init__(self, metrics: EdgeMetrics, clock: Clock, api_key: str | None, max_body_bytes: int) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._key = None if api_key is None else api_key.encode()
+        self._max_body_bytes = max_body_bytes
+        self._buffered_bytes = 0
+        self._node: EdgeNode | None = None
+        self._rest = self._build_rest()
+
+    def open_door(self, node: EdgeNode) -> None:
+        """Start answering pictures: the models are loaded and warm."""
+        self._node = node
+
+    def close_door(self) -> None:
+        """Stop taking pictures; those under way are still answered."""
+        self._node = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if path == CLASSIFY_PATH:
+            await self._classify(scope, receive, send)
+            return
+        try:
+            if path not in OPEN_PATHS:
+                self._authorize(scope["headers"])
+        except HawkVisionError as error:
+            await _reply(send, error.status, _encode(error.body()), _error_headers(error))
+            return
+        await self._rest(scope, receive, send)
+
+    # ------------------------------------------------------------------------------------------ the hot path
+
+    async def _classify(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = self._clock.now()
+        caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
+        trace = caller.child() if caller else start_trace()
+        headers = [(b"traceparent", trace.header().encode())]
+        body = _Body(self, receive)
+        self._metrics.in_flight.inc()
+        try:
+            node = self._node
+            if scope["method"] != "POST":
+                raise MethodNotAllowed(f"{CLASSIFY_PATH} takes POST, not {scope['method']}")
+            self._authorize(scope["headers"])
+            if node is None:
+                raise NotReady("the models are still loading, or the node is shutting down")
+            picture, sources = await self._read(scope, body)
+            request = parse_request(sources)
+            answer = await node.classify(picture, request, started, trace)
+        except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
+            await self._refuse(send, error, started, headers)
+            return
+        finally:
+            body.release()
+            self._metrics.in_flight.dec()
+        self._count(answer)
+        headers.append((b"server-timing", _server_timing(answer.timing_ms)))
+        await _reply(send, 200, _encode(answer.to_json()), headers)
+
+    async def _read(self, scope: Scope, body: _Body) -> tuple[bytes, list[Source]]:
+        """The picture and the fields, from wherever the caller wrote them."""
+        raw_headers = scope["headers"]
+        sources = read_query(scope["query_string"]) + read_headers(raw_headers)
+        content_type = (_header(raw_headers, b"content-type") or "").lower()
+        declared = _header(raw_headers, b"content-length")
+        if content_type.startswith("multipart/form-data"):
+            data = await body.read(declared)
+            picture, fields = await _read_multipart(raw_headers, data)
+            return picture, sources + fields
+        if content_type.startswith(_NOT_PICTURES):
+            raise UnsupportedMedia(
+                f"Content-Type {content_type[:60]!r}: send the picture itself (JPEG, PNG or WebP) as the body, "
+                "or a multipart form with the picture in 'image'"
+            )
+        return await body.read(declared), sources
+
+    def _authorize(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        if self._key is None:
+            return
+        written = _header(headers, b"authorization") or ""
+        scheme, _, given = written.partition(" ")
+        # Compared in constant time, so that the key cannot be guessed byte by byte.
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
+            raise Unauthorized("expected this node's key in the header 'Authorization: Bearer KEY'")
+
+    async def _refuse(self, send: Send, error: Exception, started: float, headers: list[tuple[bytes, bytes]]) -> None:
+        if isinstance(error, _Disconnected):
+            return
+        if not isinstance(error, HawkVisionError):
+            log.error("internal error", exc_info=error)
+            error = InternalError("the node failed on this request; its log says why")
+        elif error.status >= 500 and error.status not in (503, 504):
+            log.error("internal error: %s", error)
+        if isinstance(error, Overloaded):
+            self._metrics.shed.labels("queue_full").inc()
+        self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
+        total_ms = (self._clock.now() - started) * 1e3
+        headers += [*_error_headers(error), (b"server-timing", b"total;dur=%.3f" % total_ms)]
+        await _reply(send, error.status, _encode(error.body()), headers)
+
+    def _task(self) -> str:
+        return self._node.task if self._node else "none"
+
+    def _count(self, answer: Answer) -> None:
+        tier = answer.tier.value
+        self._metrics.requests.labels(answer.task, answer.model, tier, "200").inc()
+        self._metrics.duration.labels(answer.task, tier).observe(answer.timing_ms.total * 1e-3)
+
+    def reserve(self, size: int) -> None:
+        """Account for body bytes held in memory; `_Body.release` gives them back.
+
+        Raises:
+            Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
+        """
+        if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
+            raise Overloaded(f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received", 1.0)
+        self._buffered_bytes += size
+        self._metrics.received_bytes.inc(size)
+
+    def give_back(self, size: int) -> None:
+        """Undo `reserve`."""
+        self._buffered_bytes -= size
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body accepted."""
+        return self._max_body_bytes
+
+    # ------------------------------------------------------------------------------------------ everything else
+
+    def _build_rest(self) -> Starlette:
+        async def healthz(_: Request) -> Response:
+            return _json({"status": "alive"})
+
+        async def readyz(_: Request) -> Response:
+            if self._node is None:
+                return _json(NotReady("the models are still loading, or the node is shutting down").body(), 503)
+            return _json({"status": "ready", "task": self._node.task, "variant": self._node.rung.name})
+
+        async def targets(_: Request) -> Response:
+            if self._node is None:
+                return _json(NotReady("the models are still loading, or the node is shutting down").body(), 503)
+            return _json(describe_targets(self._node))
+
+        async def metrics(_: Request) -> Response:
+            return Response(self._metrics.exposition(), headers={"content-type": self._metrics.content_type})
+
+        async def schema(_: Request) -> Response:
+            return _json(openapi.document())
+
+        async def docs(_: Request) -> Response:
+            return HTMLResponse(openapi.page())
+
+        async def on_http_error(request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException)
+            if error.status_code == 405:
+                ours: HawkVisionError = MethodNotAllowed(f"{request.url.path} does not take {request.method}")
+            elif error.status_code == 404:
+                ours = NotFound(f"no such path {request.url.path[:100]!r}; /docs lists what there is")
+            else:
+                ours = BadField(str(error.detail))
+            return _json(ours.body(), ours.status, error.headers)
+
+        async def on_defect(_: Request, error: Exception) -> Response:
+            log.error("internal error", exc_info=error)
+            return _json(InternalError("the node failed on this request; its log says why").body(), 500)
+
+        get = ["GET"]
+        return Starlette(
+            routes=[
+                Route("/healthz", healthz, methods=get),
+                Route("/readyz", readyz, methods=get),
+                Route("/v2/health/live", healthz, methods=get),
+                Route("/v2/health/ready", readyz, methods=get),
+                Route("/v1/targets", targets, methods=get),
+                Route("/metrics", metrics, methods=get),
+                Route("/openapi.json", schema, methods=get),
+                Route("/docs", docs, methods=get),
+            ],
+            exception_handlers={HTTPException: on_http_error, Exception: on_defect},
+        )
+
+
+class _Disconnected(Exception):
+    """The caller hung up while sending."""
+
+
+class _Body:
+    """Receives one body within its bounds; `release` gives its memory accounting back."""
+
+    def __init__(self, app: EdgeApp, receive: Receive) -> None:
+        self._app = app
+        self._receive = receive
+        self._size = 0
+
+    async def read(self, declared: str | None) -> bytes:
+        """The whole body.
+
+        Raises:
+            BadImage: if it is empty.
+            TooLarge: as soon as it is known to exceed the limit.
+            RequestTimeout: if it takes longer than `BODY_TIMEOUT_S`.
+        """
+        limit = self._app.max_body_bytes
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            raise TooLarge(f"the body has {declared} bytes; at most {limit} are accepted")
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                chunk, more = await self._chunk(limit)
+                if not more:
+                    data = chunk
+                else:
+                    parts = [chunk]
+                    while more:
+                        chunk, more = await self._chunk(limit)
+                        parts.append(chunk)
+                    data = b"".join(parts)
+        except TimeoutError:
+            raise RequestTimeout(f"the body had not arrived after {BODY_TIMEOUT_S:g} s") from None
+        if not data:
+            raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
+        return data
+
+    async def _chunk(self, limit: int) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise _Disconnected
+        chunk: bytes = message.get("body", b"")
+        self._app.reserve(len(chunk))
+        self._size += len(chunk)
+        if self._size > limit:
+            raise TooLarge(f"the body has more than the {limit} bytes that are accepted")
+        return chunk, bool(message.get("more_body", False))
+
+    def release(self) -> None:
+        """Give the memory accounting back."""
+        self._app.give_back(self._size)
+        self._size = 0
+
+
+async def _read_multipart(raw_headers: list[tuple[bytes, bytes]], data: bytes) -> tuple[bytes, list[Source]]:
+    """The picture in `image` and the other fields of a multipart form."""
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield data
+
+    try:
+        parser = MultiPartParser(Headers(raw=raw_headers), stream(), max_files=1, max_fields=16)
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError, AttributeError) as error:
+        # The parser raises bare KeyError or AttributeError for a missing boundary or disposition.
+        raise BadField(f"multipart body: {getattr(error, 'message', None) or error!r}") from None
+    picture: bytes | None = None
+    fields: list[Source] = []
+    async with _closing(form):
+        for name, value in form.multi_items():
+            if name == "image":
+                if picture is not None:
+                    raise BadField("multipart: expected one 'image', got several")
+                picture = await value.read() if isinstance(value, UploadFile) else value.encode("latin-1", "replace")
+            elif isinstance(value, UploadFile):
+                raise BadField(f"multipart: the file must be named 'image', got {name[:40]!r}")
+            else:
+                fields.append(("multipart", name, value))
+    if not picture:
+        raise BadField("multipart: expected the picture in a part named 'image'")
+    return picture, fields
+
+
+class _closing:  # noqa: N801 - used like contextlib.aclosing, which calls aclose
+    def __init__(self, form: Any) -> None:
+        self._form = form
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._form.close()
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
+def _error_headers(error: HawkVisionError) -> list[tuple[bytes, bytes]]:
+    if isinstance(error, Overloaded):
+        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+    if isinstance(error, NotReady):
+        return [(b"retry-after", b"1")]
+    if isinstance(error, Unauthorized):
+        return [(b"www-authenticate", b"Bearer")]
+    return []
+
+
+def _server_timing(timing: Timing) -> bytes:
+    return b"decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, uplink;dur=%.3f, dc;dur=%.3f, total;dur=%.3f" % (
+        timing.decode,
+        timing.queue,
+        timing.infer,
+        timing.uplink,
+        timing.dc,
+        timing.total,
+    )
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    standard = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": standard + headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
+    return Response(_encode(value), status, headers, media_type="application/json")

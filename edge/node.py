@@ -1,0 +1,432 @@
+"""One edge node: from a picture and a target to an answer, wherever it is found.
+
+    bytes ─ probe ─ route(target) ─┬─ worker: decode, resize, infer, score ─ decide ─┬─ accept ──────────────► answer
+                                   │                                                └─ escalate ─┐
+                                   └─ direct (target only the best rung can meet) ───────────────┴─ uplink ─► answer
+                                                                                                    │ late, down
+                                                                                                    └─ degraded ► answer
+
+The node holds no protocol: doors (`edge.app`) give it bytes and a `ClassifyRequest`, and take an `Answer` or an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from edge.uplink import Escalated, Uplink
+from edge.workers import WorkerPool
+from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
+from hawkvision.cascade.scores import Score, softmax, top_classes
+from hawkvision.clock import Clock
+from hawkvision.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound, TooLarge
+from hawkvision.hop import HopRequest
+from hawkvision.manifest import InputSpec
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.trace import TraceContext
+from hawkvision.types import (
+    AccuracyPromise,
+    Answer,
+    ClassifyRequest,
+    OnMiss,
+    Prediction,
+    PromiseStatus,
+    Reason,
+    Tier,
+    Timing,
+)
+from hawkvision.vision.backend import Backend
+from hawkvision.vision.image import load_input, probe
+
+log = logging.getLogger("hawkvision.edge")
+
+RUNGS_INTERVAL_S: Final = 15.0
+"""How often the node asks what the datacenter serves: it finds a replaced model, and a link that came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The loaded edge rung: all that turns a picture into scored classes."""
+
+    name: str
+    backend: Backend
+    spec: InputSpec
+    temperature: float
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeResult:
+    """What the edge rung says of one picture; classes most probable first."""
+
+    indices: tuple[int, ...]
+    confidences: tuple[float, ...]
+    score: float
+    decode_ms: float
+    infer_ms: float
+    queue_ms: float = 0.0
+
+
+class EdgeNode:
+    """Answers pictures for one task. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        task: str,
+        labels: Sequence[str],
+        rung: Rung,
+        best: str,
+        policy: Policy,
+        pool: WorkerPool[EdgeResult],
+        uplink: Uplink | None,
+        clock: Clock,
+        metrics: EdgeMetrics,
+        max_pixels: int,
+        dc_timeout_s: float,
+        certified: bool = True,
+        expected_models: dict[str, str] | None = None,
+    ) -> None:
+        """Make a node of loaded parts.
+
+        Args:
+            task: what it answers.
+            labels: class names in index order.
+            rung: the edge rung.
+            best: name of the ladder's best rung, asked on escalation.
+            policy: of this pair.
+            pool: where pictures are decoded and inferred.
+            uplink: the datacenter, or None for a node that answers alone.
+            clock: for deadlines and timings.
+            metrics: where to count.
+            max_pixels: largest picture accepted.
+            dc_timeout_s: longest wait for the datacenter without a deadline.
+            certified: whether the profile's certificates hold for the loaded edge model.
+            expected_models: variant → sha256 of the best rung that the certificates hold for.
+        """
+        self.task = task
+        self.labels = labels
+        self.rung = rung
+        self.best = best
+        self.policy = policy
+        self.pool = pool
+        self.uplink = uplink
+        self.metrics = metrics
+        self._clock = clock
+        self._max_pixels = max_pixels
+        self._dc_timeout_s = dc_timeout_s
+        self._certified = certified
+        self._expected_models = expected_models or {}
+        self._dc_matches = True
+        self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
+        metrics.queue_length.set_function(lambda: pool.waiting)
+        metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
+        self._observe_queue = metrics.queue_duration.labels(task).observe
+        self._observe_infer = metrics.inference_duration.labels(task, rung.name).observe
+
+    @property
+    def certificates_valid(self) -> bool:
+        """Whether the certificates were made for the models that answer, as far as is known."""
+        return self._certified and self._dc_matches
+
+    async def classify(self, body: bytes, request: ClassifyRequest, started: float, trace: TraceContext) -> Answer:
+        """Answer one picture.
+
+        Args:
+            body: the encoded picture.
+            request: what is asked.
+            started: clock time of the first byte.
+            trace: the request's span; the datacenter gets a child.
+
+        Raises:
+            RequestError: the caller's fault (picture, target, task).
+            ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
+        """
+        if request.task is not None and request.task != self.task:
+            raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
+        route = self.policy.route(request.target)
+        # Refused here, on the loop, what can be refused from the header: no worker and no uplink is spent on it.
+        header = probe(body)
+        if header.pixels > self._max_pixels:
+            raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self._max_pixels} in all")
+        call = _Call(self, body, request, route, started, trace)
+        answer = await (call.direct() if route.direct else call.cascade())
+        if answer.deadline_met is False:
+            self.metrics.deadline_misses.labels(self.task).inc()
+            if request.on_miss is OnMiss.FAIL:
+                raise call.missed()
+        return answer
+
+    def look(self, body: bytes) -> EdgeResult:
+        """Decode, resize, infer and score one picture. Runs on a worker thread.
+
+        Raises:
+            RequestError: if the picture is broken.
+            BackendError: if the backend is.
+        """
+        before = self._clock.now()
+        pixels, _ = load_input(body, self.rung.spec, max_pixels=self._max_pixels)
+        decoded = self._clock.now()
+        logits = self.rung.backend.infer(pixels[np.newaxis])
+        probabilities = softmax(logits, self.rung.temperature)[0]
+        order = top_classes(probabilities, MAX_EDGE_CLASSES)
+        confidences = probabilities[order]
+        score = confidences[0] - confidences[1] if self.rung.score is Score.MARGIN else confidences[0]
+        return EdgeResult(
+            indices=tuple(order.tolist()),
+            confidences=tuple(confidences.tolist()),
+            score=float(score),
+            decode_ms=(decoded - before) * 1e3,
+            infer_ms=(self._clock.now() - decoded) * 1e3,
+        )
+
+    async def at_edge(self, body: bytes, deadline: float | None) -> EdgeResult:
+        """`look` on a worker, earliest deadline first.
+
+        Raises:
+            Overloaded: if the queue is full.
+            RequestError: if the picture is broken.
+        """
+        result, queue_ms = await self.pool.submit(lambda: self.look(body), deadline)
+        self._observe_queue(queue_ms * 1e-3)
+        self._observe_infer(result.infer_ms * 1e-3)
+        return replace(result, queue_ms=queue_ms)
+
+    def promise(self, promise: AccuracyPromise) -> AccuracyPromise:
+        """The promise as it can be made with the models that are really loaded."""
+        if self.certificates_valid or promise.status is not PromiseStatus.HELD:
+            return promise
+        return replace(weakened(promise), status=PromiseStatus.VOID)
+
+    async def _watch_datacenter(self) -> None:
+        assert self.uplink is not None
+        while True:
+            await self._check_datacenter(self.uplink)
+            await asyncio.sleep(RUNGS_INTERVAL_S)
+
+    async def _check_datacenter(self, uplink: Uplink) -> None:
+        try:
+            served = await uplink.rungs()
+        except EscalationFailed as error:
+            log.warning("datacenter: %s", error)
+            return
+        members = next((rung.members for rung in served.rungs if rung.name == self.best), None)
+        if members is None:
+            log.error("datacenter %s does not serve %r, the rung that escalations ask for", uplink.url, self.best)
+            return
+        loaded = {member.name: member.sha256 for member in members}
+        matches = loaded == self._expected_models
+        if not matches and self._dc_matches:
+            log.error(
+                "certificates are void: made for %s, but %s runs %s",
+                self._expected_models,
+                uplink.url,
+                loaded,
+            )
+        self._dc_matches = matches
+
+    async def close(self) -> None:
+        """Stop watching, finish what is queued, close connections and the backend."""
+        if self._watcher:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+        await asyncio.to_thread(self.pool.close)
+        if self.uplink:
+            await self.uplink.close()
+        self.rung.backend.close()
+
+
+MAX_EDGE_CLASSES: Final = 100
+"""The most a caller may ask for with `top_k` (`edge.fields.MAX_TOP_K`)."""
+
+
+class _Call:
+    """One request on its way; holds what its steps share."""
+
+    def __init__(
+        self, node: EdgeNode, body: bytes, request: ClassifyRequest, route: Route, started: float, trace: TraceContext
+    ) -> None:
+        self.node = node
+        self.body = body
+        self.request = request
+        self.route = route
+        self.started = started
+        self.trace = trace
+        self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
+
+    def slack_ms(self) -> float | None:
+        """Time left before the deadline."""
+        return None if self.deadline is None else (self.deadline - self.node._clock.now()) * 1e3
+
+    def missed(self) -> DeadlineMissed:
+        """The error of `on_miss=fail`."""
+        return DeadlineMissed(
+            f"no answer meeting the target was possible within deadline_ms={self.request.deadline_ms:g}"
+        )
+
+    async def cascade(self) -> Answer:
+        """Ask the edge first."""
+        if self._edge_is_too_busy():
+            escalated = await self._escalate(Reason.EDGE_BUSY, self.slack_ms())
+            if escalated is not None:
+                return self._from_dc(escalated, Reason.EDGE_BUSY, None)
+        edge = await self.node.at_edge(self.body, self.deadline)
+        score = edge.confidences[0] if self.route.by_confidence else edge.score
+        decision = decide(
+            self.route,
+            score,
+            slack_ms=self.slack_ms(),
+            predicted_ms=self._predict_ms(),
+            on_miss=self.request.on_miss,
+        )
+        match decision:
+            case Accept(degraded):
+                return self._from_edge(edge, degraded=degraded)
+            case Miss():
+                raise self.missed()
+            case Escalate(reason, cutoff_ms):
+                escalated = await self._escalate(reason, cutoff_ms)
+                if escalated is None:
+                    return self._from_edge(edge, degraded=True, reason=reason)
+                return self._from_dc(escalated, reason, edge)
+
+    async def direct(self) -> Answer:
+        """Go straight to the best rung; the edge only stands by when a deadline could force it to answer."""
+        decision = decide(
+            self.route,
+            -math.inf,
+            slack_ms=self.slack_ms(),
+            predicted_ms=self._predict_ms(),
+            on_miss=self.request.on_miss,
+        )
+        match decision:
+            case Accept():
+                return self._from_edge(await self.node.at_edge(self.body, self.deadline), degraded=True)
+            case Miss():
+                raise self.missed()
+            case Escalate(reason, None):
+                escalated = await self._escalate(reason, None)
+                if escalated is not None:
+                    return self._from_dc(escalated, reason, None)
+                return self._from_edge(await self.node.at_edge(self.body, self.deadline), degraded=True, reason=reason)
+            case Escalate(reason, cutoff_ms):
+                standby = asyncio.ensure_future(self.node.at_edge(self.body, self.deadline))
+                try:
+                    escalated = await self._escalate(reason, cutoff_ms)
+                    if escalated is not None:
+                        return self._from_dc(escalated, reason, None)
+                    return self._from_edge(await standby, degraded=True, reason=reason)
+                finally:
+                    standby.cancel()
+                    # Retrieve what it raised, so that nothing is logged as never retrieved.
+                    await asyncio.gather(standby, return_exceptions=True)
+
+    def _edge_is_too_busy(self) -> bool:
+        slack = self.slack_ms()
+        if slack is None or self.node.pool.predicted_wait_ms() < slack:
+            return False
+        predicted = self._predict_ms()
+        return predicted is not None and predicted < slack - ANSWER_MARGIN_MS
+
+    def _predict_ms(self) -> float | None:
+        return self.node.uplink.predict_ms() if self.node.uplink else None
+
+    async def _escalate(self, reason: Reason, cutoff_ms: float | None) -> Escalated | None:
+        """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
+
+        Raises:
+            RequestError: what the datacenter found wrong with the picture.
+        """
+        node, metrics = self.node, self.node.metrics
+        assert node.uplink is not None, "predicted_ms is None without an uplink"
+        timeout_s = node._dc_timeout_s if cutoff_ms is None else min(node._dc_timeout_s, max(0.001, cutoff_ms * 1e-3))
+        metrics.escalations.labels(node.task, reason.value).inc()
+        metrics.uplink_bytes.inc(len(self.body))
+        # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
+        wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
+        request = HopRequest(task=node.task, variant=node.best, deadline_ms=wanted_ms, top_k=self.request.top_k)
+        try:
+            escalated = await node.uplink.infer(self.body, request, self.trace.child(), timeout_s)
+        except EscalationFailed as error:
+            metrics.escalation_failures.labels(node.task).inc()
+            log.info("escalation failed: %s", error)
+            return None
+        finally:
+            metrics.datacenter_up.set(float(node.uplink.link.up))
+        return escalated
+
+    def _from_edge(self, edge: EdgeResult, *, degraded: bool, reason: Reason | None = None) -> Answer:
+        node = self.node
+        if degraded:
+            node.metrics.degraded.labels(node.task).inc()
+        total_ms = (node._clock.now() - self.started) * 1e3
+        top_k = zip(edge.indices[: self.request.top_k], edge.confidences, strict=False)
+        return Answer(
+            id=new_id(),
+            task=node.task,
+            top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
+            model=node.rung.name,
+            tier=Tier.EDGE,
+            accuracy=weakened(self.route.promise) if degraded else node.promise(self.route.promise),
+            # `escalated` says that the datacenter was asked, even if its answer came too late to be used.
+            escalated=reason is not None,
+            reason=reason,
+            degraded=degraded,
+            deadline_met=self._met(total_ms),
+            timing_ms=Timing(edge.decode_ms, edge.queue_ms, edge.infer_ms, total=total_ms),
+        )
+
+    def _from_dc(self, escalated: Escalated, reason: Reason, edge: EdgeResult | None) -> Answer:
+        node, reply = self.node, escalated.reply
+        total_ms = (node._clock.now() - self.started) * 1e3
+        timing = Timing(
+            decode=edge.decode_ms if edge else 0.0,
+            queue=edge.queue_ms if edge else 0.0,
+            infer=edge.infer_ms if edge else 0.0,
+            uplink=max(0.0, escalated.round_trip_ms - reply.timing_ms.total),
+            dc=reply.timing_ms.total,
+            total=total_ms,
+        )
+        return Answer(
+            id=new_id(),
+            task=node.task,
+            top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
+            model=reply.model,
+            tier=Tier.DC,
+            accuracy=node.promise(self.route.promise),
+            escalated=True,
+            reason=reason,
+            deadline_met=self._met(total_ms),
+            timing_ms=timing,
+        )
+
+    def _met(self, total_ms: float) -> bool | None:
+        return None if self.request.deadline_ms is None else total_ms <= self.request.deadline_ms
+
+
+def new_id() -> str:
+    """128 random bits as hex."""
+    return os.urandom(16).hex()
+
+
+def check_models(expected: dict[str, str], loaded: dict[str, str], where: str) -> None:
+    """Refuse certificates that were made for other model files.
+
+    Raises:
+        ManifestError: naming the variant and both hashes.
+    """
+    for name, sha256 in loaded.items():
+        if expected.get(name) != sha256:
+            raise ManifestError(
+                f"{where}: certificates were made for {name} with sha256 {expected.get(name)}, but the loaded file has "
+                f"{sha256}; rebuild it with `hawkvision models build` or certify it with `hawkvision calibrate`"
+            )

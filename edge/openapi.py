@@ -1,0 +1,186 @@
+"""The API described: `/openapi.json` for tools and `/docs` for people, both from one table.
+
+The page is plain HTML without scripts, because an edge node has no internet to fetch a viewer from.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import Any, Final
+
+from edge.fields import FIELDS
+from hawkvision import __version__
+
+_ERRORS: Final = {
+    "400": "Not a picture, or an unknown, malformed or contradictory field",
+    "401": "Missing or wrong key",
+    "408": "The body did not arrive in time",
+    "413": "Too many bytes or too many pixels",
+    "415": "A format that is not read here",
+    "422": "The ladder cannot reach the target; `maximum` says what it can",
+    "429": "A bounded queue is full; see Retry-After",
+    "500": "A defect; the node's log says more",
+    "503": "Loading or shutting down",
+    "504": "The deadline passed, only with on_miss=fail",
+}
+
+_FRACTION: Final = {"type": "number", "minimum": 0, "maximum": 1}
+_MILLIS: Final = {"type": "number", "minimum": 0}
+
+
+def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _schemas() -> dict[str, Any]:
+    prediction = {"label": {"type": "string"}, "index": {"type": "integer"}, "confidence": _FRACTION}
+    accuracy = {
+        "target": {"type": "object", "description": "The target as it was understood."},
+        "max_drop": _nullable(_FRACTION),
+        "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
+        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile"]},
+        "delta": _nullable(_FRACTION),
+        "n": _nullable({"type": "integer"}),
+    }
+    answer = {
+        "id": {"type": "string"},
+        "task": {"type": "string"},
+        **prediction,
+        "top_k": {"type": "array", "items": _object(prediction)},
+        "model": {"type": "string"},
+        "tier": {"type": "string", "enum": ["edge", "dc", "cache"]},
+        "escalated": {"type": "boolean"},
+        "reason": _nullable({"type": "string", "enum": ["low_confidence", "audit", "target", "edge_busy"]}),
+        "degraded": {"type": "boolean"},
+        "received_fraction": _FRACTION,
+        "accuracy": _object(accuracy),
+        "deadline_met": _nullable({"type": "boolean"}),
+        "timing_ms": _object(dict.fromkeys(("decode", "queue", "infer", "uplink", "dc", "total"), _MILLIS)),
+    }
+    error = {"error": {"type": "string"}, "code": {"type": "string"}, "maximum": {"type": "number"}}
+    return {"Answer": _object(answer), "Error": _object(error, optional=("maximum",))}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    parameters = [
+        {"name": f.name, "in": "query", "required": False, "description": f.description, "schema": dict(f.schema)}
+        for f in FIELDS.values()
+    ]
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    form = {
+        "schema": {
+            "type": "object",
+            "required": ["image"],
+            "properties": {
+                "image": {"type": "string", "format": "binary"},
+                **{f.name: {**f.schema, "description": f.description} for f in FIELDS.values()},
+            },
+        }
+    }
+    errors = {
+        status: {
+            "description": text,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        }
+        for status, text in _ERRORS.items()
+    }
+    classify = {
+        "summary": "Classify a picture to a target",
+        "description": "Every field may also be sent as a header `X-HawkVision-<Field-Name>` or a multipart field.",
+        "operationId": "classify",
+        "parameters": parameters,
+        "requestBody": {
+            "required": True,
+            "content": {
+                "image/jpeg": binary,
+                "image/png": binary,
+                "image/webp": binary,
+                "application/octet-stream": binary,
+                "multipart/form-data": form,
+            },
+        },
+        "responses": {
+            "200": {
+                "description": "The answer",
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Answer"}}},
+            },
+            **errors,
+        },
+    }
+
+    def get(summary: str, operation: str, media: str = "application/json") -> dict[str, Any]:
+        ok = {"description": summary, "content": {media: {"schema": {}}}}
+        return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok}}}
+
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "HawkVision edge node",
+            "version": __version__,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": "Say what the answer must be worth and when you need it; the node picks the model.",
+        },
+        "paths": {
+            "/v1/classify": {"post": classify},
+            "/v1/targets": get("What can be asked for, and what it costs", "targets"),
+            "/healthz": get("The process is alive", "healthz"),
+            "/readyz": get("Models are loaded and warm", "readyz"),
+            "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),
+            "/v2/health/ready": get("Models are loaded and warm (Open Inference Protocol)", "ready"),
+            "/metrics": get("Metrics for Prometheus", "metrics", "text/plain"),
+        },
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+_STYLE: Final = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
+    "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.4rem;text-align:left;"
+    "vertical-align:top}code,pre{background:#f4f4f4;border-radius:4px;padding:.1rem .3rem}"
+    "pre{padding:1rem;overflow:auto}"
+)
+
+
+def page() -> str:
+    """The documentation as one HTML page."""
+    described = document()
+    classify = described["paths"]["/v1/classify"]["post"]
+
+    def row(*cells: str) -> str:
+        return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+    def code(text: str) -> str:
+        return f"<code>{html.escape(text)}</code>"
+
+    fields = "".join(row(code(f.name), html.escape(f.description)) for f in FIELDS.values())
+    errors = "".join(row(code(status), html.escape(text)) for status, text in _ERRORS.items())
+    answer = described["components"]["schemas"]["Answer"]["properties"]
+    paths = "".join(
+        row(code(path), html.escape(next(iter(methods.values()))["summary"]))
+        for path, methods in described["paths"].items()
+    )
+    example = "curl --data-binary @cat.jpg 'http://127.0.0.1:8080/v1/classify?max_accuracy_drop=0.01&deadline_ms=200'"
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>HawkVision</title><style>{_STYLE}</style>"
+        f"<h1>HawkVision edge node {html.escape(__version__)}</h1>"
+        f"<p>{html.escape(described['info']['description'])}</p>"
+        f"<pre>{html.escape(example)}</pre>"
+        f"<h2>Paths</h2><table>{paths}</table>"
+        f"<h2><code>POST /v1/classify</code></h2><p>The body is the picture: JPEG, PNG or WebP, raw or as "
+        f"<code>image</code> in a multipart form. {html.escape(classify['description'])} "
+        f"At most one of <code>min_accuracy</code>, <code>max_accuracy_drop</code>, <code>quality</code> and "
+        f"<code>min_confidence</code>.</p><table>{fields}</table>"
+        f"<h2>Answer</h2><p>{', '.join(code(name) for name in answer)}</p>"
+        f"<h2>Errors</h2><p>Always <code>{{&quot;error&quot;: …, &quot;code&quot;: …}}</code>.</p>"
+        f"<table>{errors}</table><p>Machine-readable: <a href=/openapi.json>/openapi.json</a></p>"
+    )

@@ -1,0 +1,143 @@
+"""The way to the datacenter tier: the caller's own bytes over a kept-alive connection, and what the link is like.
+
+Failures never reach the caller as errors: `EscalationFailed` tells the node to answer by itself. Only what the
+datacenter found wrong with the picture is the caller's to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from hawkvision import errors
+from hawkvision.cascade.link import LinkEstimate
+from hawkvision.clock import Clock
+from hawkvision.errors import EscalationFailed, RequestError
+from hawkvision.hop import INFER_PATH, RUNGS_PATH, TRACE_HEADER, HopReply, HopRequest, Rungs
+from hawkvision.trace import TraceContext
+
+log = logging.getLogger("hawkvision.edge")
+
+CONNECT_TIMEOUT_S: Final = 1.0
+MAX_REPLY_BYTES: Final = 1024 * 1024
+"""A reply with 1,000 classes is 45 KB."""
+CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.TooLarge, errors.UnsupportedMedia)}
+
+_reply_decoder = msgspec.json.Decoder(HopReply)
+_rungs_decoder = msgspec.json.Decoder(Rungs)
+
+
+class _ErrorBody(msgspec.Struct):
+    error: str = ""
+    code: str = ""
+
+
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Escalated:
+    """The datacenter's answer and the whole round trip in milliseconds."""
+
+    reply: HopReply
+    round_trip_ms: float
+
+
+class Uplink:
+    """One datacenter ingress. Its connections are bounded; callers beyond them wait, within their own deadline."""
+
+    def __init__(self, url: str, api_key: str | None, connections: int, clock: Clock) -> None:
+        self.url = url.rstrip("/")
+        self.link = LinkEstimate()
+        self._clock = clock
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
+            headers=headers,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def predict_ms(self) -> float | None:
+        """How long an escalation would take now; None while the datacenter is left alone after a failure."""
+        return self.link.predict_ms(self._clock.now())
+
+    async def infer(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> Escalated:
+        """Ask the datacenter about a picture.
+
+        Raises:
+            RequestError: what the datacenter found wrong with the picture.
+            EscalationFailed: for everything else, a timeout included.
+        """
+        started = self._clock.now()
+        headers = request.headers()
+        headers[TRACE_HEADER] = trace.header()
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with self._session.post(
+                    f"{self.url}{INFER_PATH}",
+                    data=body,
+                    headers=headers,
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                ) as response:
+                    payload = await response.content.read(MAX_REPLY_BYTES)
+                    while not response.content.at_eof() and len(payload) < MAX_REPLY_BYTES:
+                        payload += await response.content.read(MAX_REPLY_BYTES - len(payload))
+        except TimeoutError:
+            now = self._clock.now()
+            self.link.late((now - started) * 1e3, now)
+            raise EscalationFailed(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms") from None
+        except (aiohttp.ClientError, OSError) as error:
+            self.link.failed(self._clock.now())
+            raise EscalationFailed(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
+        now = self._clock.now()
+        round_trip_ms = (now - started) * 1e3
+        if response.status != 200:
+            raise self._refusal(response.status, payload, now)
+        try:
+            reply = _reply_decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            self.link.failed(now)
+            raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
+        self.link.succeeded(round_trip_ms, now)
+        return Escalated(reply, round_trip_ms)
+
+    def _refusal(self, status: int, payload: bytes, now: float) -> RequestError | EscalationFailed:
+        """What a reply other than 200 means here."""
+        try:
+            body = _error_decoder.decode(payload)
+        except msgspec.DecodeError:
+            body = _ErrorBody(error=f"HTTP {status}")
+        if body.code in CALLERS_FAULT:
+            return CALLERS_FAULT[body.code](body.error)
+        if status in (429, 504):
+            # Alive but too busy: the next request may try, with a longer round trip in mind.
+            self.link.late(2 * self.link.mean_ms, now)
+        else:
+            self.link.failed(now)
+        return EscalationFailed(f"{self.url} refused with HTTP {status}: {body.error[:200]}")
+
+    async def rungs(self) -> Rungs:
+        """What the datacenter serves.
+
+        Raises:
+            EscalationFailed: if it does not say.
+        """
+        try:
+            timeout = aiohttp.ClientTimeout(total=5.0, sock_connect=CONNECT_TIMEOUT_S)
+            async with self._session.get(f"{self.url}{RUNGS_PATH}", timeout=timeout) as response:
+                payload = await response.content.read(MAX_REPLY_BYTES)
+            if response.status != 200:
+                raise EscalationFailed(f"{self.url}{RUNGS_PATH} answered HTTP {response.status}")
+            return _rungs_decoder.decode(payload)
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            raise EscalationFailed(f"{self.url}{RUNGS_PATH}: {error or type(error).__name__}") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()

@@ -1,0 +1,80 @@
+"""Built artefacts on disk: written whole or not at all, read only if their bytes are the ones the manifest names.
+
+Runtime-light: serving imports this, so nothing here may import onnx.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from hawkvision.errors import ArtifactError
+from hawkvision.manifest import Variant, artifact_path
+
+
+def sha256_of(data: bytes) -> str:
+    """The SHA-256 in lower-case hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def load_verified(path: Path, sha256: str) -> bytes:
+    """The artefact's bytes, which have that SHA-256.
+
+    The bytes are returned, not the path, so that what was checked is what is run.
+
+    Raises:
+        ArtifactError: if the file is missing or other than expected; the message says which command builds it.
+    """
+    mend = f"build it with `hawkvision models build --task {path.parent.name} {path.stem}`"
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: the model file is missing; {mend}") from None
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot read the model file: {error.strerror}") from None
+    found = sha256_of(data)
+    if found != sha256:
+        raise ArtifactError(f"{path}: the model file is corrupt: expected SHA-256 {sha256}, found {found}; {mend}")
+    return data
+
+
+def load_variant(cache: Path, task: str, variant: Variant) -> bytes:
+    """The artefact of a variant, verified against its manifest entry.
+
+    Raises:
+        ArtifactError: as `load_verified`, and if the manifest pins no SHA-256.
+    """
+    if variant.sha256 is None:
+        raise ArtifactError(f"task {task!r}: variant {variant.name!r} has no sha256 in its manifest to verify against")
+    return load_verified(artifact_path(cache, task, variant.name), variant.sha256)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a power cut, sees either the old one or the new one, whole.
+
+    Raises:
+        ArtifactError: if the folder cannot be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot write: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)  # mkstemp makes it private; a service may run as another user than the builder
+        Path(name).replace(path)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot write: {error.strerror}") from None
+    finally:
+        Path(name).unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

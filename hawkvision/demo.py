@@ -1,0 +1,164 @@
+"""The demonstration: both tiers really started on loopback, real photographs, several targets, a clean stop."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from hawkvision.client import Client
+from hawkvision.errors import HawkVisionError, NotReady
+from hawkvision.manifest import load_manifest, models_dir
+from hawkvision.types import Answer, target_fields
+from hawkvision.zoo import build
+
+PICTURES: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png", "coins.png")
+READY_TIMEOUT_S: Final = 90.0
+STOP_TIMEOUT_S: Final = 30.0
+
+
+class AnswerTable:
+    """Answers as rows a person can read."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, Answer]] = []
+
+    def add(self, name: str, answer: Answer) -> None:
+        """One more row, under the picture's name."""
+        self.rows.append((name, answer))
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the table."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("picture", "target", "label", "confidence", "tier", "model", "ms", "promise"):
+            table.add_column(title, justify="right" if title in ("confidence", "ms") else "left")
+        for name, answer in self.rows:
+            target = "=".join(str(part) for part in next(iter(target_fields(answer.accuracy.target).items())))
+            promise = answer.accuracy.status.value
+            if answer.accuracy.max_drop is not None:
+                promise += f", drop ≤ {answer.accuracy.max_drop:.3g}"
+            if answer.degraded:
+                promise += ", degraded"
+            table.add_row(
+                name,
+                target,
+                answer.label,
+                f"{answer.confidence:.1%}",
+                answer.tier.value,
+                answer.model,
+                f"{answer.timing_ms.total:.1f}",
+                promise,
+            )
+        (console or Console()).print(table)
+
+
+def demo_pictures(folder: Path | None) -> list[Path]:
+    """The pictures to classify: those of `folder`, else the photographs inside scikit-image's wheel.
+
+    Raises:
+        NotReady: if there are none; says what to install.
+    """
+    if folder is not None:
+        found = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"))
+    else:
+        spec = importlib.util.find_spec("skimage")
+        data = Path(spec.origin).parent / "data" if spec and spec.origin else Path()
+        found = [data / name for name in PICTURES if (data / name).is_file()]
+    if not found:
+        where = folder or "the package scikit-image (pip install 'hawkvision[demo]')"
+        raise NotReady(f"no pictures to show: expected some in {where}")
+    return found
+
+
+@contextlib.contextmanager
+def started(title: str, *command: str) -> Iterator[str]:
+    """A server process; gives the URL of its `ready:` line, and stops it on leaving.
+
+    Raises:
+        NotReady: if it ends or stays silent for `READY_TIMEOUT_S`; carries the end of what it said.
+    """
+    process = subprocess.Popen(  # noqa: S603 - our own modules
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        yield _wait_ready(title, process, process.stdout)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        process.stdout.close()
+
+
+def _wait_ready(title: str, process: subprocess.Popen[bytes], output: IO[bytes]) -> str:
+    said = b""
+    until = time.monotonic() + READY_TIMEOUT_S
+    os.set_blocking(output.fileno(), False)
+    while (left := until - time.monotonic()) > 0:
+        readable, _, _ = select.select([output], [], [], left)
+        chunk = output.read() if readable else b""
+        if readable and not chunk and process.poll() is not None:
+            break
+        said = (said + (chunk or b""))[-20_000:]
+        for line in said.decode(errors="replace").splitlines():
+            if line.startswith("ready: "):
+                return line.removeprefix("ready: ").strip()
+    raise NotReady(f"{title} did not become ready; it said:\n{said.decode(errors='replace')[-2000:]}")
+
+
+def run(cache: Path, folder: Path | None = None) -> int:
+    """Run the demonstration; 0 if every picture got an answer."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    pictures = demo_pictures(folder)
+    models = models_dir()
+    manifest = load_manifest("imagenet", models)
+    build.build(manifest.task, None, models=models, cache=cache)
+    console.print("starting the datacenter tier (Ray Serve) and an edge node on loopback …")
+    where = ("--cache-dir", str(cache), "--port", "0")
+    try:
+        with (
+            started("the datacenter tier", "hawkvision.datacenter", *where) as dc_url,
+            started("the edge node", "edge", *where, "--dc-url", dc_url) as url,
+            Client(url) as client,
+        ):
+            console.print(f"datacenter {dc_url}, edge {url}\n")
+            answers = _classify_all(client, pictures)
+            answers.show(console)
+            at_edge = sum(answer.tier.value == "edge" for _, answer in answers.rows)
+            console.print(
+                f"\n{len(answers.rows)} pictures answered, {at_edge} at the edge, "
+                f"{len(answers.rows) - at_edge} in the datacenter; nobody named a model."
+            )
+    except HawkVisionError as error:
+        console.print(f"[red]error:[/red] {error}")
+        return 1
+    return 0
+
+
+def _classify_all(client: Client, pictures: list[Path]) -> AnswerTable:
+    """Every picture at every target; the hardest absolute targets lie just below what the ladder reaches."""
+    reachable = float(client.targets()["maximum_min_accuracy"])
+    answers = AnswerTable()
+    client.classify(pictures[0], quality="best")  # opens the connections that later answers find warm
+    for picture in pictures:
+        for quality in ("fast", "balanced", "best"):
+            answers.add(picture.name, client.classify(picture, quality=quality))
+        for below in (0.05, 0.02):
+            target = round(reachable - below, 3)
+            answers.add(picture.name, client.classify(picture, min_accuracy=target, deadline_ms=2000))
+    return answers

@@ -1,0 +1,83 @@
+"""A datacenter of the test's own making: real sockets, the documented hop, and the misbehaviour a test asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from hawkvision.hop import HopClass, HopReply, HopTiming, Rung, RungMember, Rungs
+
+ANSWER_CLASS = 7
+
+
+@dataclass
+class Peer:
+    """What the peer does, settable while it runs, and what it was asked."""
+
+    url: str = ""
+    delay_s: float = 0.0
+    status: int = 200
+    error_code: str = "overloaded"
+    garbage: bool = False
+    sha256: dict[str, str] = field(default_factory=dict)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    async def infer(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.read())
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        await asyncio.sleep(self.delay_s)
+        if self.garbage:
+            return web.Response(text="<html>a captive portal</html>")
+        if self.status != 200:
+            return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
+        top = (HopClass(ANSWER_CLASS, 0.99), HopClass(8, 0.005))
+        reply = HopReply(top, "committee", HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1)
+        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+
+    async def rungs(self, _: web.Request) -> web.Response:
+        members = tuple(RungMember(name, value) for name, value in self.sha256.items())
+        listing = Rungs("imagenet", "committee", (Rung("committee", members),))
+        return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
+
+
+@contextlib.contextmanager
+def running_peer(port: int = 0, **behaviour: object) -> Iterator[Peer]:
+    """The peer, listening on loopback until the block ends."""
+    peer = Peer()
+    for name, value in behaviour.items():
+        setattr(peer, name, value)
+    ready = threading.Event()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        running.append((asyncio.get_running_loop(), stop))
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_post("/v1/infer", peer.infer)
+        app.router.add_get("/v1/rungs", peer.rungs)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        host, bound = runner.addresses[0][:2]
+        peer.url = f"http://{host}:{bound}"
+        ready.set()
+        await stop.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield peer
+    finally:
+        loop, stop = running[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

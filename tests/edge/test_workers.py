@@ -1,0 +1,131 @@
+"""The worker pool: order, bounds, errors, shutdown."""
+
+import asyncio
+import threading
+
+import pytest
+
+from edge.workers import WorkerPool
+from hawkvision.errors import BadImage, NotReady, Overloaded
+
+
+def run(scenario) -> object:  # type: ignore[no-untyped-def]
+    return asyncio.run(scenario())
+
+
+def test_results_come_back_to_the_one_who_asked() -> None:
+    async def scenario() -> list[int]:
+        pool: WorkerPool[int] = WorkerPool(threads=3, limit=100)
+        futures = [pool.submit(lambda i=i: i * i) for i in range(50)]  # type: ignore[misc]
+        results = [value for value, _ in await asyncio.gather(*futures)]
+        pool.close()
+        return results
+
+    assert run(scenario) == [i * i for i in range(50)]
+
+
+def test_earliest_deadline_goes_first_and_no_deadline_is_not_starved() -> None:
+    async def scenario() -> list[str]:
+        pool: WorkerPool[None] = WorkerPool(threads=1, limit=100)
+        gate, done = threading.Event(), []
+        blocker = pool.submit(gate.wait)  # type: ignore[arg-type]
+        now = asyncio.get_running_loop().time()
+        waiting = [
+            pool.submit(lambda name=name: done.append(name), deadline)  # type: ignore[misc]
+            for name, deadline in (("late", now + 60), ("patient", None), ("soon", now + 0.2), ("sooner", now + 0.1))
+        ]
+        gate.set()
+        await asyncio.gather(blocker, *waiting)
+        pool.close()
+        return done
+
+    assert run(scenario) == ["sooner", "soon", "patient", "late"]
+
+
+def test_full_queue_sheds_and_says_when_to_come_back() -> None:
+    async def scenario() -> Overloaded:
+        pool: WorkerPool[object] = WorkerPool(threads=1, limit=2)
+        gate, started = threading.Event(), threading.Event()
+
+        def block() -> bool:
+            started.set()
+            return gate.wait()
+
+        blocker = pool.submit(block)
+        await asyncio.to_thread(started.wait)
+        waiting = [pool.submit(lambda: None) for _ in range(2)]
+        with pytest.raises(Overloaded, match="2 requests are already waiting for 1 workers") as caught:
+            pool.submit(lambda: None)
+        gate.set()
+        await asyncio.gather(blocker, *waiting)
+        await pool.submit(lambda: None)
+        pool.close()
+        return caught.value
+
+    error = run(scenario)
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s >= 1
+
+
+def test_an_error_reaches_only_its_own_request() -> None:
+    async def scenario() -> tuple[BaseException | object, ...]:
+        pool: WorkerPool[str] = WorkerPool(threads=2, limit=10)
+
+        def broken() -> str:
+            raise BadImage("not a picture")
+
+        results = await asyncio.gather(pool.submit(broken), pool.submit(lambda: "fine"), return_exceptions=True)
+        pool.close()
+        return tuple(results)
+
+    failed, fine = run(scenario)  # type: ignore[misc]
+    assert isinstance(failed, BadImage)
+    assert fine[0] == "fine"
+
+
+def test_a_cancelled_request_is_never_run() -> None:
+    async def scenario() -> list[str]:
+        pool: WorkerPool[object] = WorkerPool(threads=1, limit=10)
+        gate, ran = threading.Event(), []
+        blocker = pool.submit(gate.wait)
+        unwanted = pool.submit(lambda: ran.append("unwanted"))
+        wanted = pool.submit(lambda: ran.append("wanted"))
+        unwanted.cancel()
+        gate.set()
+        await asyncio.gather(blocker, wanted)
+        pool.close()
+        return ran
+
+    assert run(scenario) == ["wanted"]
+
+
+def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
+    async def scenario() -> tuple[int, bool]:
+        pool: WorkerPool[int] = WorkerPool(threads=2, limit=50)
+        futures = [pool.submit(lambda i=i: i) for i in range(20)]  # type: ignore[misc]
+        await asyncio.to_thread(pool.close)
+        results = await asyncio.gather(*futures)
+        with pytest.raises(NotReady):
+            pool.submit(lambda: 1)
+        return len(results), any(t.name.startswith("hawkvision-worker") for t in threading.enumerate())
+
+    assert run(scenario) == (20, False)
+
+
+def test_wait_is_predicted_from_queue_and_service_time() -> None:
+    async def scenario() -> tuple[float, float]:
+        pool: WorkerPool[object] = WorkerPool(threads=1, limit=50)
+        pause = threading.Event()
+        await pool.submit(lambda: pause.wait(0.02))
+        idle = pool.predicted_wait_ms()
+        gate = threading.Event()
+        jobs = [pool.submit(gate.wait)] + [pool.submit(lambda: None) for _ in range(10)]
+        busy = pool.predicted_wait_ms()
+        gate.set()
+        await asyncio.gather(*jobs)
+        pool.close()
+        return idle, busy
+
+    idle, busy = run(scenario)  # type: ignore[misc]
+    assert idle == 0.0
+    assert busy >= 10 * 20 * 0.9

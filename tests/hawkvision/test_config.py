@@ -1,0 +1,85 @@
+"""Settings: where they come from, which wins, and how mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, parse_arguments
+from hawkvision.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "hawkvision.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_listen_on_loopback_only() -> None:
+    assert load_config(EdgeConfig, environ={}).host == "127.0.0.1"
+    assert load_config(DatacenterConfig, environ={}).host == "127.0.0.1"
+
+
+def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "[edge]\nport = 1\nworkers = 1\nqueue_limit = 1\n[dc]\nport = 9\n")
+    config = load_config(
+        EdgeConfig,
+        path,
+        overrides={"port": 3, "task": None},
+        environ={"HAWKVISION_EDGE_PORT": "2", "HAWKVISION_EDGE_WORKERS": "2", "HAWKVISION_DC_PORT": "7"},
+    )
+    assert (config.port, config.workers, config.queue_limit, config.task) == (3, 2, 1, "imagenet")
+
+
+def test_lists_are_comma_separated_outside_files() -> None:
+    config = load_config(
+        EdgeConfig, environ={"HAWKVISION_EDGE_PROVIDERS": "CUDAExecutionProvider,CPUExecutionProvider"}
+    )
+    assert config.providers == ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[edge]\nprot = 1\n", r"hawkvision.toml: \[edge\].*unknown field `prot`"),
+        ("[edge]\nport = 99999\n", r"\$.port"),
+        ('[edge]\nbackend = "tensorflow"\n', "tensorflow"),
+        ("[egde]\nport = 1\n", r"unknown section \[egde\]; expected one of \['dc', 'edge'\]"),
+        ("edge = 3\n", "must be a table"),
+        ("[edge\n", "hawkvision.toml"),
+    ],
+)
+def test_mistakes_in_files_are_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(EdgeConfig, write(tmp_path, text), environ={})
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: no such configuration file"):
+        load_config(EdgeConfig, tmp_path / "none.toml", environ={})
+
+
+def test_unknown_variables_are_mistakes_too() -> None:
+    with pytest.raises(ConfigError, match=r"environment HAWKVISION_EDGE_\*.*prot"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROT": "1"})
+
+
+@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
+def test_nothing_listens_beyond_loopback_without_a_key(kind: type) -> None:
+    with pytest.raises(ConfigError, match="api_key must be set"):
+        load_config(kind, overrides={"host": "0.0.0.0"}, environ={})
+    assert load_config(kind, overrides={"host": "0.0.0.0", "api_key": "secret"}, environ={}).host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("edge.example", False)],
+)  # fmt: skip
+def test_loopback_is_recognised(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_every_setting_is_an_option(tmp_path: Path) -> None:
+    words = ["--port", "0", "--providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
+    config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start.", words)
+    assert (config.port, config.providers, config.workers) == (0, ("A", "B"), 3)

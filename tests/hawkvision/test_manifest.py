@@ -1,0 +1,88 @@
+"""Manifests: the schema, and how breaking it is reported."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import ManifestError, NotFound
+from hawkvision.manifest import Manifest, load_labels, load_manifest, models_dir, parse_manifest
+
+MINIMAL = """
+format = 1
+task = "digits"
+labels = "labels.txt"
+classes = 3
+ladder = { edge = ["small"], dc = ["large", "both"], default_edge = "small" }
+committees = [{ name = "both", members = ["small", "large"], horizontal_flip = true }]
+"""
+VARIANT = """
+[[variants]]
+name = "NAME"
+architecture = "cnn"
+precision = "fp32"
+license = "MIT"
+source = { package = "p", version = "1", member = "w.pth", sha256 = "SHA" }
+input = { height = 32, width = 32, mean = [0.0, 0.0, 0.0], std = [1.0, 1.0, 1.0] }
+"""
+GOOD = MINIMAL + "".join(VARIANT.replace("NAME", n).replace("SHA", "a" * 64) for n in ("small", "large"))
+
+
+def test_a_good_manifest_is_read() -> None:
+    manifest = parse_manifest(GOOD, "here")
+    assert manifest.best == "both"
+    assert [v.name for v in manifest.members("both")] == ["small", "large"]
+    assert [v.name for v in manifest.members("small")] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("classes = 3", "classes = 3\nclases = 3", "unknown field `clases`"),
+        ("height = 32", "height = 0", r"variants\[0\].input.height"),
+        ('"a' + "a" * 63 + '"', '"abc"', "sha256"),
+        ('precision = "fp32"', 'precision = "fp17"', "fp17"),
+        ('members = ["small", "large"]', 'members = ["small", "huge"]', "no variant 'huge'; it has small, large"),
+        ('dc = ["large", "both"]', 'dc = ["large", "all"]', "ladder names 'all'"),
+        ('default_edge = "small"', 'default_edge = "large"', "default_edge 'large' is not in ladder.edge"),
+        ('name = "large"', 'name = "small"', "distinct names"),
+        ("format = 1", "format = 2", "format"),
+        ("format = 1", "format = ", "here"),
+    ],
+)
+def test_mistakes_name_the_place(old: str, new: str, says: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ManifestError, match=says):
+        parse_manifest(GOOD.replace(old, new), "here")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_manifest_or_an_error_that_names_the_file(text: str) -> None:
+    try:
+        manifest = parse_manifest(text, "here.toml")
+    except ManifestError as error:
+        assert "here.toml" in str(error)  # noqa: PT017
+    else:
+        assert isinstance(manifest, Manifest)
+
+
+def test_unknown_task_lists_the_known_ones() -> None:
+    with pytest.raises(NotFound, match=r"no task 'dogs'.*imagenet"):
+        load_manifest("dogs", models_dir())
+
+
+def test_labels_must_be_as_many_as_classes(tmp_path: Path) -> None:
+    manifest = parse_manifest(GOOD, "here")
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "labels.txt").write_text("one\ntwo\n")
+    with pytest.raises(ManifestError, match="expected 3 lines, one per class, found 2"):
+        load_labels(manifest, tmp_path)
+
+
+def test_shipped_imagenet_manifest_is_good_and_its_labels_are_distinct() -> None:
+    manifest = load_manifest("imagenet", models_dir())
+    labels = load_labels(manifest, models_dir())
+    assert len(set(labels)) == manifest.classes == 1000
+    for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
+        assert all(variant.sha256 for variant in manifest.members(rung))

@@ -1,0 +1,155 @@
+"""What a machine can check of the style: linting, types, import layers, no cycles, documented names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("hawkvision", "edge", "fpga", "loadgen")
+
+# DESIGN §7, innermost name first found wins. A module may import its own package and what its row lists.
+L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock"})
+L1 = frozenset(
+    {
+        "hawkvision.manifest",
+        "hawkvision.config",
+        "hawkvision.metrics",
+        "hawkvision.trace",
+        "hawkvision.hop",
+        "hawkvision.artifacts",
+        "hawkvision.pictures",
+        "hawkvision.process",
+    }
+)
+L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
+CLIENT = frozenset({"hawkvision.client"})
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    **dict.fromkeys(L0, L0),
+    **dict.fromkeys(L1, L0 | L1),
+    **dict.fromkeys(L2, L0 | L1),
+    "hawkvision.client": L0 | L1 | {"hawkvision.transport"},
+    "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
+    "hawkvision.datacenter": L0 | L1 | L2,
+    "hawkvision.zoo": L0 | L1 | L2,
+    "fpga": L0 | L1 | {"hawkvision.vision.backend"},
+    "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
+    "edge": L0 | L1 | L2 | {"hawkvision.control"},
+    "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
+    "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
+    "hawkvision.cli": frozenset({*PACKAGES}),
+    "hawkvision": CLIENT,
+}
+ONLY_IMPORTER_OF = {"ray": "hawkvision.datacenter", "torch": "hawkvision.zoo", "torchvision": "hawkvision.zoo"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, whether it is imported when the file is loaded) of every import in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    at_load = {id(node) for statement in tree.body for node in _outside_functions(statement)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, id(node) in at_load) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
+            assert node.module is not None
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno, id(node) in at_load
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _outside_functions(child)
+
+
+def is_under(module: str, parent: str) -> bool:
+    return module == parent or module.startswith(f"{parent}.")
+
+
+def row(module: str) -> str:
+    return max((name for name in MAY_IMPORT if is_under(module, name)), key=len)
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for module, path in modules():
+        own = row(module)
+        allowed = MAY_IMPORT[own]
+        for imported, line, _ in imports(path):
+            if imported.split(".")[0] not in PACKAGES:
+                continue
+            inside = is_under(imported, own) and own != "hawkvision"
+            metadata = imported == "hawkvision.__version__"
+            if not inside and not metadata and not any(is_under(imported, name) for name in allowed):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module} ({own}) must not import {imported}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_heavy_libraries_have_one_importer() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {imported}"
+        for module, path in modules()
+        for imported, line, _ in imports(path)
+        for library, owner in ONLY_IMPORTER_OF.items()
+        if is_under(imported, library) and not is_under(module, owner)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_cycles() -> None:
+    known = dict(modules())
+    graph = {
+        module: {
+            target
+            for imported, _, at_load in imports(path)
+            if at_load
+            for target in (imported, imported.rpartition(".")[0])
+            if target in known and target != module
+        }
+        for module, path in known.items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " → ".join((*trail[trail.index(module) :], module))
+        if module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("command", [("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)])
+def test_linters_are_content(command: tuple[str, ...]) -> None:
+    ran = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_no_data_or_foreign_weights_are_committed() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in listed.stdout.splitlines()]
+    forbidden = [f for f in files if f.suffix in (".npz", ".onnx", ".pth", ".h5", ".pkl", ".jpg", ".jpeg")]
+    assert not forbidden, forbidden
+    large = [f for f in files if f.is_file() and f.stat().st_size > 3_000_000]
+    assert not large, large
