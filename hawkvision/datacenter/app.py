@@ -35,7 +35,6 @@ _SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
 _RETRY_AFTER_S = 1.0
 
 
-@serve.deployment
 class VariantDeployment:
     """A `Replica` under Ray, with its metrics."""
 
@@ -89,7 +88,6 @@ class HandleVariants:
         return answer
 
 
-@serve.deployment
 class Ingress:
     """The door inside a cluster, behind Serve's own HTTP listener."""
 
@@ -101,6 +99,11 @@ class Ingress:
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
         return await self._door.respond(request)
+
+
+# Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
+_VARIANT: Any = serve.deployment(VariantDeployment)
+_INGRESS: Any = serve.deployment(Ingress)
 
 
 def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
@@ -131,7 +134,7 @@ def variant_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Applic
             }
         }
     return {
-        variant.name: VariantDeployment.options(
+        variant.name: _VARIANT.options(
             name=variant.name,
             max_ongoing_requests=config.max_ongoing_requests,
             max_queued_requests=config.max_queued_requests,
@@ -153,7 +156,7 @@ def build(args: dict[str, Any]) -> Application:
     config = load_config(DatacenterConfig, overrides=args)
     catalog = load_catalog(config)
     limit = max_in_flight(config, catalog)
-    return Ingress.options(
+    return _INGRESS.options(
         name="ingress",
         # Above the door's own bound, so that it is the door that sheds, with 429 and Retry-After.
         max_ongoing_requests=2 * limit,

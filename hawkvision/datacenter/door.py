@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from hawkvision.cascade.scores import average, top_classes
 from hawkvision.datacenter.catalog import Catalog, ServedRung
-from hawkvision.datacenter.committee import average, top_k
 from hawkvision.datacenter.replica import VariantAnswer
 from hawkvision.errors import (
     DeadlineMissed,
@@ -39,6 +39,7 @@ from hawkvision.hop import (
     INFER_PATH,
     RUNGS_PATH,
     TRACE_HEADER,
+    HopClass,
     HopReply,
     HopRequest,
     HopTiming,
@@ -151,14 +152,15 @@ class Door:
             raise DeadlineMissed(f"no answer within the {asked.deadline_ms:g} ms that were left") from None
         finally:
             self._in_flight -= 1
-        row = average([a.probabilities for a in answers], rung.temperature)
+        row = average([a.probabilities for a in answers], rung.temperature)[0]
+        best = tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k))
         timing = HopTiming(
             decode=round(max(a.decode_ms for a in answers), 3),
             queue=round(max(a.queue_ms for a in answers), 3),
             infer=round(max(a.infer_ms for a in answers), 3),
             total=round((time.perf_counter() - started) * 1e3, 3),
         )
-        return HopReply(top_k(row, asked.top_k), rung.name, timing, max(a.batch_size for a in answers))
+        return HopReply(best, rung.name, timing, max(a.batch_size for a in answers))
 
     def _rung(self, asked: HopRequest) -> ServedRung:
         if asked.task not in (None, self.catalog.task):

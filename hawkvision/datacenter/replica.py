@@ -15,16 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
+from hawkvision.artifacts import load_variant
+from hawkvision.cascade.scores import Probabilities, average, softmax
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.batching import Batched, Batcher
-from hawkvision.datacenter.committee import Probabilities, average, probabilities
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
 from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Logits, Pixels
-from hawkvision.vision.backends import open_backend
-from hawkvision.vision.image import decode_to_input
-from hawkvision.zoo.store import load_variant
+from hawkvision.vision.backends import BackendKind, open_backend
+from hawkvision.vision.image import load_input
 
 # Two threads decode while one infers: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
@@ -37,7 +37,7 @@ class VariantSettings:
     task: str
     variant: Variant
     classes: int
-    backend: str
+    backend: BackendKind
     providers: tuple[str, ...]
     cache_dir: Path | None
     max_batch_size: int
@@ -47,7 +47,7 @@ class VariantSettings:
 
 @dataclass(frozen=True, slots=True)
 class VariantAnswer:
-    """One picture's probabilities (classes,) and where the time went, in milliseconds."""
+    """One picture's probabilities (1, classes) and where the time went, in milliseconds."""
 
     probabilities: Probabilities
     decode_ms: float
@@ -83,13 +83,16 @@ class Replica:
         """
         self._settings = settings
         variant = settings.variant
-        path = None
+        cache = cache_dir(settings.cache_dir)
         if settings.backend != "noop":
-            cache = cache_dir(settings.cache_dir)
             load_variant(cache, settings.task, variant)  # for its check of the hash
-            path = artifact_path(cache, settings.task, variant.name)
         self._backend = open_backend(
-            settings.backend, path, variant.input, settings.classes, settings.providers, threads=1
+            settings.backend,
+            artifact_path(cache, settings.task, variant.name),
+            variant.input,
+            settings.classes,
+            settings.providers,
+            threads=1,
         )
         self._backend.infer(np.zeros((1, *self._backend.input_shape), np.uint8))
         self._decoding = ThreadPoolExecutor(_DECODE_THREADS, "decode")
@@ -124,7 +127,8 @@ class Replica:
 
     def _views(self, picture: bytes, mirrored: bool) -> Pixels:
         """(1 or 2, height, width, 3): the picture as the variant wants it, and its mirror image."""
-        upright = decode_to_input(picture, self._settings.variant.input, self._settings.max_pixels)
+        spec, max_pixels = self._settings.variant.input, self._settings.max_pixels
+        upright, _ = load_input(picture, spec, max_pixels=max_pixels)
         if not mirrored:
             return upright[None]
         return np.stack((upright, upright[:, ::-1]))
@@ -134,6 +138,11 @@ class Replica:
         logits: Logits = await loop.run_in_executor(
             self._inferring, self._backend.infer, items[0] if len(items) == 1 else np.concatenate(items)
         )
-        rows = probabilities(logits, self._settings.variant.temperature)
+        rows = softmax(logits, self._settings.variant.temperature)
         ends = np.cumsum([len(item) for item in items])
-        return [average(list(rows[end - len(item) : end])) for item, end in zip(items, ends, strict=True)]
+        return [_mean_of_views(rows[end - len(item) : end]) for item, end in zip(items, ends, strict=True)]
+
+
+def _mean_of_views(rows: Probabilities) -> Probabilities:
+    """(1, classes) from the (views, classes) of one picture."""
+    return average([rows[i : i + 1] for i in range(len(rows))])

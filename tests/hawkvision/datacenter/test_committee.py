@@ -1,51 +1,109 @@
+"""The door's own part, in memory: which members it asks, and what it makes of their answers."""
+
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.special import softmax
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
 
-from hawkvision.datacenter.committee import average, probabilities, top_k
+from hawkvision.datacenter.catalog import Catalog, ServedRung
+from hawkvision.datacenter.door import Door, DoorLimits
+from hawkvision.datacenter.replica import VariantAnswer
+from hawkvision.errors import Overloaded
+from hawkvision.hop import HopReply
 from hawkvision.types import Logits
 
-LOGITS = arrays(np.float32, (3, 7), elements=st.floats(-80, 80, width=32))
+ROWS = arrays(np.float32, (3, 6), elements=st.floats(0.0078125, 1.0, width=32))
+MEMBERS = ("a", "b", "c")
 
 
-@given(LOGITS, st.floats(0.1, 10.0))
-def test_probabilities_are_the_temperature_scaled_softmax(logits: Logits, temperature: float) -> None:
-    expected = softmax(logits.astype(np.float64) / temperature, axis=-1)
-    np.testing.assert_allclose(probabilities(logits, temperature), expected, rtol=1e-6, atol=1e-30)
+@dataclass
+class Fixed:
+    """Variants that answer with fixed probabilities and remember what they were asked; "c" may be full."""
+
+    rows: dict[str, Logits]
+    full: bool = False
+    asked: list[tuple[str, bool]] = field(default_factory=list)
+
+    async def classify(
+        self,
+        variant: str,
+        picture: bytes,  # noqa: ARG002
+        mirrored: bool,
+        expires_at: float,  # noqa: ARG002
+    ) -> VariantAnswer:
+        self.asked.append((variant, mirrored))
+        if self.full and variant == "c":
+            raise Overloaded("the queue of variant 'c' is full", 1.0)
+        return VariantAnswer(self.rows[variant][None], 1.0, 2.0, 3.0, 4)
 
 
-@given(LOGITS)
-def test_a_committee_is_the_mean_of_its_members(logits: Logits) -> None:
-    members = probabilities(logits, 1.3)
-    assert np.array_equal(average(list(members)), members.astype(np.float64).mean(0).astype(np.float32))
+def door(variants: Fixed, temperature: float = 1.0) -> Door:
+    rungs = (ServedRung("a", ("a",)), ServedRung("all", MEMBERS, mirrored=True, temperature=temperature))
+    made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10, None), lambda *_: None)
+    made.variants = variants
+    return made
 
 
-@given(LOGITS)
-def test_averaging_views_then_members_is_averaging_all(logits: Logits) -> None:
-    rows = probabilities(np.concatenate((logits, logits[::-1]))[:6], 1.0)
-    nested = average([average(rows[i : i + 2]) for i in (0, 2, 4)])
-    np.testing.assert_allclose(nested, rows.mean(0), rtol=1e-5)
+def post(to: Door, **headers: str) -> Response:
+    async def receive() -> Message:
+        if not sent:
+            sent.append(True)
+            return {"type": "http.request", "body": b"picture", "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sent: list[bool] = []
+    lines = [(f"x-hawkvision-{k}".replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/v1/infer", "headers": lines, "query_string": b""}
+    return asyncio.run(to.respond(Request(scope, receive)))
 
 
-def test_a_committee_temperature_softens_the_average_and_keeps_its_order() -> None:
-    sharp = np.array([0.9, 0.08, 0.02], np.float32)
-    soft = average([sharp], temperature=2.0)
-    np.testing.assert_allclose(soft, np.sqrt(sharp) / np.sqrt(sharp).sum(), rtol=1e-5)
+def served(response: Response) -> dict[int, float]:
+    return {c.index: c.confidence for c in msgspec.json.decode(response.body, type=HopReply).top_k}
 
 
-def test_a_certain_zero_survives_the_committee_temperature() -> None:
-    row = average([np.array([1.0, 0.0], np.float32)], temperature=1.5)
-    assert np.isfinite(row).all()
+@given(ROWS)
+def test_a_committee_answers_the_exact_numpy_mean_of_its_members(rows: Logits) -> None:
+    answer = served(post(door(Fixed(dict(zip(MEMBERS, rows, strict=True)))), top_k="6"))
+    expected = rows.astype(np.float64).mean(axis=0).astype(np.float32)
+    assert [answer[i] for i in range(6)] == [float(x) for x in expected]
 
 
-def test_top_k_lists_the_best_first_and_equals_by_index() -> None:
-    row = np.array([0.1, 0.4, 0.1, 0.4], np.float32)
-    assert [c.index for c in top_k(row, 3)] == [1, 3, 0]
+@given(ROWS, st.floats(0.3, 3.0))
+def test_a_committee_temperature_is_applied_to_the_logarithm_of_the_mean(weights: Logits, t: float) -> None:
+    rows = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    answer = served(post(door(Fixed(dict(zip(MEMBERS, rows, strict=True))), t), top_k="6"))
+    powered = rows.astype(np.float64).mean(axis=0) ** (1 / t)
+    np.testing.assert_allclose([answer[i] for i in range(6)], powered / powered.sum(), rtol=1e-4)
 
 
-def test_top_k_of_more_than_there_are_lists_them_all() -> None:
-    assert len(top_k(np.array([0.5, 0.5], np.float32), 10)) == 2
+def test_every_member_is_asked_once_for_both_views() -> None:
+    variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
+    post(door(variants))
+    assert variants.asked == [("a", True), ("b", True), ("c", True)]
+
+
+def test_a_single_rung_asks_one_variant_for_one_view() -> None:
+    variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
+    post(door(variants), variant="a")
+    assert variants.asked == [("a", False)]
+
+
+def test_a_full_member_sheds_the_whole_committee_with_retry_after() -> None:
+    response = post(door(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, full=True)))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+
+
+def test_a_door_without_variants_is_not_ready() -> None:
+    closed = door(Fixed({}))
+    closed.variants = None
+    assert post(closed).status_code == 503

@@ -77,7 +77,8 @@ def test_health_and_readiness_need_no_key(service: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "headers", "status", "code"),
     [
-        (b"not a picture", {}, 400, "bad_image"),
+        (picture()[:600], {}, 400, "bad_image"),
+        (b"not a picture", {}, 415, "unsupported_media"),
         (picture(), {"top_k": "many"}, 400, "bad_field"),
         (picture(), {"deadline_ms": "soon"}, 400, "bad_field"),
         (picture(), {"Authorization": "Bearer wrong"}, 401, "unauthorized"),
@@ -123,7 +124,7 @@ def test_the_trace_goes_on_in_a_new_span(service: Running) -> None:
 
 def test_bad_pictures_do_not_hurt_their_neighbours(service: Running) -> None:
     with ThreadPoolExecutor(4) as crowd:
-        bodies = [picture(), b"bad"] * 8
+        bodies = [picture(), picture()[:600]] * 8
         statuses = list(crowd.map(lambda b: ask(service, b, variant="medium").status, bodies))
     assert statuses == [200, 400] * 8
 
