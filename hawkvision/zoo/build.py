@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hawkvision.artifacts import load_variant, sha256_of, write_atomic
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import (
     Manifest,
@@ -37,7 +38,6 @@ from hawkvision.zoo.fetch import fetch
 from hawkvision.zoo.graphs import emit
 from hawkvision.zoo.quantize import quantise_model
 from hawkvision.zoo.ranges import load_ranges
-from hawkvision.zoo.store import load_variant, sha256_of, write_atomic
 
 Step: TypeAlias = Literal["fetch", "emit", "built", "kept"]
 Report: TypeAlias = Callable[[str, Step], None]

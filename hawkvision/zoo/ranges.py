@@ -16,11 +16,11 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import Sha256, Variant
 from hawkvision.types import Pixels
 from hawkvision.zoo.quantize import quantised_tensors
-from hawkvision.zoo.store import write_atomic
 
 
 class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 import onnxruntime
 
+from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec, Interpolation, Ladder, Manifest, Variant, WeightSource, artifact_path
 from hawkvision.manifest import load_manifest as read_manifest
 from hawkvision.zoo.build import Artifact
 from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.manifest_text import format_manifest
-from hawkvision.zoo.store import sha256_of, write_atomic
 
 _OPSET = 18
 _PARITY = 1e-3  # largest difference of logits, relative to the largest logit; float32 sums in another order give 1e-6

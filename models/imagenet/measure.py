@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.cascade.calibration import clopper_pearson, fit_temperature
-from hawkvision.datacenter.committee import average, probabilities
+from hawkvision.cascade.scores import average, log_probabilities, softmax
 from hawkvision.manifest import (
     Committee,
     InputSpec,
@@ -42,7 +43,6 @@ from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.graphs import emit
 from hawkvision.zoo.manifest_text import format_manifest
 from hawkvision.zoo.ranges import Ranges, measure_ranges, save_ranges
-from hawkvision.zoo.store import sha256_of, write_atomic
 
 TASK = "imagenet"
 SEED = 0
@@ -188,11 +188,11 @@ def measure_committee(
             mirrored = np.ascontiguousarray(evaluation.resized(variant.input)[:, :, ::-1])
             model = artifact_path(cache, TASK, variant.name).read_bytes()
             views.append(logits_of(model, mirrored, f"{variant.name} mirrored"))
-        opinions.append(average([probabilities(view, variant.temperature) for view in views]))
+        opinions.append(average([softmax(view, variant.temperature) for view in views]))
     mean = average(opinions)
-    surprisal = np.log(np.maximum(mean, np.finfo(np.float32).tiny))
+    logarithms = log_probabilities(mean)
     accuracy = evaluation.accuracy(mean.argmax(axis=1))
-    temperature = round(fit_temperature(surprisal, evaluation.labels), 4)
+    temperature = round(fit_temperature(logarithms, evaluation.labels), 4)
     row = (
         f"| `{committee.name}` | | | | {accuracy.value * 100:.1f} ({accuracy.low * 100:.1f}–{accuracy.high * 100:.1f}) "
         f"| {temperature:.2f} | |"

@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import pytest
 
+from hawkvision.artifacts import sha256_of
 from hawkvision.errors import ArtifactError, ManifestError, NotFound
 from hawkvision.manifest import Committee, InputSpec, Ladder, Manifest, Variant, WeightSource, load_manifest
 from hawkvision.zoo.build import build, emit_variant, list_variants, verify, weight_bytes
 from hawkvision.zoo.fetch import fetch
 from hawkvision.zoo.manifest_text import format_manifest
 from hawkvision.zoo.ranges import Ranges, measure_ranges, save_ranges
-from hawkvision.zoo.store import sha256_of
 from tests.hawkvision.zoo.tiny_states import random_state
 from tests.hawkvision.zoo.weight_files import archive, state_of
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from hawkvision.artifacts import load_variant
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import Variant, cache_dir, load_labels, load_manifest
 from hawkvision.types import Logits, Pixels
 from hawkvision.zoo.build import build, verify, weight_bytes
 from hawkvision.zoo.fetch import fetch
-from hawkvision.zoo.store import load_variant
 
 pytestmark = pytest.mark.models
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hawkvision.artifacts import load_verified, sha256_of, write_atomic
 from hawkvision.errors import ArtifactError
-from hawkvision.zoo.store import load_verified, sha256_of, write_atomic
 
 
 def test_verified_bytes_come_back(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_serving_does_not_load_onnx(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import sys, hawkvision.zoo.store; sys.exit('onnx' in sys.modules)"
+    code = "import sys, hawkvision.artifacts; sys.exit('onnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
