@@ -36,9 +36,9 @@ class Fixed:
     async def classify(
         self,
         variant: str,
-        picture: bytes,  # noqa: ARG002
+        picture: bytes,
         mirrored: bool,
-        expires_at: float,  # noqa: ARG002
+        expires_at: float,
     ) -> VariantAnswer:
         self.asked.append((variant, mirrored))
         if self.full and variant == "c":
