@@ -146,13 +146,15 @@ def _onnx() -> Any:
 
 def _read(model: Path | bytes, where: str) -> Any:
     onnx = _onnx()
+    from google.protobuf import message as google_message  # what onnx itself is built on
+
     try:
         data = model if isinstance(model, bytes) else model.read_bytes()
     except OSError as error:
         raise BackendError(f"{where}: {error.strerror}") from None
     try:
         graph = onnx.load_model_from_string(data).graph
-    except Exception as error:  # protobuf's DecodeError has no stable home across its versions
+    except google_message.DecodeError as error:
         raise BackendError(f"{where}: not an ONNX model: {error}") from None
     if not graph.node:
         raise BackendError(f"{where}: not an ONNX model: it has no nodes")

@@ -66,7 +66,8 @@ def _clip(inputs: Inputs, _: Attributes) -> Tensor:
 
 def _relu(inputs: Inputs, _: Attributes) -> Tensor:
     x = _needed(inputs, 0)
-    return np.maximum(x, x.dtype.type(0))
+    positive: Tensor = np.maximum(x, x.dtype.type(0))
+    return positive
 
 
 def _arithmetic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Inputs, Attributes], Tensor]:
@@ -76,7 +77,8 @@ def _arithmetic(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Input
 def _divide(a: Tensor, b: Tensor) -> Tensor:
     if np.issubdtype(a.dtype, np.integer):
         raise ValueError("integer division is not implemented")
-    return a / b
+    quotient: Tensor = a / b
+    return quotient
 
 
 def _conv(inputs: Inputs, attributes: Attributes) -> Tensor:
@@ -118,7 +120,8 @@ def _max_pool(inputs: Inputs, attributes: Attributes) -> Tensor:
 
 def _global_average_pool(inputs: Inputs, _: Attributes) -> Tensor:
     x = _needed(inputs, 0)
-    return x.mean(axis=tuple(range(2, x.ndim)), keepdims=True, dtype=x.dtype)
+    mean: Tensor = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True, dtype=x.dtype)
+    return mean
 
 
 def _reduce_mean(inputs: Inputs, attributes: Attributes) -> Tensor:
@@ -169,7 +172,8 @@ def _dequantize(inputs: Inputs, attributes: Attributes) -> Tensor:
     x, zero = _needed(inputs, 0), _optional(inputs, 2)
     scale = _along(_needed(inputs, 1), x, attributes)
     levels = x.astype(np.int32) if zero is None else x.astype(np.int32) - _along(zero, x, attributes).astype(np.int32)
-    return levels.astype(np.float32) * scale
+    result: Tensor = levels.astype(np.float32) * scale
+    return result
 
 
 def _along(parameter: Tensor, x: Tensor, attributes: Attributes) -> Tensor:
