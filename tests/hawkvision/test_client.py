@@ -1,0 +1,436 @@
+"""The client against a real HTTP server on a real socket: what is sent, what is understood, what is refused."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision import errors
+from hawkvision.client import AsyncClient, BadReply, Client, Unreachable, answer_from_json, error_from_reply
+from hawkvision.errors import BadField, ConfigError, HawkVisionError, NotReady, Overloaded, TargetUnreachable
+from hawkvision.types import (
+    AccuracyPromise,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    Prediction,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Tier,
+    Timing,
+)
+
+ANSWER = Answer(
+    id="a1",
+    task="imagenet",
+    top_k=(Prediction("tabby", 281, 0.83), Prediction("lynx", 287, 0.1)),
+    model="mobilenet_v2_int8",
+    tier=Tier.EDGE,
+    accuracy=AccuracyPromise(MaxAccuracyDrop(0.01), PromiseStatus.HELD, Basis.LABELLED, 0.01, 0.05, 680),
+    timing_ms=Timing(1.0, 0.1, 4.0, total=5.2),
+)
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+def ok() -> Reply:
+    return 200, {}, json.dumps(ANSWER.to_json()).encode()
+
+
+def refusal(error: HawkVisionError, **headers: str) -> Reply:
+    return error.status, {k.replace("_", "-"): v for k, v in headers.items()}, json.dumps(error.body()).encode()
+
+
+@dataclass
+class Node:
+    """Answers with the listed replies in turn, the last one for ever, and records what it was sent."""
+
+    replies: list[Reply]
+    url: str = ""
+    bodies: list[bytes] = field(default_factory=list)
+    queries: list[dict[str, str]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    peers: set[object] = field(default_factory=set)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.read())
+        self.queries.append(dict(request.query))
+        self.keys.append(request.headers.get("Authorization"))
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
+        status, headers, body = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        return web.Response(status=status, headers=headers, body=body)
+
+
+@asynccontextmanager
+async def serving(node: Node) -> AsyncIterator[None]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", node.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    address: tuple[str, int] = runner.addresses[0]
+    node.url = f"http://{address[0]}:{address[1]}"
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Node]]:
+    """Starts nodes on a loop of their own and stops them afterwards."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    opened = []
+
+    def run(*replies: Reply) -> Node:
+        node = Node(list(replies) or [ok()])
+        context = serving(node)
+        asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
+        opened.append(context)
+        return node
+
+    yield run
+    for context in opened:
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+Start = Callable[..., Node]
+
+
+def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
+    node = start()
+    with Client(node.url, api_key="k") as client:
+        answer = client.classify(b"\xff\xd8anything", max_accuracy_drop=0.01, deadline_ms=80, stream="cam 1/é", top_k=2)
+    assert answer == ANSWER
+    assert node.bodies == [b"\xff\xd8anything"]
+    assert node.queries == [{"max_accuracy_drop": "0.01", "deadline_ms": "80", "stream": "cam 1/é", "top_k": "2"}]
+    assert node.keys == ["Bearer k"]
+
+
+def test_enums_and_their_words_are_written_alike(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client:
+        client.classify(b"x", quality=Quality.FAST)
+        client.classify(b"x", quality="fast")
+    assert node.queries[0] == node.queries[1] == {"quality": "fast"}
+
+
+def test_path_sends_the_file_as_it_is(start: Start, tmp_path: Path) -> None:
+    node = start()
+    (tmp_path / "cat.jpg").write_bytes(b"file bytes")
+    with Client(node.url) as client:
+        client.classify(tmp_path / "cat.jpg")
+        client.classify(str(tmp_path / "cat.jpg"))
+    assert node.bodies == [b"file bytes", b"file bytes"]
+
+
+def test_missing_file_is_an_os_error_and_sends_nothing(start: Start, tmp_path: Path) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(FileNotFoundError):
+        client.classify(tmp_path / "none.jpg")
+    assert node.bodies == []
+
+
+def test_pixels_arrive_without_loss(start: Start) -> None:
+    node = start()
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
+    with Client(node.url) as client:
+        client.classify(pixels)
+    sent = cv2.imdecode(np.frombuffer(node.bodies[0], np.uint8), cv2.IMREAD_COLOR)
+    assert np.array_equal(sent[:, :, ::-1], pixels)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (5, 5, 4), (0, 5, 3)])
+def test_arrays_that_are_no_pictures_are_refused(start: Start, shape: tuple[int, ...]) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(BadField, match="height, width, 3"):
+        client.classify(np.zeros(shape, np.uint8))
+    assert node.bodies == []
+
+
+def test_two_targets_are_refused_before_sending(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(BadField, match="min_accuracy and quality"):
+        client.classify(b"x", min_accuracy=0.8, quality="best")
+    assert node.bodies == []
+
+
+REFUSALS = [
+    errors.BadImage("no picture"),
+    errors.BadField("unknown field"),
+    errors.Unauthorized("key"),
+    errors.NotFound("no task"),
+    errors.TooLarge("too big"),
+    errors.UnsupportedMedia("video"),
+    TargetUnreachable("at most 0.87", 0.87),
+    Overloaded("full", 3.0),
+    errors.InternalError("ours"),
+    NotReady("loading"),
+    errors.DeadlineMissed("late"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
+def test_refusal_comes_back_as_the_error_the_node_raised(start: Start, error: HawkVisionError) -> None:
+    node = start(refusal(error, Retry_After="3"))
+    with Client(node.url) as client, pytest.raises(type(error)) as caught:
+        client.classify(b"x")
+    assert vars(caught.value) == vars(error)
+    assert caught.value.status == error.status
+
+
+@given(st.integers(400, 599), st.binary(max_size=80), st.none() | st.floats(0, 100))
+def test_any_other_reply_becomes_an_error_too(status: int, payload: bytes, retry_after_s: float | None) -> None:
+    error = error_from_reply(status, payload, retry_after_s, "http://node/x")
+    expected = {401: errors.Unauthorized, 429: Overloaded, 503: NotReady}.get(status, BadReply)
+    assert type(error) is expected
+    assert str(status) in error.message
+
+
+def test_unreachable_node_is_named() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound but not listening: nobody can answer there
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with Client(url) as client, pytest.raises(Unreachable, match=url):
+            client.classify(b"x")
+
+
+def test_silent_node_times_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(url, timeout_s=0.05) as client, pytest.raises(Unreachable, match=r"0\.05 s"):
+            client.classify(b"x")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b"\xff"])
+def test_a_page_that_is_no_answer_is_a_bad_reply(start: Start, body: bytes) -> None:
+    node = start((200, {}, body))
+    with Client(node.url) as client, pytest.raises(BadReply):
+        client.classify(b"x")
+
+
+def test_endless_reply_is_cut_off(start: Start) -> None:
+    node = start((200, {}, b" " * (5 * 1024 * 1024)))
+    with Client(node.url) as client, pytest.raises(BadReply, match="more than"):
+        client.classify(b"x")
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8080", "ftp://node", "http://", "http://node?x=1"])
+def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected http"):
+        AsyncClient(url)
+
+
+def test_no_retry_unless_asked(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 0.0), Retry_After="0"), ok())
+    with Client(node.url) as client, pytest.raises(Overloaded):
+        client.classify(b"x")
+    assert len(node.bodies) == 1
+
+
+def test_retry_within_the_budget_sends_the_same_again(start: Start) -> None:
+    busy = refusal(Overloaded("full", 0.0), Retry_After="0")
+    node = start(busy, refusal(NotReady("draining"), Retry_After="0"), ok())
+    with Client(node.url, retry_budget_s=1.0) as client:
+        assert client.classify(b"x", quality="fast") == ANSWER
+    assert node.bodies == [b"x"] * 3
+    assert node.queries == [{"quality": "fast"}] * 3
+
+
+def test_wait_longer_than_the_budget_is_not_begun(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 60.0), Retry_After="60"))
+    with Client(node.url, retry_budget_s=1.0) as client, pytest.raises(Overloaded) as caught:
+        client.classify(b"x")
+    assert caught.value.retry_after_s == 60.0
+    assert len(node.bodies) == 1
+
+
+def test_deadline_bounds_the_retry_budget(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 1.0), Retry_After="1"), ok())
+    with Client(node.url, retry_budget_s=60.0) as client, pytest.raises(Overloaded):
+        client.classify(b"x", deadline_ms=200)
+    assert len(node.bodies) == 1
+
+
+def test_attempts_are_bounded_whatever_the_budget(start: Start) -> None:
+    node = start(refusal(Overloaded("full", 0.0), Retry_After="0"))
+    with Client(node.url, retry_budget_s=1e9) as client, pytest.raises(Overloaded):
+        client.classify(b"x")
+    assert len(node.bodies) == 10
+
+
+def test_bad_request_is_never_retried(start: Start) -> None:
+    node = start(refusal(errors.BadImage("no"), Retry_After="0"))
+    with Client(node.url, retry_budget_s=60.0) as client, pytest.raises(errors.BadImage):
+        client.classify(b"x")
+    assert len(node.bodies) == 1
+
+
+def test_connection_is_kept_alive(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client:
+        for _ in range(5):
+            client.classify(b"x")
+    assert len(node.peers) == 1
+
+
+def test_many_threads_share_a_client_within_its_connections(start: Start) -> None:
+    node = start()
+    with Client(node.url, connections=3) as client, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(client.classify, [b"%d" % i for i in range(40)]))
+    assert answers == [ANSWER] * 40
+    assert sorted(node.bodies) == sorted(b"%d" % i for i in range(40))
+    assert len(node.peers) <= 3
+
+
+def test_connection_closed_by_the_server_is_replaced() -> None:
+    """A server that answers once per connection and then hangs up without saying so."""
+    body = json.dumps(ANSWER.to_json()).encode()
+
+    async def scenario() -> list[Answer]:
+        async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(1)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await reader.read(1)  # the second request's first byte
+            writer.close()
+
+        server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+        async with server, AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+            return [await client.classify(b"x") for _ in range(3)]
+
+    assert asyncio.run(scenario()) == [ANSWER] * 3
+
+
+def test_health_tells_ready_from_loading(start: Start) -> None:
+    ready = json.dumps({"status": "ready", "task": "imagenet", "variant": "m"}).encode()
+    node = start(refusal(NotReady("loading"), Retry_After="1"), (200, {}, ready))
+    with Client(node.url) as client:
+        assert not client.health().ready
+        health = client.health()
+    assert (health.ready, health.task, health.variant) == (True, "imagenet", "m")
+
+
+def test_targets_is_the_nodes_document(start: Start) -> None:
+    node = start((200, {}, b'{"task": "imagenet", "targets": []}'))
+    with Client(node.url) as client:
+        assert client.targets() == {"task": "imagenet", "targets": []}
+
+
+def test_closed_client_says_so(start: Start) -> None:
+    client = Client(start().url)
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.classify(b"x")
+
+
+def test_closing_ends_a_call_under_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as threads:
+        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        call = threads.submit(client.classify, b"x")
+        with silent.accept()[0]:
+            client.close()
+            with pytest.raises((RuntimeError, Unreachable)):
+                call.result(timeout=10)
+
+
+fractions = st.floats(0.0, 1.0)
+names = st.text(min_size=1, max_size=20)
+times = st.floats(0.0, 1e6)
+targets = st.one_of(
+    st.builds(MinAccuracy, fractions),
+    st.builds(MaxAccuracyDrop, fractions),
+    st.builds(MinConfidence, fractions),
+    st.sampled_from(Quality),
+)
+promises = st.builds(
+    AccuracyPromise,
+    targets,
+    st.sampled_from(PromiseStatus),
+    st.sampled_from(Basis),
+    st.none() | fractions,
+    st.none() | fractions,
+    st.none() | st.integers(1, 10**9),
+)
+answers = st.builds(
+    Answer,
+    id=names,
+    task=names,
+    top_k=st.lists(st.builds(Prediction, names, st.integers(0, 10**6), fractions), min_size=1, max_size=5).map(tuple),
+    model=names,
+    tier=st.sampled_from(Tier),
+    accuracy=promises,
+    escalated=st.booleans(),
+    reason=st.none() | st.sampled_from(Reason),
+    degraded=st.booleans(),
+    received_fraction=fractions,
+    deadline_met=st.none() | st.booleans(),
+    timing_ms=st.builds(Timing, times, times, times, times, times, times),
+)
+
+
+def rounded(answer: Answer) -> Answer:
+    """What `to_json` keeps of an answer."""
+    timing = answer.timing_ms
+    return replace(
+        answer,
+        top_k=tuple(replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k),
+        timing_ms=Timing(
+            round(timing.decode, 3),
+            round(timing.queue, 3),
+            round(timing.infer, 3),
+            round(timing.uplink, 3),
+            round(timing.dc, 3),
+            round(timing.total, 3),
+        ),
+    )
+
+
+@given(answers)
+def test_answer_survives_the_wire_but_for_rounding(answer: Answer) -> None:
+    assert answer_from_json(json.loads(json.dumps(answer.to_json()))) == rounded(answer)
+
+
+@given(answers, st.data())
+def test_answer_with_a_part_missing_is_refused_by_its_name(answer: Answer, data: st.DataObject) -> None:
+    value = answer.to_json()
+    key = data.draw(st.sampled_from(["id", "task", "top_k", "model", "tier", "accuracy", "timing_ms"]))
+    del value[key]
+    with pytest.raises(BadReply, match=key):
+        answer_from_json(value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(ANSWER.to_json())), json_values)
+def test_no_value_of_any_field_raises_anything_but_bad_reply(key: str, value: object) -> None:
+    with suppress(BadReply):
+        assert isinstance(answer_from_json(ANSWER.to_json() | {key: value}), Answer)
