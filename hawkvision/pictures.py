@@ -7,6 +7,7 @@ where each picture came from). Directory: `ROOT/<class>/<picture>`, where <class
 from __future__ import annotations
 
 import hashlib
+import itertools
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,13 +55,13 @@ def _read_npz(path: Path, classes: int) -> LabelledPictures:
         with np.load(path, allow_pickle=False) as archive:
             missing = {"data", "offsets", "labels"} - set(archive.files)
             if missing:
-                raise ConfigError(f"{path}: expected arrays data, offsets and labels; {sorted(missing)[0]} is missing")
+                raise ConfigError(f"{path}: expected arrays data, offsets and labels; {min(missing)} is missing")
             data, offsets, labels = archive["data"], archive["offsets"].astype(np.int64), archive["labels"]
             sources = archive["source"] if "source" in archive.files else np.full(len(labels), "")
     except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: not a readable npz file: {error}") from None
     _check(path, data, offsets, labels, classes)
-    bodies = [data[start:stop].tobytes() for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+    bodies = [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
     return LabelledPictures(path.name, digest, bodies, labels.astype(np.int64), sources.astype(np.str_))
 
 

@@ -60,7 +60,7 @@ def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Proba
     Members (and views of the picture) are each (n, classes). Averaging probabilities rather than logits keeps one
     over-confident member from outvoting the rest (Lakshminarayanan et al., "Deep Ensembles", NeurIPS 2017, §2.4).
     """
-    mean: Probabilities = np.mean(np.asarray(members), axis=0, dtype=np.float64).astype(np.float32)
+    mean = np.asarray(np.mean(np.asarray(members), axis=0, dtype=np.float64), np.float32)
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hawkvision.process import ServerProcess, running
 from tests.edge.peer import Peer, running_peer
-from tests.processes import Server, running
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Reply:
 class Caller:
     """One kept-alive connection to a node."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerProcess) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
 
     def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Reply:
@@ -56,7 +56,7 @@ def peer() -> Iterator[Peer]:
 
 
 @pytest.fixture(scope="session")
-def edge(peer: Peer) -> Iterator[Server]:
+def edge(peer: Peer) -> Iterator[ServerProcess]:
     """A node on the no-op backend, whose datacenter is `peer`."""
     asked = ("--port", "0", "--backend", "noop", "--dc-url", peer.url, "--max-body-bytes", "300000")
     with running("edge", *asked) as node:
@@ -64,7 +64,7 @@ def edge(peer: Peer) -> Iterator[Server]:
 
 
 @pytest.fixture
-def caller(edge: Server, peer: Peer) -> Iterator[Caller]:
+def caller(edge: ServerProcess, peer: Peer) -> Iterator[Caller]:
     """A connection to `edge`, with the peer on its best behaviour."""
     peer.delay_s, peer.status, peer.garbage = 0.0, 200, False
     caller = Caller(edge)

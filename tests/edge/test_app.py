@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edge import openapi
+from hawkvision.process import ServerProcess
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.pictures import encoded
-from tests.processes import Server
 
 MULTIPART = "multipart/form-data; boundary=b"
 
@@ -167,7 +167,7 @@ def test_openapi_and_docs_are_served(caller: Caller) -> None:
     assert b"<script" not in page.body, "an edge node has no internet to fetch scripts from"
 
 
-def test_many_callers_at_once_each_get_their_own_answer(edge: Server, caller: Caller) -> None:
+def test_many_callers_at_once_each_get_their_own_answer(edge: ServerProcess, caller: Caller) -> None:
     def ask(i: int) -> int:
         mine = Caller(edge)
         try:
@@ -179,7 +179,7 @@ def test_many_callers_at_once_each_get_their_own_answer(edge: Server, caller: Ca
         assert set(pool.map(ask, range(200))) == {1}
 
 
-def test_a_caller_that_hangs_up_half_way_harms_nobody(edge: Server, caller: Caller) -> None:
+def test_a_caller_that_hangs_up_half_way_harms_nobody(edge: ServerProcess, caller: Caller) -> None:
     broken = Caller(edge)
     broken._connection.putrequest("POST", "/v1/classify")
     broken._connection.putheader("Content-Length", "100000")
@@ -188,7 +188,7 @@ def test_a_caller_that_hangs_up_half_way_harms_nobody(edge: Server, caller: Call
     assert caller.classify(encoded(), "quality=fast").status == 200
 
 
-def test_chunked_bodies_are_read_and_bounded(edge: Server) -> None:
+def test_chunked_bodies_are_read_and_bounded(edge: ServerProcess) -> None:
     for size, status in ((1, 200), (400_000, 413)):
         caller = Caller(edge)
         picture = encoded() + bytes(size)

@@ -5,14 +5,14 @@ from time import monotonic
 
 import pytest
 
+from hawkvision.process import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer, running_peer
 from tests.pictures import encoded
-from tests.processes import Server, running
 
 
 @pytest.fixture
-def lonely() -> Iterator[Server]:
+def lonely() -> Iterator[ServerProcess]:
     """A node whose datacenter's port is closed."""
     with running_peer() as gone:
         url = gone.url
@@ -20,7 +20,7 @@ def lonely() -> Iterator[Server]:
         yield node
 
 
-def test_unreachable_datacenter_gives_degraded_answers(lonely: Server) -> None:
+def test_unreachable_datacenter_gives_degraded_answers(lonely: ServerProcess) -> None:
     caller = Caller(lonely)
     for query in (
         "quality=best",
@@ -36,7 +36,7 @@ def test_unreachable_datacenter_gives_degraded_answers(lonely: Server) -> None:
     caller.close()
 
 
-def test_datacenter_that_comes_back_is_found_again(lonely: Server) -> None:
+def test_datacenter_that_comes_back_is_found_again(lonely: ServerProcess) -> None:
     caller = Caller(lonely)
     listed = caller.get("/v1/targets").json["datacenter"]["url"]
     assert caller.classify(encoded(), "quality=best").json["degraded"]

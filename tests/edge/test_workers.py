@@ -1,22 +1,27 @@
 """The worker pool: order, bounds, errors, shutdown."""
 
 import asyncio
+import functools
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from edge.workers import WorkerPool
 from hawkvision.errors import BadImage, NotReady, Overloaded
 
+T = TypeVar("T")
 
-def run(scenario) -> object:  # type: ignore[no-untyped-def]
+
+def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return asyncio.run(scenario())
 
 
 def test_results_come_back_to_the_one_who_asked() -> None:
     async def scenario() -> list[int]:
         pool: WorkerPool[int] = WorkerPool(threads=3, limit=100)
-        futures = [pool.submit(lambda i=i: i * i) for i in range(50)]  # type: ignore[misc]
+        futures = [pool.submit(functools.partial(pow, i, 2)) for i in range(50)]
         results = [value for value, _ in await asyncio.gather(*futures)]
         pool.close()
         return results
@@ -26,12 +31,13 @@ def test_results_come_back_to_the_one_who_asked() -> None:
 
 def test_earliest_deadline_goes_first_and_no_deadline_is_not_starved() -> None:
     async def scenario() -> list[str]:
-        pool: WorkerPool[None] = WorkerPool(threads=1, limit=100)
-        gate, done = threading.Event(), []
-        blocker = pool.submit(gate.wait)  # type: ignore[arg-type]
+        pool: WorkerPool[object] = WorkerPool(threads=1, limit=100)
+        gate = threading.Event()
+        done: list[str] = []
+        blocker = pool.submit(gate.wait)
         now = asyncio.get_running_loop().time()
         waiting = [
-            pool.submit(lambda name=name: done.append(name), deadline)  # type: ignore[misc]
+            pool.submit(functools.partial(done.append, name), deadline)
             for name, deadline in (("late", now + 60), ("patient", None), ("soon", now + 0.2), ("sooner", now + 0.1))
         ]
         gate.set()
@@ -68,17 +74,19 @@ def test_full_queue_sheds_and_says_when_to_come_back() -> None:
 
 
 def test_an_error_reaches_only_its_own_request() -> None:
-    async def scenario() -> tuple[BaseException | object, ...]:
+    async def scenario() -> list[Any]:
         pool: WorkerPool[str] = WorkerPool(threads=2, limit=10)
 
         def broken() -> str:
             raise BadImage("not a picture")
 
-        results = await asyncio.gather(pool.submit(broken), pool.submit(lambda: "fine"), return_exceptions=True)
+        results: list[Any] = list(
+            await asyncio.gather(pool.submit(broken), pool.submit(lambda: "fine"), return_exceptions=True)
+        )
         pool.close()
-        return tuple(results)
+        return results
 
-    failed, fine = run(scenario)  # type: ignore[misc]
+    failed, fine = run(scenario)
     assert isinstance(failed, BadImage)
     assert fine[0] == "fine"
 
@@ -86,7 +94,8 @@ def test_an_error_reaches_only_its_own_request() -> None:
 def test_a_cancelled_request_is_never_run() -> None:
     async def scenario() -> list[str]:
         pool: WorkerPool[object] = WorkerPool(threads=1, limit=10)
-        gate, ran = threading.Event(), []
+        gate = threading.Event()
+        ran: list[str] = []
         blocker = pool.submit(gate.wait)
         unwanted = pool.submit(lambda: ran.append("unwanted"))
         wanted = pool.submit(lambda: ran.append("wanted"))
@@ -102,7 +111,7 @@ def test_a_cancelled_request_is_never_run() -> None:
 def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
     async def scenario() -> tuple[int, bool]:
         pool: WorkerPool[int] = WorkerPool(threads=2, limit=50)
-        futures = [pool.submit(lambda i=i: i) for i in range(20)]  # type: ignore[misc]
+        futures = [pool.submit(functools.partial(pow, i, 1)) for i in range(20)]
         await asyncio.to_thread(pool.close)
         results = await asyncio.gather(*futures)
         with pytest.raises(NotReady):
@@ -126,6 +135,6 @@ def test_wait_is_predicted_from_queue_and_service_time() -> None:
         pool.close()
         return idle, busy
 
-    idle, busy = run(scenario)  # type: ignore[misc]
+    idle, busy = run(scenario)
     assert idle == 0.0
     assert busy >= 10 * 20 * 0.9

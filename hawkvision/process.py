@@ -1,0 +1,122 @@
+"""Servers as child processes: started, awaited by their `ready: URL` line, and never left behind.
+
+The demonstration, the benchmarks and the tests start nodes and datacenter tiers this way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import IO, Final
+
+from hawkvision.errors import NotReady
+
+READY_TIMEOUT_S: Final = 120.0
+"""A datacenter tier on two busy cores took 40 s at worst."""
+STOP_TIMEOUT_S: Final = 60.0
+KEPT_LINES: Final = 200
+"""Lines of a server's output that are kept to explain a failure."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class ServerProcess:
+    """A running server: where it answers, and what it said last."""
+
+    def __init__(self, title: str, process: subprocess.Popen[bytes], said: deque[str]) -> None:
+        self.title = title
+        self.process = process
+        self.url = ""
+        self._said = said
+
+    @property
+    def port(self) -> int:
+        """The port of `url`."""
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def output(self) -> str:
+        """The last lines the server wrote, standard error included."""
+        return "".join(self._said)
+
+    def stop(self, sent: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, wait, and give the exit status; a server that does not end in time is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(sent)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+@contextlib.contextmanager
+def running(*command: str, title: str | None = None, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """`python -m command…` as a server, ready to answer; stopped on leaving, and by the kernel if we die.
+
+    Raises:
+        NotReady: if it ends, or says nothing of the kind within `READY_TIMEOUT_S`; carries what it said.
+    """
+    process = subprocess.Popen(  # noqa: S603 - our own modules
+        [sys.executable, "-m", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(env or {})},
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+    )
+    assert process.stdout is not None
+    said: deque[str] = deque(maxlen=KEPT_LINES)
+    server = ServerProcess(title or command[0], process, said)
+    reader: threading.Thread | None = None
+    try:
+        server.url = _wait_ready(server, process.stdout, said)
+        reader = threading.Thread(target=_drain, args=(process.stdout, said), daemon=True)
+        reader.start()
+        yield server
+    finally:
+        server.stop()
+        if reader is not None:
+            reader.join()
+        process.stdout.close()
+
+
+def _wait_ready(server: ServerProcess, output: IO[bytes], said: deque[str]) -> str:
+    until = time.monotonic() + READY_TIMEOUT_S
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while selector.select(max(0.0, until - time.monotonic())):
+            chunk = os.read(output.fileno(), 65536)
+            if not chunk:
+                break
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                text = line.decode(errors="replace")
+                if text.startswith("ready: "):
+                    return text.removeprefix("ready: ").strip()
+                said.append(text + "\n")
+    said.append(pending.decode(errors="replace"))
+    raise NotReady(f"{server.title} did not become ready; it said:\n{server.output()}")
+
+
+def _drain(output: IO[bytes], said: deque[str]) -> None:
+    """Keep reading, so that a talkative server never blocks on a full pipe."""
+    for line in output:
+        said.append(line.decode(errors="replace"))
+
+
+def _die_with_parent() -> None:
+    """Have the kernel send SIGTERM when our parent dies, however it dies. Runs in the child, before exec."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
