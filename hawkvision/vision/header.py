@@ -1,6 +1,6 @@
 """What an encoded picture says about itself, read from its first bytes without decoding a pixel.
 
-    JPEG   FFD8 { FF marker, length:2, payload }*  up to SOFn: precision:1 height:2 width:2 components:1
+    JPEG   FFD8 { FF marker, length:2, payload }*  SOFn: precision:1 height:2 width:2 components:1; up to SOS
     PNG    89504E470D0A1A0A { length:4 type:4 payload crc:4 }*  first IHDR: width:4 height:4 depth:1 colour:1 ...
     WebP   RIFF size:4 WEBP { type:4 size:4 payload pad }*  first VP8, VP8L or VP8X
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ Encoded: TypeAlias = bytes | bytearray | memoryview
 """An encoded picture, as it came from the socket."""
 
 MAX_SEGMENTS = 512
-"""JPEG segments hopped over before the frame header. Each holds up to 64 KiB, so 512 is 32 MiB of metadata, three
+"""JPEG segments hopped over before the first scan. Each holds up to 64 KiB, so 512 is 32 MiB of metadata, three
 times the largest body a node takes; ICC profiles and extended XMP use a few dozen."""
 
 MAX_CHUNKS = 64
@@ -71,6 +71,7 @@ class ImageHeader:
 
     `width` and `height` are as stored, before `orientation` (EXIF, 1..8) is applied. `components` counts stored
     channels: 1 grey or palette, 2 grey with alpha, 3 colour, 4 colour with alpha, or CMYK where the format is JPEG.
+    `multiscan` says that a JPEG's first scan does not hold all of it, so that a decoder reads on until the end.
     """
 
     format: ImageFormat
@@ -80,6 +81,7 @@ class ImageHeader:
     components: int
     alpha: bool = False
     progressive: bool = False
+    multiscan: bool = False
     animated: bool = False
 
     @property
@@ -146,10 +148,10 @@ def _recognise(head: bytes) -> str:
 
 
 def _probe_jpeg(view: memoryview) -> ImageHeader:
-    at, orientation = 2, 1
+    at, orientation, header = 2, 1, None
     for _ in range(MAX_SEGMENTS):
         if at + 4 > len(view):
-            raise BadImage(f"JPEG: the data end at byte {len(view)}, before the frame header")
+            raise BadImage(f"JPEG: the data end at byte {len(view)}, inside the header")
         if view[at] != 0xFF:
             raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}, found {view[at]:#04x}")
         marker = view[at + 1]
@@ -159,18 +161,24 @@ def _probe_jpeg(view: memoryview) -> ImageHeader:
         if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers that stand alone
             at += 2
             continue
-        if marker in (0xD8, 0xD9, 0xDA):
-            raise BadImage(f"JPEG: marker {marker:#04x} at byte {at} comes before any frame header")
+        if marker in (0xD8, 0xD9) or (marker == 0xDA and header is None):
+            raise BadImage(f"JPEG: marker {marker:#04x} at byte {at} comes before any frame header or scan")
         length = int.from_bytes(view[at + 2 : at + 4], "big")
-        if length < 2:
-            raise BadImage(f"JPEG: the segment at byte {at} has length {length}; expected 2 or more")
         end = at + 2 + length
+        if length < 2 or end > len(view):
+            raise BadImage(f"JPEG: the segment at byte {at} has length {length}; {len(view) - at - 2} bytes are left")
+        segment = view[at + 4 : end]
+        if marker == 0xDA and header is not None:
+            whole = len(segment) > 0 and segment[0] == header.components
+            return replace(header, multiscan=header.progressive or not whole)
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return _jpeg_frame(bytes(view[at + 4 : min(end, len(view))]), marker, orientation)
-        if marker == 0xE1 and end <= len(view) and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
-            orientation = _orientation(view[at + 10 : end])
+            if header is not None:
+                raise BadImage(f"JPEG: a second frame header at byte {at}")
+            header = _jpeg_frame(bytes(segment), marker, orientation)
+        elif marker == 0xE1 and bytes(segment[:6]) == b"Exif\0\0" and header is None:
+            orientation = _orientation(segment[6:])
         at = end
-    raise BadImage(f"JPEG: no frame header within {MAX_SEGMENTS} segments")
+    raise BadImage(f"JPEG: no scan within {MAX_SEGMENTS} segments")
 
 
 def _jpeg_frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
@@ -223,7 +231,7 @@ def _probe_png(view: memoryview) -> ImageHeader:
             case b"acTL":
                 animated = True
     return ImageHeader(
-        ImageFormat.PNG, width, height, orientation, _PNG_COMPONENTS[colour], alpha, interlace == 1, animated
+        ImageFormat.PNG, width, height, orientation, _PNG_COMPONENTS[colour], alpha, interlace == 1, animated=animated
     )
 
 

@@ -165,7 +165,8 @@ def _quantize(inputs: Inputs, attributes: Attributes) -> Tensor:
     scale = _along(_needed(inputs, 1), x, attributes)
     limits = np.iinfo(zero.dtype)
     levels = np.rint(x / scale) + _along(zero, x, attributes).astype(np.float32)
-    return np.clip(levels, limits.min, limits.max).astype(zero.dtype)
+    saturated: Tensor = np.clip(levels, limits.min, limits.max).astype(zero.dtype)
+    return saturated
 
 
 def _dequantize(inputs: Inputs, attributes: Attributes) -> Tensor:

@@ -44,8 +44,8 @@ def tiny_classifier(
     """Cast, transpose, two convolutions, pooling and a linear layer, with random weights."""
     rng = np.random.default_rng(seed)
     constants: dict[str, Array] = {
-        "mean": np.float32([120, 110, 100]).reshape(1, 3, 1, 1),
-        "scale": np.float32([60]),
+        "mean": np.array([120, 110, 100], np.float32).reshape(1, 3, 1, 1),
+        "scale": np.array([60], np.float32),
         "w1": rng.normal(0, 0.3, (8, 3, 3, 3)).astype(np.float32),
         "b1": rng.normal(0, 0.3, 8).astype(np.float32),
         "w2": rng.normal(0, 0.3, (8, 1, 3, 3)).astype(np.float32),

@@ -218,5 +218,5 @@ def test_numpy_and_onnxruntime_agree_on_the_zoo(name: str) -> None:
     batch = random_pictures(runtime, 1)
     found, wanted = runtime.infer(batch), reference.infer(batch)
     # int8: the runtime fuses quantised layers into integer kernels, and a rounding that differs moves on.
-    tolerance = 0.15 * np.ptp(wanted) if name.endswith("int8") else 1e-3
+    tolerance = 0.15 * float(np.ptp(wanted)) if name.endswith("int8") else 1e-3
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)

@@ -79,7 +79,7 @@ def test_elementwise(seed: int, shape: tuple[int, ...]) -> None:
     x = normal(seed, *shape)
     check("Relu", x)
     check("Identity", x)
-    check("Clip", x, {"low": np.float32(-1), "high": np.float32(1.5)})
+    check("Clip", x, {"low": np.array(-1, np.float32), "high": np.array(1.5, np.float32)})
     check("Cast", np.random.default_rng(seed).integers(0, 256, shape, np.uint8), to=TensorProto.FLOAT, gives=1)
 
 
