@@ -159,6 +159,7 @@ def test_pixels_arrive_without_loss(start: Start) -> None:
     with Client(node.url) as client:
         client.classify(pixels)
     sent = cv2.imdecode(np.frombuffer(node.bodies[0], np.uint8), cv2.IMREAD_COLOR)
+    assert sent is not None
     assert np.array_equal(sent[:, :, ::-1], pixels)
 
 
