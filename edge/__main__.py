@@ -7,12 +7,14 @@ The socket listens at once, so that health probes get an answer; models load and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import uvicorn
@@ -35,6 +37,9 @@ from hawkvision.vision.backends import open_backend
 log = logging.getLogger("hawkvision.edge")
 
 LISTEN_BACKLOG: Final = 1024
+KEEP_ALIVE_S: Final = 75
+"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
+and no request is sent into a closing connection."""
 
 
 def usable_cores() -> int:
@@ -96,6 +101,20 @@ async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> E
     )
 
 
+class _Server(uvicorn.Server):
+    """Uvicorn, without its habit of raising the signal once more after a clean stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `serve`."""
+        yield
+
+    def stop(self) -> None:
+        """Drain and end; the second time, at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
 async def serve(config: EdgeConfig) -> None:
     """Listen, load, answer until told to stop, drain.
 
@@ -106,7 +125,7 @@ async def serve(config: EdgeConfig) -> None:
     clock, metrics = MonotonicClock(), EdgeMetrics()
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -117,9 +136,12 @@ async def serve(config: EdgeConfig) -> None:
             log_level="warning",
             server_header=False,
             date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     node: EdgeNode | None = None
     try:

@@ -1,0 +1,41 @@
+"""Both tiers with the real ladder, started once for all system tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hawkvision.client import Client
+from hawkvision.errors import ArtifactError
+from hawkvision.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.process import ServerProcess, running
+from hawkvision.zoo.build import verify
+
+
+@pytest.fixture(scope="session")
+def ladder() -> None:
+    """The built ImageNet ladder, or a skip that says how to get it."""
+    manifest = load_manifest("imagenet", models_dir())
+    try:
+        verify(manifest.task, cache=cache_dir())
+    except ArtifactError as error:
+        pytest.skip(f"the ladder is not built: {error}")
+
+
+@pytest.fixture(scope="session")
+def datacenter(ladder: None) -> Iterator[ServerProcess]:
+    with running("hawkvision.datacenter", "--port", "0") as tier:
+        yield tier
+
+
+@pytest.fixture(scope="session")
+def node(datacenter: ServerProcess) -> Iterator[ServerProcess]:
+    with running("edge", "--port", "0", "--dc-url", datacenter.url) as edge:
+        yield edge
+
+
+@pytest.fixture
+def client(node: ServerProcess) -> Iterator[Client]:
+    with Client(node.url) as client:
+        yield client

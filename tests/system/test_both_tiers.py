@@ -1,0 +1,180 @@
+"""The whole system on real models: a picture and a target in, an answer from the right tier out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+
+import cv2
+import pytest
+
+from hawkvision.client import Client
+from hawkvision.errors import BadImage, TargetUnreachable
+from hawkvision.process import ServerProcess, running
+from hawkvision.types import PromiseStatus, Reason, Tier
+
+pytestmark = pytest.mark.slow
+
+
+def photograph(name: str) -> Path:
+    spec = importlib.util.find_spec("skimage")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "data" / name
+
+
+CAT = photograph("chelsea.png")
+
+
+def wait_for_certificates(client: Client) -> None:
+    """Until the node has seen which models the datacenter runs."""
+    until = monotonic() + 30
+    while client.classify(CAT, quality="best").tier is not Tier.DC:
+        assert monotonic() < until
+
+
+def test_a_cat_is_a_cat_at_every_target(client: Client) -> None:
+    wait_for_certificates(client)
+    fast, best = client.classify(CAT, quality="fast"), client.classify(CAT, quality="best")
+    assert (fast.tier, best.tier) == (Tier.EDGE, Tier.DC)
+    assert (fast.model, best.model) == ("efficientnet_lite0_int8", "committee")
+    assert "cat" in fast.label
+    assert "cat" in best.label
+    assert best.reason is Reason.TARGET
+    assert fast.accuracy.status is best.accuracy.status is PromiseStatus.HELD
+
+
+def test_certificates_hold_for_the_models_that_both_tiers_really_run(client: Client) -> None:
+    wait_for_certificates(client)
+    targets = client.targets()
+    assert targets["certificates_valid"] is True
+    held = [entry for entry in targets["targets"] if entry["status"] == "held"]
+    assert len(held) == len(targets["targets"])
+
+
+def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> None:
+    wait_for_certificates(client)
+    answers = [client.classify(photograph(n), max_accuracy_drop=0.03) for n in ("coffee.png", "rocket.jpg")]
+    assert [a.tier for a in answers] == [Tier.EDGE, Tier.DC]
+    assert answers[1].reason is Reason.LOW_CONFIDENCE
+    assert all(a.accuracy.max_drop is not None and a.accuracy.max_drop <= 0.03 for a in answers)
+
+
+def test_absolute_accuracy_is_kept_or_refused(client: Client) -> None:
+    maximum = float(client.targets()["maximum_min_accuracy"])
+    assert client.classify(CAT, min_accuracy=maximum - 0.03).accuracy.status is PromiseStatus.HELD
+    with pytest.raises(TargetUnreachable) as caught:
+        client.classify(CAT, min_accuracy=min(1.0, maximum + 0.001))
+    assert caught.value.maximum == maximum
+
+
+def test_a_truncated_photograph_is_refused_and_the_next_one_answered(client: Client) -> None:
+    body = CAT.read_bytes()
+    for quality in ("fast", "best"):
+        with pytest.raises(BadImage):
+            client.classify(body[: len(body) // 2], quality=quality)
+    assert "cat" in client.classify(body, quality="best").label
+
+
+def test_a_huge_photograph_is_read_at_reduced_scale(client: Client) -> None:
+    large = cv2.resize(cv2.imread(str(CAT)), (6000, 4000), interpolation=cv2.INTER_CUBIC)
+    done, body = cv2.imencode(".jpg", large)
+    assert done
+    assert len(body) < 10 * 1024 * 1024
+    assert "cat" in client.classify(body.tobytes(), quality="fast").label
+
+
+def test_command_line_answers_as_the_client_does(client: Client, node: ServerProcess) -> None:
+    wait_for_certificates(client)
+    command = [sys.executable, "-m", "hawkvision.cli", "classify", "--url", node.url, "--max-accuracy-drop", "0.03"]
+    table = subprocess.run([*command, str(CAT)], capture_output=True, text=True)
+    assert table.returncode == 0, table.stderr
+    assert "cat" in table.stdout
+    rows = subprocess.run([*command, "--json", str(CAT), "nothing.jpg"], capture_output=True, text=True)
+    assert rows.returncode == 1
+    assert "nothing.jpg" in rows.stderr
+    assert json.loads(rows.stdout)["index"] == client.classify(CAT, max_accuracy_drop=0.03).index
+
+
+def test_losing_the_datacenter_degrades_and_does_not_fail(datacenter: ServerProcess) -> None:
+    with (
+        running("edge", "--port", "0", "--dc-url", "http://127.0.0.1:9") as lonely,
+        Client(lonely.url) as client,
+    ):
+        answer = client.classify(CAT, quality="best")
+        assert (answer.tier, answer.degraded) == (Tier.EDGE, True)
+        assert answer.accuracy.status is PromiseStatus.BEST_EFFORT
+
+
+def test_stopping_answers_what_was_accepted(ladder: None) -> None:
+    with running("edge", "--port", "0") as edge, Client(edge.url) as client:
+        client.classify(CAT)
+        with ThreadPoolExecutor(8) as pool:
+            pending = [pool.submit(client.classify, CAT, quality="fast") for _ in range(40)]
+            pending[0].result()
+            edge.process.send_signal(signal.SIGTERM)
+            outcomes = [future.exception() for future in pending]
+        assert edge.process.wait(30) == 0
+        # Accepted requests were answered; those that came after the stop could not connect. Nothing in between.
+        assert outcomes[0] is None
+        assert {type(e).__name__ for e in outcomes if e is not None} <= {"Unreachable", "NotReady"}
+
+
+def refuses_to_start(*arguments: str) -> str:
+    """What a node says that ends at once with status 1."""
+    ran = subprocess.run([sys.executable, "-m", "edge", "--port", "0", *arguments], capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    return ran.stderr
+
+
+def test_a_missing_model_names_the_command_that_builds_it(tmp_path: Path) -> None:
+    said = refuses_to_start("--cache-dir", str(tmp_path))
+    assert "hawkvision models build --task imagenet" in said
+
+
+def test_a_corrupt_model_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "models" / "imagenet" / "efficientnet_lite0_int8.onnx"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"not a model")
+    assert "corrupt" in refuses_to_start("--cache-dir", str(tmp_path))
+
+
+def test_certificates_for_other_models_are_refused(tmp_path: Path, ladder: None) -> None:
+    profile = Path(__file__).parents[2] / "models" / "imagenet" / "profile.json"
+    text = profile.read_text()
+    name = '"efficientnet_lite0_int8": "'
+    place = text.index(name) + len(name)
+    (tmp_path / "profile.json").write_text(text[:place] + "0" * 64 + text[place + 64 :])
+    said = refuses_to_start("--profile", str(tmp_path / "profile.json"))
+    assert "certificates were made for efficientnet_lite0_int8 with sha256 000000" in said
+
+
+def test_a_port_in_use_is_explained(node: ServerProcess) -> None:
+    said = subprocess.run([sys.executable, "-m", "edge", "--port", str(node.port)], capture_output=True, text=True)
+    assert said.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{node.port}" in said.stderr
+
+
+def test_listening_beyond_loopback_needs_a_key() -> None:
+    assert "api_key must be set" in refuses_to_start("--host", "0.0.0.0")
+
+
+def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "secret") as edge:
+        from tests.edge.conftest import Caller
+
+        caller = Caller(edge)
+        assert caller.get("/healthz").status == caller.get("/readyz").status == 200
+        for path in ("/metrics", "/v1/targets", "/docs"):
+            assert caller.get(path).status == 401
+        refused = caller.classify(CAT.read_bytes())
+        assert (refused.status, refused.json["code"]) == (401, "unauthorized")
+        assert caller.classify(CAT.read_bytes(), Authorization="Bearer secret").status == 200
+        caller.close()
