@@ -38,9 +38,18 @@ _Raster: TypeAlias = NDArray[Any]
 cv2.setNumThreads(1)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
+OVERSAMPLING = 2
+"""How much larger than the input a JPEG is at least decoded, where it is that large.
+
+Measured with mobilenet_v2_int8 on 680 ImageNet pictures enlarged four times, top-1 and agreement with decoding in full
+and averaging areas (81.8 %): at once and averaging, 80.6 % and 93.8 %; at twice and averaging, 81.3 % and 97.5 %. In
+full, plain bilinear sampling gives 82.5 % and 95.3 %, averaging to twice the input and then bilinear 81.9 % and 97.2 %.
+The accuracies do not differ by more than chance, the agreements do.
+"""
+
 MAX_SCANS = 100
-"""Scans of a JPEG that is not done after its first; encoders write about ten. A scan may cost sixty bytes and still visit every pixel, so a
-10 MiB body could otherwise ask for days of work (libjpeg-turbo's "LIMITSCANS", which is 500 there)."""
+"""Scans of a JPEG that is not done after its first; encoders write about ten. A scan may cost sixty bytes and still
+visit every pixel, so a 10 MiB body could otherwise ask for days of work (libjpeg-turbo's "LIMITSCANS", there 500)."""
 
 MAX_SCANNED_PIXELS_RATIO = 20
 """Scans x pixels over `max_pixels`: the largest picture may have twenty scans, smaller ones more."""
@@ -55,7 +64,7 @@ def load_input(body: Encoded, spec: InputSpec, *, max_pixels: int) -> tuple[Pixe
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
     """
     header = probe(body)
-    min_side = math.ceil(max(spec.height, spec.width) / spec.crop_fraction)
+    min_side = math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
     return preprocess(decode(body, header, max_pixels=max_pixels, min_side=min_side), spec), header
 
 
