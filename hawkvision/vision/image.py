@@ -124,16 +124,24 @@ def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: in
     colourspace = "CMYK" if header.components == 4 else "RGB"
     options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
+        pixels = _decompress(data, options)
     except ValueError as error:
-        if "extraneous bytes before marker 0xd9" not in str(error):
-            raise BadImage(f"JPEG: {error}") from None
-        # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
-        pixels = simplejpeg.decode_jpeg(data, strict=False, **options)
+        raise BadImage(f"JPEG: {error}") from None
     if pixels.shape[:2] != (height, width):
         raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header promised {width}x{height}")
     if header.components == 4:
         return _multiply_out(pixels)
+    return pixels
+
+
+def _decompress(data: bytes, options: dict[str, Any]) -> Pixels:
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
+    except ValueError as error:
+        if "extraneous bytes before marker 0xd9" not in str(error):
+            raise
+        # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
+        pixels = simplejpeg.decode_jpeg(data, strict=False, **options)
     return pixels
 
 
