@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Final
 
 import msgspec
+from prometheus_client import Counter, Histogram
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, UploadFile
 from starlette.exceptions import HTTPException
@@ -24,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edge import openapi
-from edge.fields import Source, parse_request, read_headers, read_query
+from edge.fields import Source, parse_request, read_headers, read_query, read_request
 from edge.node import EdgeNode
 from edge.targets import describe_targets
 from hawkvision.clock import Clock
@@ -44,7 +46,7 @@ from hawkvision.errors import (
 )
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import parse_traceparent, start_trace
-from hawkvision.types import Answer, Timing
+from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -69,6 +71,8 @@ class EdgeApp:
         self._key = None if api_key is None else api_key.encode()
         self._max_body_bytes = max_body_bytes
         self._buffered_bytes = 0
+        self._in_flight = 0
+        metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
         self._rest = self._build_rest()
 
@@ -105,7 +109,7 @@ class EdgeApp:
         trace = caller.child() if caller else start_trace()
         headers = [(b"traceparent", trace.header().encode())]
         body = _Body(self, receive)
-        self._metrics.in_flight.inc()
+        self._in_flight += 1
         try:
             node = self._node
             if scope["method"] != "POST":
@@ -113,35 +117,35 @@ class EdgeApp:
             self._authorize(scope["headers"])
             if node is None:
                 raise NotReady("the models are still loading, or the node is shutting down")
-            picture, sources = await self._read(scope, body)
-            request = parse_request(sources)
+            picture, request = await self._read(scope, body)
             answer = await node.classify(picture, request, started, trace)
         except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
             await self._refuse(send, error, started, headers)
             return
         finally:
             body.release()
-            self._metrics.in_flight.dec()
+            self._in_flight -= 1
         self._count(answer)
         headers.append((b"server-timing", _server_timing(answer.timing_ms)))
         await _reply(send, 200, _encode(answer.to_json()), headers)
 
-    async def _read(self, scope: Scope, body: _Body) -> tuple[bytes, list[Source]]:
-        """The picture and the fields, from wherever the caller wrote them."""
+    async def _read(self, scope: Scope, body: _Body) -> tuple[bytes, ClassifyRequest]:
+        """The picture and what is asked of it, from wherever the caller wrote it."""
         raw_headers = scope["headers"]
-        sources = read_query(scope["query_string"]) + read_headers(raw_headers)
+        ours = tuple(header for header in raw_headers if header[0].startswith(b"x-hawkvision-"))
         content_type = (_header(raw_headers, b"content-type") or "").lower()
         declared = _header(raw_headers, b"content-length")
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
             picture, fields = await _read_multipart(raw_headers, data)
-            return picture, sources + fields
+            return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
         if content_type.startswith(_NOT_PICTURES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the picture itself (JPEG, PNG or WebP) as the body, "
                 "or a multipart form with the picture in 'image'"
             )
-        return await body.read(declared), sources
+        request = read_request(scope["query_string"], ours)
+        return await body.read(declared), request
 
     def _authorize(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self._key is None:
@@ -171,9 +175,15 @@ class EdgeApp:
         return self._node.task if self._node else "none"
 
     def _count(self, answer: Answer) -> None:
-        tier = answer.tier.value
-        self._metrics.requests.labels(answer.task, answer.model, tier, "200").inc()
-        self._metrics.duration.labels(answer.task, tier).observe(answer.timing_ms.total * 1e-3)
+        counted, observed = self._counters(answer.task, answer.model, answer.tier)
+        counted.inc()
+        observed.observe(answer.timing_ms.total * 1e-3)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - an app lives as long as its process
+    def _counters(self, task: str, model: str, tier: Tier) -> tuple[Counter, Histogram]:
+        """The two series of an answer; a ladder has a handful of rungs."""
+        metrics = self._metrics
+        return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
 
     def reserve(self, size: int) -> None:
         """Account for body bytes held in memory; `_Body.release` gives them back.

@@ -44,7 +44,7 @@ from hawkvision.types import (
     Timing,
 )
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.image import load_input, probe
+from hawkvision.vision.image import ImageHeader, load_input, probe
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -72,7 +72,14 @@ class EdgeResult:
     score: float
     decode_ms: float
     infer_ms: float
-    queue_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """An edge result and how long the picture waited for a worker."""
+
+    result: EdgeResult
+    queue_ms: float
 
 
 class EdgeNode:
@@ -157,7 +164,7 @@ class EdgeNode:
         header = probe(body)
         if header.pixels > self._max_pixels:
             raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self._max_pixels} in all")
-        call = _Call(self, body, request, route, started, trace)
+        call = _Call(self, body, header, request, route, started, trace)
         answer = await (call.direct() if route.direct else call.cascade())
         if answer.deadline_met is False:
             self.metrics.deadline_misses.labels(self.task).inc()
@@ -165,7 +172,7 @@ class EdgeNode:
                 raise call.missed()
         return answer
 
-    def look(self, body: bytes) -> EdgeResult:
+    def look(self, body: bytes, header: ImageHeader, top_k: int) -> EdgeResult:
         """Decode, resize, infer and score one picture. Runs on a worker thread.
 
         Raises:
@@ -173,11 +180,11 @@ class EdgeNode:
             BackendError: if the backend is.
         """
         before = self._clock.now()
-        pixels, _ = load_input(body, self.rung.spec, max_pixels=self._max_pixels)
+        pixels, _ = load_input(body, self.rung.spec, max_pixels=self._max_pixels, header=header)
         decoded = self._clock.now()
         logits = self.rung.backend.infer(pixels[np.newaxis])
         probabilities = softmax(logits, self.rung.temperature)[0]
-        order = top_classes(probabilities, MAX_EDGE_CLASSES)
+        order = top_classes(probabilities, max(2, top_k))  # the margin needs two
         confidences = probabilities[order]
         score = confidences[0] - confidences[1] if self.rung.score is Score.MARGIN else confidences[0]
         return EdgeResult(
@@ -188,17 +195,17 @@ class EdgeNode:
             infer_ms=(self._clock.now() - decoded) * 1e3,
         )
 
-    async def at_edge(self, body: bytes, deadline: float | None) -> EdgeResult:
+    async def at_edge(self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None) -> Looked:
         """`look` on a worker, earliest deadline first.
 
         Raises:
             Overloaded: if the queue is full.
             RequestError: if the picture is broken.
         """
-        result, queue_ms = await self.pool.submit(lambda: self.look(body), deadline)
+        result, queue_ms = await self.pool.submit(lambda: self.look(body, header, top_k), deadline)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
-        return replace(result, queue_ms=queue_ms)
+        return Looked(result, queue_ms)
 
     def promise(self, promise: AccuracyPromise) -> AccuracyPromise:
         """The promise as it can be made with the models that are really loaded."""
@@ -245,18 +252,22 @@ class EdgeNode:
         self.rung.backend.close()
 
 
-MAX_EDGE_CLASSES: Final = 100
-"""The most a caller may ask for with `top_k` (`edge.fields.MAX_TOP_K`)."""
-
-
 class _Call:
     """One request on its way; holds what its steps share."""
 
     def __init__(
-        self, node: EdgeNode, body: bytes, request: ClassifyRequest, route: Route, started: float, trace: TraceContext
+        self,
+        node: EdgeNode,
+        body: bytes,
+        header: ImageHeader,
+        request: ClassifyRequest,
+        route: Route,
+        started: float,
+        trace: TraceContext,
     ) -> None:
         self.node = node
         self.body = body
+        self.header = header
         self.request = request
         self.route = route
         self.started = started
@@ -279,8 +290,8 @@ class _Call:
             escalated = await self._escalate(Reason.EDGE_BUSY, self.slack_ms())
             if escalated is not None:
                 return self._from_dc(escalated, Reason.EDGE_BUSY, None)
-        edge = await self.node.at_edge(self.body, self.deadline)
-        score = edge.confidences[0] if self.route.by_confidence else edge.score
+        edge = await self._at_edge()
+        score = edge.result.confidences[0] if self.route.by_confidence else edge.result.score
         decision = decide(
             self.route,
             score,
@@ -310,16 +321,16 @@ class _Call:
         )
         match decision:
             case Accept():
-                return self._from_edge(await self.node.at_edge(self.body, self.deadline), degraded=True)
+                return self._from_edge(await self._at_edge(), degraded=True)
             case Miss():
                 raise self.missed()
             case Escalate(reason, None):
                 escalated = await self._escalate(reason, None)
                 if escalated is not None:
                     return self._from_dc(escalated, reason, None)
-                return self._from_edge(await self.node.at_edge(self.body, self.deadline), degraded=True, reason=reason)
+                return self._from_edge(await self._at_edge(), degraded=True, reason=reason)
             case Escalate(reason, cutoff_ms):
-                standby = asyncio.ensure_future(self.node.at_edge(self.body, self.deadline))
+                standby = asyncio.ensure_future(self._at_edge())
                 try:
                     escalated = await self._escalate(reason, cutoff_ms)
                     if escalated is not None:
@@ -329,6 +340,9 @@ class _Call:
                     standby.cancel()
                     # Retrieve what it raised, so that nothing is logged as never retrieved.
                     await asyncio.gather(standby, return_exceptions=True)
+
+    async def _at_edge(self) -> Looked:
+        return await self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline)
 
     def _edge_is_too_busy(self) -> bool:
         slack = self.slack_ms()
@@ -364,12 +378,13 @@ class _Call:
             metrics.datacenter_up.set(float(node.uplink.link.up))
         return escalated
 
-    def _from_edge(self, edge: EdgeResult, *, degraded: bool, reason: Reason | None = None) -> Answer:
+    def _from_edge(self, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
         node = self.node
         if degraded:
             node.metrics.degraded.labels(node.task).inc()
         total_ms = (node._clock.now() - self.started) * 1e3
-        top_k = zip(edge.indices[: self.request.top_k], edge.confidences, strict=False)
+        result = edge.result
+        top_k = zip(result.indices[: self.request.top_k], result.confidences, strict=False)
         return Answer(
             id=new_id(),
             task=node.task,
@@ -382,16 +397,16 @@ class _Call:
             reason=reason,
             degraded=degraded,
             deadline_met=self._met(total_ms),
-            timing_ms=Timing(edge.decode_ms, edge.queue_ms, edge.infer_ms, total=total_ms),
+            timing_ms=Timing(result.decode_ms, edge.queue_ms, result.infer_ms, total=total_ms),
         )
 
-    def _from_dc(self, escalated: Escalated, reason: Reason, edge: EdgeResult | None) -> Answer:
+    def _from_dc(self, escalated: Escalated, reason: Reason, edge: Looked | None) -> Answer:
         node, reply = self.node, escalated.reply
         total_ms = (node._clock.now() - self.started) * 1e3
         timing = Timing(
-            decode=edge.decode_ms if edge else 0.0,
+            decode=edge.result.decode_ms if edge else 0.0,
             queue=edge.queue_ms if edge else 0.0,
-            infer=edge.infer_ms if edge else 0.0,
+            infer=edge.result.infer_ms if edge else 0.0,
             uplink=max(0.0, escalated.round_trip_ms - reply.timing_ms.total),
             dc=reply.timing_ms.total,
             total=total_ms,

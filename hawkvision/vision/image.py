@@ -57,13 +57,17 @@ MAX_SCANNED_PIXELS_RATIO = 20
 _INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
 
 
-def load_input(body: Encoded, spec: InputSpec, *, max_pixels: int) -> tuple[Pixels, ImageHeader]:
+def load_input(
+    body: Encoded, spec: InputSpec, *, max_pixels: int, header: ImageHeader | None = None
+) -> tuple[Pixels, ImageHeader]:
     """An encoded picture as a model takes it in, (height, width, 3), with what its header said.
+
+    A caller that has probed the picture already gives its `header`, and saves a second look.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
     """
-    header = probe(body)
+    header = header or probe(body)
     min_side = math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
     return preprocess(decode(body, header, max_pixels=max_pixels, min_side=min_side), spec), header
 
