@@ -67,9 +67,9 @@ def edge_up(context: typer.Context) -> None:
 @dc_app.command("up", context_settings=PASS_ON)
 def dc_up(context: typer.Context) -> None:
     """Start a datacenter tier on this machine; `hawkvision dc up --help` lists its settings."""
-    from hawkvision.datacenter.run import up
+    from hawkvision.datacenter.__main__ import main as datacenter_main
 
-    up(_datacenter_config(context, "up", "Start a datacenter tier on this machine, Ray included."))
+    sys.exit(datacenter_main(context.args))
 
 
 @dc_app.command("deploy", context_settings=PASS_ON)

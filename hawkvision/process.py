@@ -74,7 +74,7 @@ def running(*command: str, title: str | None = None, env: Mapping[str, str] | No
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=stop_with_parent,
     )
     assert process.stdout is not None
     said: deque[str] = deque(maxlen=KEPT_LINES)
@@ -117,6 +117,10 @@ def _drain(output: IO[bytes], said: deque[str]) -> None:
         said.append(line.decode(errors="replace"))
 
 
-def _die_with_parent() -> None:
-    """Have the kernel send SIGTERM when our parent dies, however it dies. Runs in the child, before exec."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+def stop_with_parent() -> None:
+    """Have the kernel send us SIGTERM when our parent dies, however it dies (Linux; elsewhere nothing happens)."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was told
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -202,3 +202,10 @@ def test_chunked_bodies_are_read_and_bounded(edge: ServerProcess) -> None:
 def test_compressed_bodies_are_not_taken_for_pictures(caller: Caller) -> None:
     reply = caller.classify(gzip.compress(encoded()), **{"Content-Encoding": "gzip"})
     assert reply.status == 415
+
+
+def test_a_large_body_refused_unread_does_not_confuse_the_connection(caller: Caller) -> None:
+    large = encoded(".png", 300, 300) + bytes(200_000)
+    for _ in range(3):
+        assert caller.classify(large, "colour=red").json["code"] == "bad_field"
+        assert caller.classify(encoded(), "quality=fast").status == 200

@@ -35,6 +35,11 @@ def node(datacenter: ServerProcess) -> Iterator[ServerProcess]:
         yield edge
 
 
+@pytest.fixture(scope="session")
+def node_url(node: ServerProcess) -> str:
+    return node.url
+
+
 @pytest.fixture
 def client(node: ServerProcess) -> Iterator[Client]:
     with Client(node.url) as client:
