@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,26 +52,31 @@ def read_pictures(path: Path, labels: Sequence[str]) -> LabelledPictures:
 
 def _read_npz(path: Path, classes: int) -> LabelledPictures:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not zipfile.is_zipfile(path):
+        raise ConfigError(f"{path}: not a readable npz file: it is no zip archive")
     try:
         with np.load(path, allow_pickle=False) as archive:
             missing = {"data", "offsets", "labels"} - set(archive.files)
             if missing:
                 raise ConfigError(f"{path}: expected arrays data, offsets and labels; {min(missing)} is missing")
-            data, offsets, labels = archive["data"], archive["offsets"].astype(np.int64), archive["labels"]
-            sources = archive["source"] if "source" in archive.files else np.full(len(labels), "")
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+            data, offsets, labels = (np.asarray(archive[name]) for name in ("data", "offsets", "labels"))
+            sources = np.asarray(archive["source"]) if "source" in archive.files else np.full(labels.shape, "")
+    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: not a readable npz file: {error}") from None
     _check(path, data, offsets, labels, classes)
+    if sources.shape != labels.shape:
+        raise ConfigError(f"{path}: expected as many sources as labels, got {sources.shape} and {labels.shape}")
     bodies = [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
     return LabelledPictures(path.name, digest, bodies, labels.astype(np.int64), sources.astype(np.str_))
 
 
-def _check(path: Path, data: NDArray[Any], offsets: NDArray[np.int64], labels: NDArray[Any], classes: int) -> None:
-    if data.dtype != np.uint8 or data.ndim != 1 or offsets.ndim != 1 or labels.ndim != 1:
+def _check(path: Path, data: NDArray[Any], offsets: NDArray[Any], labels: NDArray[Any], classes: int) -> None:
+    flat = data.ndim == offsets.ndim == labels.ndim == 1
+    if data.dtype != np.uint8 or not flat or not np.issubdtype(offsets.dtype, np.integer):
         raise ConfigError(f"{path}: expected flat arrays: data of uint8, offsets, labels")
     if len(offsets) != len(labels) + 1 or len(labels) == 0:
         raise ConfigError(f"{path}: expected n >= 1 labels and n + 1 offsets, got {len(labels)} and {len(offsets)}")
-    if offsets[0] != 0 or offsets[-1] > len(data) or np.any(np.diff(offsets) <= 0):
+    if offsets[0] != 0 or offsets[-1] > len(data) or np.any(np.diff(offsets.astype(np.int64)) <= 0):
         raise ConfigError(f"{path}: offsets must rise from 0 to at most {len(data)}, the length of data")
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
         raise ConfigError(f"{path}: labels must be whole numbers from 0 to {classes - 1}")

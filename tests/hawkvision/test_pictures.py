@@ -1,0 +1,100 @@
+"""Labelled pictures from npz files and directories, and how broken ones are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import ConfigError
+from hawkvision.pictures import read_pictures
+from tests.pictures import encoded
+
+LABELS = ("cat", "dog", "rocket")
+
+
+def write_npz(path: Path, **changes: Any) -> Path:
+    bodies = [encoded(seed=i) for i in range(4)]
+    arrays: dict[str, Any] = {
+        "data": np.frombuffer(b"".join(bodies), np.uint8),
+        "offsets": np.cumsum([0, *map(len, bodies)]).astype(np.uint32),
+        "labels": np.array([0, 1, 2, 1], np.int16),
+        "source": np.array(["a", "a", "b", "b"]),
+    }
+    np.savez(path, **{k: v for k, v in (arrays | changes).items() if v is not None})
+    return path
+
+
+def test_npz_gives_back_every_picture_label_and_source(tmp_path: Path) -> None:
+    pictures = read_pictures(write_npz(tmp_path / "set.npz"), LABELS)
+    assert list(pictures.bodies) == [encoded(seed=i) for i in range(4)]
+    assert pictures.labels.tolist() == [0, 1, 2, 1]
+    assert pictures.sources.tolist() == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"labels": None}, "labels is missing"),
+        ({"labels": np.array([0, 1, 3, 1])}, "from 0 to 2"),
+        ({"labels": np.array([0, -1, 2, 1])}, "from 0 to 2"),
+        ({"labels": np.array([0.5, 1, 2, 1])}, "whole numbers"),
+        ({"labels": np.array([0, 1, 2])}, "n >= 1 labels and n \\+ 1 offsets, got 3 and 5"),
+        ({"offsets": np.array([0, 5, 4, 8, 9])}, "offsets must rise"),
+        ({"offsets": np.array([0, 1, 2, 3, 10**9])}, "offsets must rise"),
+        ({"data": np.zeros((2, 2), np.uint8)}, "flat arrays"),
+        ({"data": np.zeros(5, np.float32)}, "flat arrays"),
+        ({"labels": np.array([{}], dtype=object)}, "not a readable npz"),
+        ({"source": np.array(["a"])}, "as many sources as labels"),
+    ],
+)
+def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    path = write_npz(tmp_path / "set.npz", **changes)
+    with pytest.raises(ConfigError, match=rf"set\.npz: .*{says}"):
+        read_pictures(path, LABELS)
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_no_npz(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("garbage") / "set.npz"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="npz"):
+        read_pictures(path, LABELS)
+
+
+def test_directories_are_classes_by_label_or_number(tmp_path: Path) -> None:
+    for folder, count in (("cat", 2), ("2", 1)):
+        (tmp_path / folder).mkdir()
+        for i in range(count):
+            (tmp_path / folder / f"{i}.jpg").write_bytes(encoded(seed=i))
+        (tmp_path / folder / "notes.txt").write_text("not a picture")
+    pictures = read_pictures(tmp_path, LABELS)
+    assert sorted(pictures.labels.tolist()) == [0, 0, 2]
+
+
+def test_a_directory_that_is_no_class_is_named(tmp_path: Path) -> None:
+    (tmp_path / "horse").mkdir()
+    with pytest.raises(
+        ConfigError, match="horse: the directory is named after no class; expected a label such as 'cat'"
+    ):
+        read_pictures(tmp_path, LABELS)
+
+
+def test_empty_and_missing_sets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no pictures in class directories"):
+        read_pictures(tmp_path, LABELS)
+    with pytest.raises(ConfigError, match="expected an npz file or a directory"):
+        read_pictures(tmp_path / "nowhere", LABELS)
+
+
+def test_the_hash_follows_content_and_labels(tmp_path: Path) -> None:
+    hashes = set()
+    for folder in ("cat", "dog"):
+        for seed in (1, 2):
+            root = tmp_path / f"{folder}{seed}"
+            (root / folder).mkdir(parents=True)
+            (root / folder / "a.jpg").write_bytes(encoded(seed=seed))
+            hashes.add(read_pictures(root, LABELS).sha256)
+    assert len(hashes) == 4
