@@ -133,6 +133,7 @@ async def serve(config: EdgeConfig) -> None:
             ws="none",
             lifespan="off",
             access_log=False,
+            proxy_headers=False,
             log_level="warning",
             server_header=False,
             date_header=False,

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -31,7 +30,7 @@ from hawkvision.errors import DeadlineMissed, EscalationFailed, ManifestError, N
 from hawkvision.hop import HopRequest
 from hawkvision.manifest import InputSpec
 from hawkvision.metrics import EdgeMetrics
-from hawkvision.trace import TraceContext
+from hawkvision.trace import TraceContext, random_hex
 from hawkvision.types import (
     AccuracyPromise,
     Answer,
@@ -386,7 +385,7 @@ class _Call:
         result = edge.result
         top_k = zip(result.indices[: self.request.top_k], result.confidences, strict=False)
         return Answer(
-            id=new_id(),
+            id=random_hex(32),
             task=node.task,
             top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
             model=node.rung.name,
@@ -412,7 +411,7 @@ class _Call:
             total=total_ms,
         )
         return Answer(
-            id=new_id(),
+            id=random_hex(32),
             task=node.task,
             top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
             model=reply.model,
@@ -426,11 +425,6 @@ class _Call:
 
     def _met(self, total_ms: float) -> bool | None:
         return None if self.request.deadline_ms is None else total_ms <= self.request.deadline_ms
-
-
-def new_id() -> str:
-    """128 random bits as hex."""
-    return os.urandom(16).hex()
 
 
 def check_models(expected: dict[str, str], loaded: dict[str, str], where: str) -> None:
