@@ -21,7 +21,7 @@ test-fast: $(VENV)/.test
 
 # Parity against torch and torchvision: a second environment, because torch takes 5 GB that nobody else needs.
 test-models: $(MODELS_VENV)/.models
-	$(MODELS_VENV)/bin/pytest -m models
+	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/zoo
 
 bench: $(VENV)/.test
 	$(BIN)/hawkvision models build
