@@ -1,0 +1,321 @@
+"""The deployment files, as far as they can be checked without the machines they are for."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
+from hawkvision.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "edge" / "deploy"
+SETTINGS = {f"HAWKVISION_EDGE_{f.name.upper()}" for f in msgspec.structs.fields(EdgeConfig)} | {
+    f"HAWKVISION_DC_{f.name.upper()}" for f in msgspec.structs.fields(DatacenterConfig)
+}
+FILES = sorted(path for path in [*DEPLOY.iterdir(), ROOT / "edge" / "README.md"] if path.is_file())
+KNOWN_INSTRUCTIONS = {
+    "ARG", "CMD", "COPY", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR",
+}  # fmt: skip
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile as (instruction, arguments), comments dropped and continued lines joined."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def last_stage() -> dict[str, str]:
+    """The final stage's instructions, the last of each kind."""
+    found = instructions()
+    start = max(i for i, (name, _) in enumerate(found) if name == "FROM")
+    return dict(found[start:])
+
+
+def kubernetes() -> dict[str, Any]:
+    """The manifest's objects by kind."""
+    documents = list(yaml.safe_load_all((DEPLOY / "k3s.yaml").read_text(encoding="utf-8")))
+    return {document["kind"]: document for document in documents}
+
+
+def pod() -> dict[str, Any]:
+    spec: dict[str, Any] = kubernetes()["Deployment"]["spec"]["template"]["spec"]
+    return spec
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    return document
+
+
+def seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+)s", text)
+    assert match, text
+    return float(match[1])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_setting_that_is_named_exists(path: Path) -> None:
+    named = set(re.findall(r"HAWKVISION_(?:EDGE|DC)_[A-Z_]*[A-Z]", path.read_text(encoding="utf-8")))
+    assert named <= SETTINGS
+
+
+def test_the_files_name_settings_at_all() -> None:
+    """The test above would pass on files that were renamed away."""
+    assert {"Dockerfile", "README.md", "compose.yaml", "edge.toml", "hawkvision-edge.service", "k3s.yaml"} <= {
+        path.name for path in FILES
+    }
+
+
+# -------------------------------------------------------------------------------------------------- settings
+
+
+def test_example_settings_load() -> None:
+    config = load_config(EdgeConfig, DEPLOY / "edge.toml", environ={})
+    assert config.host == "127.0.0.1"
+
+
+def test_example_settings_are_refused_beyond_loopback_without_a_key() -> None:
+    with pytest.raises(ConfigError, match="HAWKVISION_EDGE_API_KEY"):
+        load_config(EdgeConfig, DEPLOY / "edge.toml", {"host": "0.0.0.0"}, environ={})
+
+
+def test_commented_settings_load_too(tmp_path: Path) -> None:
+    text = (DEPLOY / "edge.toml").read_text(encoding="utf-8")
+    (tmp_path / "edge.toml").write_text(re.sub(r"(?m)^#(\w+ = )", r"\1", text), encoding="utf-8")
+    assert load_config(EdgeConfig, tmp_path / "edge.toml", environ={}).dc_url is not None
+
+
+def test_key_left_empty_in_a_template_does_not_open_the_door() -> None:
+    environ = {"HAWKVISION_EDGE_API_KEY": "", "HAWKVISION_EDGE_HOST": "0.0.0.0"}
+    with pytest.raises(ConfigError, match="api_key"):
+        load_config(EdgeConfig, environ=environ)
+
+
+def test_no_secret_is_written_down() -> None:
+    for line in (DEPLOY / "env.example").read_text(encoding="utf-8").splitlines():
+        assert line.startswith("#") or line.endswith("="), line
+
+
+# ------------------------------------------------------------------------------------------------- container
+
+
+def test_dockerfile_has_only_known_instructions() -> None:
+    assert {name for name, _ in instructions()} <= KNOWN_INSTRUCTIONS
+
+
+def test_copied_sources_are_in_the_repository() -> None:
+    copies = [rest.split() for name, rest in instructions() if name == "COPY" and not rest.startswith("--from")]
+    assert copies
+    for *sources, _ in copies:
+        for source in sources:
+            assert (ROOT / source).exists(), source
+
+
+def test_every_package_of_the_wheel_is_copied() -> None:
+    copied = {
+        Path(source).name
+        for name, rest in instructions()
+        if name == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    packages = re.search(r"(?m)^packages = \[(.*)\]$", project)
+    assert packages
+    wanted = set(re.findall(r'"(\w+)"', packages[1]))
+    assert wanted | {"models", "pyproject.toml", "README.md", "LICENSE"} <= copied
+
+
+def test_installed_extras_exist() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = compose()["services"]["datacenter"]["build"]["args"]["EXTRAS"].split(",")
+    defaults = [rest.partition("=")[2] for name, rest in instructions() if name == "ARG"]
+    for extra in (*extras, *defaults):
+        assert re.search(rf"(?m)^{extra} = \[", project), extra
+
+
+def test_image_runs_as_nobody_in_particular_and_stops_on_sigterm() -> None:
+    stage = last_stage()
+    assert stage["USER"] == "10001:10001"
+    assert stage["STOPSIGNAL"] == "SIGTERM"
+    assert stage["EXPOSE"] == "8080"
+    assert "HAWKVISION_EDGE_API_KEY" not in stage["ENV"]
+
+
+def test_image_uses_one_python_for_building_and_running() -> None:
+    bases = {rest.split()[0] for name, rest in instructions() if name == "FROM"}
+    assert bases == {"python:3.11-slim-bookworm"}
+
+
+def test_image_command_is_a_module_that_exists() -> None:
+    words = msgspec.json.decode(last_stage()["CMD"], type=list[str])
+    assert words[:2] == ["python", "-m"]
+    assert importlib.util.find_spec(f"{words[2]}.__main__") is not None
+
+
+def test_health_check_passes_on_a_live_node_and_fails_on_a_dead_one(edge: Any) -> None:
+    _, _, command = last_stage()["HEALTHCHECK"].partition(" CMD ")
+    words = msgspec.json.decode(command, type=list[str])
+
+    def check(port: int) -> int:
+        env = {"HAWKVISION_EDGE_PORT": str(port)}
+        return subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True).returncode
+
+    assert check(edge.port) == 0
+    assert check(1) != 0
+
+
+# --------------------------------------------------------------------------------------------------- compose
+
+
+def test_compose_services_restart_drain_and_hold_no_privileges() -> None:
+    services = compose()["services"]
+    assert set(services) == {"models", "edge", "datacenter"}
+    for service in services.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert "models:/var/lib/hawkvision" in service["volumes"][0]
+    for name in ("edge", "datacenter"):
+        assert services[name]["restart"] == "unless-stopped"
+        assert "stop_grace_period" in services[name]
+    assert "models" in compose()["volumes"]
+
+
+def test_compose_builds_what_it_runs_from_this_dockerfile() -> None:
+    for service in compose()["services"].values():
+        if "build" in service:
+            context = (DEPLOY / service["build"]["context"]).resolve()
+            assert (context / service["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+
+
+def test_compose_settings_load_once_the_keys_are_filled_in() -> None:
+    services = compose()["services"]
+
+    def filled(name: str) -> dict[str, str]:
+        return {k: re.sub(r"\$\{\w+:\?.*\}", "key", str(v)) for k, v in services[name]["environment"].items()}
+
+    edge = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | filled("edge"))
+    tier = load_config(DatacenterConfig, environ=filled("datacenter"))
+    assert edge.dc_url == f"http://datacenter:{tier.port}"
+    assert edge.dc_api_key == tier.api_key
+    assert edge.drain_timeout_s < seconds(services["edge"]["stop_grace_period"])
+
+
+def test_compose_refuses_to_start_without_keys() -> None:
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    keys = re.findall(r"_API_KEY: (.*)", text)
+    assert len(keys) == 3
+    assert all(re.fullmatch(r"\$\{\w+:\?.+\}", key) for key in keys)
+
+
+@pytest.mark.parametrize("name", ["models", "edge", "datacenter"])
+def test_container_commands_are_understood(name: str) -> None:
+    """Each command's own parser takes its words; `--help` ends it before it does anything."""
+    words = compose()["services"][name].get("command") or msgspec.json.decode(last_stage()["CMD"], type=list[str])
+    program, *rest = words
+    command = ["-m", "hawkvision.cli"] if program == "hawkvision" else []
+    entry = [sys.executable, "-c", "import sys; from hawkvision.cli import main; sys.argv[0] = 'hawkvision'; main()"]
+    line = [*entry, *rest, "--help"] if command else [sys.executable, *rest, "--help"]
+    ran = subprocess.run(line, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert all(option in ran.stdout for option in rest if option.startswith("--"))
+
+
+# ------------------------------------------------------------------------------------------------- Kubernetes
+
+
+def test_kubernetes_objects_share_the_namespace_and_labels() -> None:
+    objects = kubernetes()
+    assert set(objects) == {"Namespace", "PersistentVolumeClaim", "Deployment", "Service"}
+    namespace = objects.pop("Namespace")["metadata"]["name"]
+    assert all(found["metadata"]["namespace"] == namespace for found in objects.values())
+    spec = objects["Deployment"]["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"] == labels
+
+
+def test_kubernetes_probes_ask_a_live_node_what_it_answers(edge: Any) -> None:
+    import urllib.request
+
+    container = pod()["containers"][0]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    ports = {port["name"] for port in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        request = container[probe]["httpGet"]
+        assert request["port"] in ports
+        with urllib.request.urlopen(f"{edge.url}{request['path']}") as response:
+            assert response.status == 200
+
+
+def test_kubernetes_pod_meets_the_restricted_standard() -> None:
+    spec = pod()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*spec["initContainers"], *spec["containers"]):
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert {"requests", "limits"} <= set(container["resources"])
+
+
+def test_kubernetes_keys_come_from_a_secret_and_mounts_from_volumes() -> None:
+    spec = pod()
+    container = spec["containers"][0]
+    from_secret = {v["name"] for v in container["env"] if "secretKeyRef" in v.get("valueFrom", {})}
+    assert from_secret == {"HAWKVISION_EDGE_API_KEY", "HAWKVISION_EDGE_DC_API_KEY"}
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+def test_kubernetes_waits_longer_than_the_node_drains() -> None:
+    values = {v["name"]: v.get("value", "key") for v in pod()["containers"][0]["env"]}
+    config = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | values)
+    assert config.drain_timeout_s < pod()["terminationGracePeriodSeconds"]
+
+
+# --------------------------------------------------------------------------------------------------- systemd
+
+
+def unit() -> dict[str, list[str]]:
+    """The unit's assignments, whatever their section."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "hawkvision-edge.service").read_text(encoding="utf-8").splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_unit_waits_longer_than_the_node_drains() -> None:
+    config = load_config(EdgeConfig, DEPLOY / "edge.toml", environ={})
+    assert config.drain_timeout_s < float(unit()["TimeoutStopSec"][0])
+
+
+def test_unit_starts_a_module_that_exists_with_options_that_exist() -> None:
+    words = unit()["ExecStart"][0].split()
+    assert words[1:3] == ["-m", "edge"]
+    ran = subprocess.run([sys.executable, "-m", "edge", "--help"], capture_output=True, text=True)
+    assert all(word in ran.stdout for word in words if word.startswith("--"))
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "hawkvision-edge.service").read_text(encoding="utf-8")
+    # The interpreter of an installed node is not on this machine; this one stands in for it.
+    path = tmp_path / "hawkvision-edge.service"
+    path.write_text(text.replace("/opt/hawkvision/bin/python", sys.executable), encoding="utf-8")
+    ran = subprocess.run(["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
