@@ -22,6 +22,8 @@ from hawkvision.errors import ConfigError
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+Key: TypeAlias = Annotated[str, Meta(min_length=1)]
+"""A secret. An empty one is an error: a variable left unset in a template must not open the door to everybody."""
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
 
@@ -31,7 +33,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     host: str = "127.0.0.1"
     port: Port = 8080
-    api_key: str | None = None
+    api_key: Key | None = None
     """Required from callers (`Authorization: Bearer …`); obligatory when `host` is not loopback."""
     task: str = "imagenet"
     variant: str | None = None
@@ -49,7 +51,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
     dc_url: str | None = None
     """The datacenter ingress; None makes a node that answers alone."""
-    dc_api_key: str | None = None
+    dc_api_key: Key | None = None
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter when the request itself has no deadline."""
@@ -66,7 +68,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     host: str = "127.0.0.1"
     port: Port = 8090
     grpc_port: Port = 9090
-    api_key: str | None = None
+    api_key: Key | None = None
     task: str = "imagenet"
     variants: tuple[str, ...] = ()
     """The rungs to serve; empty takes the manifest's `ladder.dc`."""
