@@ -75,7 +75,11 @@ class Overhead(msgspec.Struct, frozen=True):
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Pictures a second on one core: a node, the bare loop, and node over loop per round."""
+    """A node and the bare loop on one core; ratios are node over loop per round.
+
+    Rates hold for a core that nobody else uses; `core_share` tells whether that was so. Where it was not, a node with
+    its several threads is given more of the core than a loop with one, and only the figures per CPU second compare.
+    """
 
     variant: str
     connections: int
@@ -84,6 +88,22 @@ class Throughput(msgspec.Struct, frozen=True):
     ratio: float
     ratio_low: float
     ratio_high: float
+    edge_per_cpu_s: float
+    bare_per_cpu_s: float
+    cpu_ratio: float
+    cpu_ratio_low: float
+    cpu_ratio_high: float
+    edge_core_share: float
+    bare_core_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was done in one window: runs, and the wall and CPU seconds that they took."""
+
+    done: int
+    wall_s: float
+    cpu_s: float
 
 
 class Footprint(msgspec.Struct, frozen=True):
@@ -213,7 +233,7 @@ def measure_throughput(plan: Plan, variant: str, model: Path, picture: bytes, co
     if len(cores) < 2:
         return None
     spec = load_manifest(TASK, models_dir()).variant(variant).input
-    rates: dict[str, list[float]] = {"edge": [], "bare": []}
+    windows: dict[str, list[Window]] = {"edge": [], "bare": []}
     with ExitStack() as stack:
         with pinned(cores[0]):
             run_bare = bare_loop(model, spec, picture)
@@ -221,29 +241,60 @@ def measure_throughput(plan: Plan, variant: str, model: Path, picture: bytes, co
             node = stack.enter_context(running("edge", "--port", "0", "--variant", variant))
         wires = [stack.enter_context(Wire(node.url, CLASSIFY, picture)) for _ in range(connections)]
 
-        def edge_rate() -> float:
+        def edge_window() -> Window:
             with pinned(cores[1]):
-                return closed_loop(wires, plan.window_s)
+                before = cpu_seconds(node)
+                done, wall_s = closed_loop(wires, plan.window_s)
+                return Window(done, wall_s, cpu_seconds(node) - before)
 
-        def bare_rate() -> float:
+        def bare_window() -> Window:
             with pinned(cores[0]):
-                return _rate(run_bare, plan.window_s)
+                before = time.thread_time()
+                done, wall_s = _repeat(run_bare, plan.window_s)
+                return Window(done, wall_s, time.thread_time() - before)
 
-        contenders: dict[str, Callable[[], float]] = {"edge": edge_rate, "bare": bare_rate}
+        contenders: dict[str, Callable[[], Window]] = {"edge": edge_window, "bare": bare_window}
         closed_loop(wires, plan.window_s / 4)
         for order in _rotations(list(contenders), plan.rounds):
             for name in order:
-                rates[name].append(contenders[name]())
-    ratios = [edge / bare for edge, bare in zip(rates["edge"], rates["bare"], strict=True)]
+                windows[name].append(contenders[name]())
+    return _compared(variant, connections, windows["edge"], windows["bare"])
+
+
+def _compared(variant: str, connections: int, edge: Sequence[Window], bare: Sequence[Window]) -> Throughput:
+    def per_s(windows: Sequence[Window]) -> NDArray[np.float64]:
+        return np.array([w.done / w.wall_s for w in windows])
+
+    def per_cpu_s(windows: Sequence[Window]) -> NDArray[np.float64]:
+        return np.array([w.done / w.cpu_s for w in windows])
+
+    def core_share(windows: Sequence[Window]) -> float:
+        return float(np.median([w.cpu_s / w.wall_s for w in windows]))
+
+    ratios, cpu_ratios = per_s(edge) / per_s(bare), per_cpu_s(edge) / per_cpu_s(bare)
     return Throughput(
         variant=variant,
         connections=connections,
-        edge_per_s=float(np.median(rates["edge"])),
-        bare_per_s=float(np.median(rates["bare"])),
+        edge_per_s=float(np.median(per_s(edge))),
+        bare_per_s=float(np.median(per_s(bare))),
         ratio=float(np.median(ratios)),
-        ratio_low=min(ratios),
-        ratio_high=max(ratios),
+        ratio_low=float(ratios.min()),
+        ratio_high=float(ratios.max()),
+        edge_per_cpu_s=float(np.median(per_cpu_s(edge))),
+        bare_per_cpu_s=float(np.median(per_cpu_s(bare))),
+        cpu_ratio=float(np.median(cpu_ratios)),
+        cpu_ratio_low=float(cpu_ratios.min()),
+        cpu_ratio_high=float(cpu_ratios.max()),
+        edge_core_share=core_share(edge),
+        bare_core_share=core_share(bare),
     )
+
+
+def cpu_seconds(server: ServerProcess) -> float:
+    """CPU time of all threads of a process so far, to a hundredth of a second (proc(5): utime and stime)."""
+    # The name in field 2 may hold spaces, so count from the parenthesis that ends it.
+    fields = Path(f"/proc/{server.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def bare_loop(model: Path, spec: InputSpec, picture: bytes) -> Callable[[], int]:
@@ -271,40 +322,41 @@ def bare_loop(model: Path, spec: InputSpec, picture: bytes) -> Callable[[], int]
     return run
 
 
-def _rate(run: Callable[[], object], window_s: float) -> float:
-    """Runs a second, over a window."""
+def _repeat(run: Callable[[], object], window_s: float) -> tuple[int, float]:
+    """Run for a window: (runs, seconds they took)."""
     started = time.perf_counter()
     for done in itertools.count(1):
         run()
         elapsed = time.perf_counter() - started
         if elapsed >= window_s:
-            return done / elapsed
+            return done, elapsed
     raise AssertionError("count never ends")
 
 
-def closed_loop(wires: Sequence[Wire], window_s: float) -> float:
-    """Answers a second, one request under way per connection.
+def closed_loop(wires: Sequence[Wire], window_s: float) -> tuple[int, float]:
+    """One request under way per connection, for a window: (answers, seconds until the last).
 
     Raises:
         WireError, OSError: the first that any connection met.
     """
-    rates: list[float] = []
+    done: list[int] = []
     failures: list[Exception] = []
 
     def caller(wire: Wire) -> None:
         try:
-            rates.append(_rate(wire.exchange, window_s))
+            done.append(_repeat(wire.exchange, window_s)[0])
         except Exception as error:  # noqa: BLE001 - carried to the thread that waits, and raised there
             failures.append(error)
 
     threads = [threading.Thread(target=caller, args=(wire,)) for wire in wires]
+    started = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    return sum(rates)
+    return sum(done), time.perf_counter() - started
 
 
 @contextlib.contextmanager
@@ -391,7 +443,12 @@ def show(report: Report, console: Console) -> None:
     if (t := report.throughput) is not None:
         console.print(
             f"throughput on one core, {t.variant}, {t.connections} connections: node {t.edge_per_s:.1f}/s, "
-            f"bare loop {t.bare_per_s:.1f}/s, ratio {t.ratio:.3f} ({t.ratio_low:.3f}–{t.ratio_high:.3f})"
+            f"bare loop {t.bare_per_s:.1f}/s, ratio {t.ratio:.3f} ({t.ratio_low:.3f}–{t.ratio_high:.3f}); "
+            f"they had {t.edge_core_share:.0%} and {t.bare_core_share:.0%} of the core"
+        )
+        console.print(
+            f"per CPU second: node {t.edge_per_cpu_s:.1f}, bare loop {t.bare_per_cpu_s:.1f}, "
+            f"ratio {t.cpu_ratio:.3f} ({t.cpu_ratio_low:.3f}–{t.cpu_ratio_high:.3f})"
         )
     if (f := report.footprint) is not None:
         console.print(
