@@ -31,6 +31,8 @@ app.add_typer(edge_app, name="edge")
 app.add_typer(dc_app, name="dc")
 app.add_typer(models_app, name="models")
 
+EXTRA_OF = {"onnx": "build", "scipy": "build", "ray": "datacenter", "torch": "models", "torchvision": "models"}
+
 # Servers take one option per setting; their own parsers know them all, so they get the words unparsed.
 PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -45,6 +47,12 @@ def main() -> None:
         app()
     except HawkVisionError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        typer.echo(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", err=True)
         sys.exit(1)
 
 

@@ -22,12 +22,9 @@ from hawkvision.cascade.profile import (
     Profile,
     ProfileData,
     RungProfile,
-    Split,
     dump_profile,
-    profile_pair,
-    profile_rung,
-    split_indices,
 )
+from hawkvision.cascade.profiling import Split, profile_pair, profile_rung, split_indices
 from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax
 from hawkvision.errors import ConfigError, RequestError
 from hawkvision.manifest import Manifest, Variant, load_labels, load_manifest

@@ -118,7 +118,12 @@ def children(pid: int) -> set[int]:
 
 @pytest.mark.slow
 def test_interrupt_leaves_no_server_behind() -> None:
-    with subprocess.Popen([sys.executable, "-m", "loadgen.bench.edge", "--quick"], stdout=subprocess.DEVNULL) as bench:
+    with subprocess.Popen(
+        [sys.executable, "-m", "loadgen.bench.edge", "--quick"],
+        stdout=subprocess.DEVNULL,
+        # A test run in the background inherits an ignored SIGINT, and Python would keep ignoring it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as bench:
         started: set[int] = set()
         while not started and bench.poll() is None:
             started = children(bench.pid)

@@ -36,7 +36,7 @@ def test_first_screen_has_an_installation_and_a_picture_to_ask_about() -> None:
 
 @pytest.mark.timeout(900)
 def test_make_demo_answers_everything_and_leaves_nothing_behind(ladder: None) -> None:
-    ran = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True)
+    ran = subprocess.run(["make", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     last = ran.stdout.strip().splitlines()[-1]
     answered, at_edge, in_datacenter = map(int, re.findall(r"(\d+) ", last)[:3])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hawkvision.cascade.profile import Profile, ProfileData, profile_pair, profile_rung, split_indices
+from hawkvision.cascade.profile import Profile, ProfileData
+from hawkvision.cascade.profiling import profile_pair, profile_rung, split_indices
 from hawkvision.types import Logits
 
 SHA = "a" * 64

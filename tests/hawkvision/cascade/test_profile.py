@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.profile import dump_profile, load_profile, split_indices, threshold_value
+from hawkvision.cascade.profile import dump_profile, load_profile, threshold_value
+from hawkvision.cascade.profiling import split_indices
 from hawkvision.errors import ManifestError
 from tests.hawkvision.cascade.synthetic import make_profile
 

@@ -71,7 +71,7 @@ def test_shipped_profile_was_made_of_the_evaluation_pictures() -> None:
     path = DATA / "imagenet_eval.npz"
     if not path.is_file():
         pytest.skip(f"{path} is not here; the data are never part of the repository")
-    from hawkvision.cascade.profile import split_indices
+    from hawkvision.cascade.profiling import split_indices
     from hawkvision.manifest import load_labels
     from hawkvision.pictures import read_pictures
 
