@@ -5,26 +5,33 @@ With `--with-parent` it stops when the process that started it dies, however tha
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Final
-
-from hawkvision.config import DatacenterConfig, parse_arguments
-from hawkvision.datacenter.run import up
-from hawkvision.errors import HawkVisionError
-from hawkvision.process import stop_with_parent
 
 WITH_PARENT: Final = "--with-parent"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    # Imported once the signals are heard, for importing takes a second.
+    from hawkvision.config import DatacenterConfig, parse_arguments
+    from hawkvision.datacenter.run import up
+    from hawkvision.errors import HawkVisionError
+    from hawkvision.process import stop_with_parent
+
     words = list(sys.argv[1:] if argv is None else argv)
     if WITH_PARENT in words:
         words.remove(WITH_PARENT)
         stop_with_parent()
     try:
-        up(parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words))
+        config = parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words)
+        up(config, stopping)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
         return 1

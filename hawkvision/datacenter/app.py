@@ -18,50 +18,18 @@ from ray.exceptions import RayActorError
 from ray.serve import Application
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from ray.util.metrics import Counter, Histogram
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, load_catalog
-from hawkvision.datacenter.door import Door, DoorLimits
-from hawkvision.datacenter.replica import Replica, VariantAnswer, VariantSettings, settings_of
+from hawkvision.datacenter.door import make_door, max_in_flight
+from hawkvision.datacenter.replica import Replica, VariantAnswer, settings_of
 from hawkvision.errors import HawkVisionError, NotReady, Overloaded
 
 APP_NAME = "hawkvision"
-_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5]
-_SIZES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
 _RETRY_AFTER_S = 1.0
-
-
-class VariantDeployment:
-    """A `Replica` under Ray, with its metrics."""
-
-    def __init__(self, settings: VariantSettings) -> None:
-        self._replica = Replica(settings)
-        tags = {"task": settings.task, "variant": settings.variant.name}
-        keys = tuple(tags)
-        self._queue_time = Histogram(
-            "hawkvision_dc_queue_seconds", "Wait for the model.", boundaries=_SECONDS, tag_keys=keys
-        )
-        self._infer_time = Histogram(
-            "hawkvision_dc_infer_seconds", "Time in the model.", boundaries=_SECONDS, tag_keys=keys
-        )
-        self._batch_size = Histogram(
-            "hawkvision_dc_batch_size", "Pictures inferred together.", boundaries=_SIZES, tag_keys=keys
-        )
-        for metric in (self._queue_time, self._infer_time, self._batch_size):
-            metric.set_default_tags(tags)
-
-    async def classify(self, picture: bytes, mirrored: bool, expires_at: float) -> VariantAnswer | HawkVisionError:
-        """See `Replica.classify`."""
-        answer = await self._replica.classify(picture, mirrored, expires_at)
-        if isinstance(answer, VariantAnswer):
-            self._queue_time.observe(answer.queue_ms / 1e3)
-            self._infer_time.observe(answer.infer_ms / 1e3)
-            self._batch_size.observe(answer.batch_size)
-        return answer
 
 
 class HandleVariants:
@@ -102,24 +70,8 @@ class Ingress:
 
 
 # Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
-_VARIANT: Any = serve.deployment(VariantDeployment)
+_VARIANT: Any = serve.deployment(Replica)
 _INGRESS: Any = serve.deployment(Ingress)
-
-
-def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
-    """The door with its metrics; it says 503 until it is given its variants."""
-    requests = Counter("hawkvision_dc_requests_total", "Requests answered.", tag_keys=("path", "code"))
-    return Door(
-        catalog,
-        DoorLimits(config.max_body_bytes, max_in_flight(config, catalog), config.api_key),
-        on_reply=lambda path, status: requests.inc(1.0, tags={"path": path, "code": str(status)}),
-    )
-
-
-def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
-    """What all variants together can hold, running and queued; anything more would be shed further in."""
-    per_variant = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
-    return per_variant * len(catalog.variants)
 
 
 def variant_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
@@ -153,7 +105,15 @@ def build(args: dict[str, Any]) -> Application:
     Raises:
         ConfigError: for an unknown key or a bad value.
     """
-    config = load_config(DatacenterConfig, overrides=args)
+    return application(load_config(DatacenterConfig, overrides=args))
+
+
+def application(config: DatacenterConfig) -> Application:
+    """The whole application under these settings.
+
+    Raises:
+        ConfigError: if the rungs are unknown.
+    """
     catalog = load_catalog(config)
     limit = max_in_flight(config, catalog)
     return _INGRESS.options(

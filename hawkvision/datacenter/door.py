@@ -11,9 +11,9 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -21,7 +21,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hawkvision.cascade.scores import average, top_classes
+from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, ServedRung
+from hawkvision.datacenter.metrics import DatacenterMetrics
 from hawkvision.datacenter.replica import VariantAnswer
 from hawkvision.errors import (
     DeadlineMissed,
@@ -39,6 +41,7 @@ from hawkvision.hop import (
     INFER_PATH,
     RUNGS_PATH,
     TRACE_HEADER,
+    VARIANT_HEADER,
     HopClass,
     HopReply,
     HopRequest,
@@ -49,7 +52,8 @@ from hawkvision.trace import parse_traceparent, start_trace
 
 log = logging.getLogger(__name__)
 
-NEVER = math.inf
+NEVER: Final = math.inf
+METRICS_PATH: Final = "/metrics"
 
 
 class Variants(Protocol):
@@ -77,12 +81,13 @@ class DoorLimits:
 class Door:
     """Parses, checks, sends to the rung's members and answers. Not ready until `variants` is set."""
 
-    def __init__(self, catalog: Catalog, limits: DoorLimits, on_reply: Callable[[str, int], None]) -> None:
+    def __init__(self, catalog: Catalog, limits: DoorLimits) -> None:
         self.catalog = catalog
         self.variants: Variants | None = None
         self._limits = limits
-        self._on_reply = on_reply
         self._in_flight = 0
+        self._metrics = DatacenterMetrics()
+        self._metrics.in_flight.set_function(lambda: self._in_flight)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The door as an ASGI application for HTTP; uvicorn is told to send nothing else."""
@@ -93,6 +98,7 @@ class Door:
         """The reply to one request; errors become their documented bodies and statuses."""
         trace = parse_traceparent(request.headers.get(TRACE_HEADER))
         span = trace.child() if trace else start_trace()
+        started = time.perf_counter()
         try:
             response = await self._route(request)
         except HawkVisionError as error:
@@ -103,8 +109,18 @@ class Door:
             log.exception("trace %s: unexpected failure", span.trace_id)
             response = _error(InternalError("internal error; the datacenter's log has the details"))
         response.headers[TRACE_HEADER] = span.header()
-        self._on_reply(request.url.path if request.url.path in _PATHS else "other", response.status_code)
+        self._count(request, response.status_code, time.perf_counter() - started)
         return response
+
+    def _count(self, request: Request, status: int, seconds: float) -> None:
+        path, label = request.url.path, "none"
+        if path == INFER_PATH:
+            rung = self.catalog.rung(request.headers.get(VARIANT_HEADER) or self.catalog.best.name)
+            if rung is not None:
+                label = rung.name
+            if status == 200:
+                self._metrics.duration.labels(label).observe(seconds)
+        self._metrics.requests.labels(path if path in _PATHS else "other", label, str(status)).inc()
 
     async def _route(self, request: Request) -> Response:
         path, method = request.url.path, request.method
@@ -121,6 +137,8 @@ class Door:
         self._authorize(request.headers.get("authorization"))
         if path == RUNGS_PATH:
             return _json(self.catalog.listing())
+        if path == METRICS_PATH:
+            return Response(self._metrics.exposition(), headers={"content-type": self._metrics.content_type})
         return _json(await self._infer(request))
 
     def _authorize(self, header: str | None) -> None:
@@ -152,6 +170,7 @@ class Door:
             raise DeadlineMissed(f"no answer within the {asked.deadline_ms:g} ms that were left") from None
         finally:
             self._in_flight -= 1
+        self._observe(rung, answers)
         row = average([a.probabilities for a in answers], rung.temperature)[0]
         best = tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k))
         timing = HopTiming(
@@ -161,6 +180,14 @@ class Door:
             total=round((time.perf_counter() - started) * 1e3, 3),
         )
         return HopReply(best, rung.name, timing, max(a.batch_size for a in answers))
+
+    def _observe(self, rung: ServedRung, answers: list[VariantAnswer]) -> None:
+        metrics = self._metrics
+        for variant, answer in zip(rung.members, answers, strict=True):
+            metrics.decode_duration.labels(variant).observe(answer.decode_ms / 1e3)
+            metrics.queue_duration.labels(variant).observe(answer.queue_ms / 1e3)
+            metrics.inference_duration.labels(variant).observe(answer.infer_ms / 1e3)
+            metrics.batch_size.labels(variant).observe(answer.batch_size)
 
     def _rung(self, asked: HopRequest) -> ServedRung:
         if asked.task not in (None, self.catalog.task):
@@ -189,7 +216,18 @@ class Door:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-_PATHS = {INFER_PATH: "POST", RUNGS_PATH: "GET", "/healthz": "GET", "/readyz": "GET"}
+_PATHS = {INFER_PATH: "POST", RUNGS_PATH: "GET", METRICS_PATH: "GET", "/healthz": "GET", "/readyz": "GET"}
+
+
+def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
+    """The door that the settings describe; it says 503 until it is given its variants."""
+    return Door(catalog, DoorLimits(config.max_body_bytes, max_in_flight(config, catalog), config.api_key))
+
+
+def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
+    """What all variants together can hold, running and queued; anything more would be shed further in."""
+    per_variant = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
+    return per_variant * len(catalog.variants)
 
 
 async def _ask(variants: Variants, rung: ServedRung, picture: bytes, expires_at: float) -> list[VariantAnswer]:

@@ -20,21 +20,26 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
-from hawkvision.errors import ConfigError, DeadlineMissed
+from hawkvision.datacenter.door import Door, make_door
+from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.manifest import cache_dir
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
+
+ResultT = TypeVar("ResultT")
 
 # Ray reads these when it is imported, so `up` sets them first; whoever has set one keeps it.
 TUNING = {
@@ -50,12 +55,15 @@ TUNING = {
 # Pictures travel by gRPC; what Ray itself keeps in the store is small. 78 MB is the least it accepts.
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _DRAIN_S = 10
+_REACH_S = 5.0
+_POLL_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def up(config: DatacenterConfig) -> None:
+def up(config: DatacenterConfig, stopping: threading.Event) -> None:
     """Serve on this machine until SIGTERM or SIGINT; then answer what is inside, stop Ray and return.
 
+    `stopping` is for a signal that came before: set, it ends the start at its next step.
     Prints `ready: http://HOST:PORT` on standard output once every variant is loaded; port 0 takes a free one. Until
     then, and while draining, the door answers 503.
 
@@ -73,15 +81,14 @@ def up(config: DatacenterConfig) -> None:
         raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
     for name, value in TUNING.items():
         os.environ.setdefault(name, value)
+    # A call that finds Ray stopped must fail; by default it would start another Ray.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         # Ray's own ports listen on every interface and run what they are sent; a key of this process's own shuts them.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     _adopt_orphans()
     with listener:
-        try:
-            asyncio.run(_serve(config, catalog, listener))
-        finally:
-            _stop_ray()
+        asyncio.run(_serve(config, catalog, listener, stopping))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -101,12 +108,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(config: DatacenterConfig, catalog: Catalog, listener: socket.socket) -> None:
+async def _serve(
+    config: DatacenterConfig, catalog: Catalog, listener: socket.socket, stopping: threading.Event
+) -> None:
     stop = asyncio.Event()
     _stop_on_signal(stop)
-    # Imported here: importing Ray takes 0.8 s and must follow the environment above.
-    from hawkvision.datacenter.app import make_door
-
+    if stopping.is_set():
+        stop.set()
     door = make_door(config, catalog)
     server = _Server(
         uvicorn.Config(
@@ -120,20 +128,57 @@ async def _serve(config: DatacenterConfig, catalog: Catalog, listener: socket.so
         )
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    _start_ray(config, catalog)
-    _stop_on_signal(stop)  # again, for ray.init takes SIGTERM for itself
-    variants = await asyncio.to_thread(_deploy_here, config, catalog)
-    # The first call through a handle connects, 60 ms; an expired request pays that and does nothing else.
-    for variant in catalog.variants:
-        with contextlib.suppress(DeadlineMissed):
-            await variants.classify(variant.name, b"", mirrored=False, expires_at=0.0)
-    door.variants = variants
+    # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
+    # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
+    with ThreadPoolExecutor(1, "ray") as ray_thread:
+        try:
+            if await _open(door, config, catalog, ray_thread, stop):
+                _say_ready(listener)
+                await stop.wait()
+        finally:
+            door.variants = None
+            server.should_exit = True
+            await serving
+            _stop_ray()
+
+
+async def _open(
+    door: Door, config: DatacenterConfig, catalog: Catalog, ray_thread: ThreadPoolExecutor, stop: asyncio.Event
+) -> bool:
+    """Start Ray, load every variant and give them to the door; False if `stop` was set first.
+
+    Each step runs to its end before `stop` is looked at: Ray cannot be stopped under a call that uses it. The longest
+    are Ray's own start and that of Serve's controller, 2 to 5 s each; loading models is awaited by polling.
+
+    Raises:
+        BackendError: if a variant does not start.
+    """
+
+    async def step(work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(ray_thread, work)
+
+    if stop.is_set():
+        return False
+    await step(lambda: _start_ray(config, catalog))
+    if stop.is_set():
+        return False
+    variants = await step(lambda: _deploy_here(config, catalog))
+    while not stop.is_set():
+        if await step(lambda: _all_running(catalog)):
+            # The first call through a handle connects, 60 ms; an expired request pays that and does nothing else.
+            for variant in catalog.variants:
+                with contextlib.suppress(DeadlineMissed):
+                    await variants.classify(variant.name, b"", mirrored=False, expires_at=0.0)
+            door.variants = variants
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _POLL_S)
+    return False
+
+
+def _say_ready(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)  # noqa: T201  the contract
-    await stop.wait()
-    door.variants = None
-    server.should_exit = True
-    await serving
 
 
 def _stop_on_signal(stop: asyncio.Event) -> None:
@@ -152,6 +197,8 @@ class _Server(uvicorn.Server):
 def _start_ray(config: DatacenterConfig, catalog: Catalog) -> None:
     import ray
 
+    # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     replicas = len(catalog.variants) * config.max_replicas
     ray.init(
         address="local",
@@ -165,6 +212,7 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog) -> None:
 
 
 def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
+    """Have Serve start every variant; returns before they run."""
     from ray import serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
@@ -176,9 +224,22 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     apps = variant_apps(config, catalog)
     handles = serve.run_many(
-        [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()]
+        [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
+        wait_for_applications_running=False,
     )
     return HandleVariants(dict(zip(apps, handles, strict=True)))
+
+
+def _all_running(catalog: Catalog) -> bool:
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    applications = serve.status().applications
+    for name, state in applications.items():
+        if state.status == ApplicationStatus.DEPLOY_FAILED:
+            raise BackendError(f"variant {name!r} did not start: {_one_line(state.message)}")
+    running = [name for name, state in applications.items() if state.status == ApplicationStatus.RUNNING]
+    return set(running) >= {v.name for v in catalog.variants}
 
 
 def deploy(config: DatacenterConfig, address: str) -> None:
@@ -186,24 +247,54 @@ def deploy(config: DatacenterConfig, address: str) -> None:
 
     Every node that may run a replica needs `hawkvision[datacenter]` installed (the same version as here) and the
     model files under `config.cache_dir`; nothing is uploaded. `address` is what `ray.init` takes (`auto`, `HOST:6379`
-    from a node of the cluster, `ray://HOST:10001` from outside). `TUNING` takes effect only if the cluster's own
-    processes were started with it; `manifests.rayservice` does that.
+    from a node of the cluster, `ray://HOST:10001` from outside). A cluster with a key wants it in `RAY_AUTH_MODE` and
+    `RAY_AUTH_TOKEN`. Serve listens on `config.host` and `config.port` of every node, unless it already listens
+    elsewhere. `TUNING` takes effect only if the cluster's own processes were started with it;
+    `manifests.rayservice` does that.
+
+    Raises:
+        ConfigError: if the rungs are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
+        BackendError: if the application does not start on the cluster; says what Serve says.
     """
+    _reach(address)
     for name, value in TUNING.items():
         os.environ.setdefault(name, value)
-    import msgspec
     import ray
     from ray import serve
+    from ray.exceptions import RayError
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.app import APP_NAME, build
+    from hawkvision.datacenter.app import APP_NAME, application
 
-    ray.init(address=address, log_to_driver=False, logging_level="error")
+    app = application(config)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise ConfigError(f"dc.address: cannot use the Ray at {address!r}: {_one_line(error)}") from None
     try:
         serve.start(http_options=HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
-        serve.run(build(msgspec.to_builtins(config)), name=APP_NAME, route_prefix="/")
+        serve.run(app, name=APP_NAME, route_prefix="/")
+    except (RuntimeError, RayError) as error:
+        raise BackendError(f"the cluster at {address!r} did not start the application: {_one_line(error)}") from None
     finally:
         ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Refuse an address where nothing listens; `ray.init` would try for two minutes and then end the process."""
+    if address == "auto":
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"dc.address = {address!r}: expected auto, HOST:PORT or ray://HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise ConfigError(f"dc.address: no Ray cluster answers at {address!r}: {error}") from None
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
 
 
 def _adopt_orphans() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -80,8 +81,8 @@ def marked_processes(mark: str) -> list[str]:
     return found
 
 
-def start(models: Path, *arguments: str, **settings: str) -> Running:
-    """Start `python -m hawkvision.datacenter` and wait for its ready line."""
+def launch(models: Path, *arguments: str, **settings: str) -> Running:
+    """Start `python -m hawkvision.datacenter` on a free port and do not wait for it."""
     mark = uuid.uuid4().hex
     environment = {
         **os.environ,
@@ -90,9 +91,22 @@ def start(models: Path, *arguments: str, **settings: str) -> Running:
         "HAWKVISION_DC_TASK": "shapes",
         **{f"HAWKVISION_DC_{k.upper()}": v for k, v in settings.items()},
     }
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", "0", *arguments]
+    port = free_port()
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", str(port), *arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    return Running(process, ready_url(process), mark)
+    return Running(process, f"http://127.0.0.1:{port}", mark)
+
+
+def start(models: Path, *arguments: str, **settings: str) -> Running:
+    """Start `python -m hawkvision.datacenter` and wait for its ready line."""
+    running = launch(models, *arguments, **settings)
+    assert ready_url(running.process) == running.url
+    return running
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def ready_url(process: subprocess.Popen[str]) -> str:

@@ -48,7 +48,7 @@ class Fixed:
 
 def door(variants: Fixed, temperature: float = 1.0) -> Door:
     rungs = (ServedRung("a", ("a",)), ServedRung("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10, None), lambda *_: None)
+    made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10, None))
     made.variants = variants
     return made
 

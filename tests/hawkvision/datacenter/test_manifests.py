@@ -4,7 +4,6 @@ import http.client
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import yaml
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.manifests import rayservice, serve_config
 from hawkvision.errors import ConfigError
-from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, picture
+from tests.hawkvision.datacenter.conftest import ROOT, START_LIMIT_S, free_port, picture
 
 
 def in_cluster(config: DatacenterConfig) -> DatacenterConfig:
@@ -66,11 +65,6 @@ def test_the_rayservice_holds_a_valid_serve_config(config: DatacenterConfig) -> 
 def test_a_loopback_address_is_refused_for_a_cluster(config: DatacenterConfig) -> None:
     with pytest.raises(ConfigError, match=r"dc\.host"):
         rayservice(config, "hawkvision:1")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def answers(url: str, path: str, body: bytes | None = None) -> int:

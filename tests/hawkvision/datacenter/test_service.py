@@ -144,6 +144,44 @@ def test_termination_leaves_no_process_behind(models: Path) -> None:
     assert marked_processes(running.mark) == []
 
 
+def series(service: Running) -> dict[str, float]:
+    """The metrics page by series name."""
+    page = ask(service, path="/metrics").body.decode()
+    lines = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_metrics_count_an_answer_by_rung_and_its_members_by_variant(service: Running) -> None:
+    before = series(service)
+    ask(service, picture())
+    after = series(service)
+    grown = {name for name, value in after.items() if value > before.get(name, 0.0)}
+    assert {
+        'hawkvision_dc_requests_total{code="200",path="/v1/infer",rung="committee"}',
+        'hawkvision_dc_request_duration_seconds_count{rung="committee"}',
+        *(
+            f'hawkvision_dc_{name}_count{{variant="{variant}"}}'
+            for name in ("batch_size", "queue_duration_seconds", "inference_duration_seconds")
+            for variant in ("small", "medium")
+        ),
+    } <= grown
+    assert after["hawkvision_dc_requests_in_flight"] == 0.0
+
+
+def test_no_callers_text_becomes_a_label(service: Running) -> None:
+    ask(service, picture(), variant="invented")
+    ask(service, path="/invented")
+    ask(service, path="/v1/infer")
+    after = series(service)
+    assert not [name for name in after if "invented" in name]
+    assert after['hawkvision_dc_requests_total{code="404",path="/v1/infer",rung="none"}'] >= 1.0
+    assert after['hawkvision_dc_requests_total{code="404",path="other",rung="none"}'] >= 1.0
+
+
+def test_metrics_need_the_key(service: Running) -> None:
+    assert ask(service, path="/metrics", Authorization="").status == 401
+
+
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)

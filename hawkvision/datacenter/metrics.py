@@ -1,0 +1,46 @@
+"""What the door counts, for `GET /metrics`: Prometheus' conventions, prefix `hawkvision_dc_`.
+
+The door knows all of it from its replies, so nothing has to be gathered from Ray's processes, whose own metrics
+(`ray.util.metrics`) leave by a port that Ray picks on each node. Labels are rungs and variants of the catalog, paths
+that exist and status codes; no caller's text becomes one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from hawkvision.metrics import LATENCY_BUCKETS_S
+
+BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
+
+
+class DatacenterMetrics:
+    """The metrics of one door, in a registry of their own."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, label: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
+            return Histogram(f"hawkvision_dc_{name}", text, (label,), registry=self._registry, buckets=buckets)
+
+        self.requests = Counter(
+            "hawkvision_dc_requests", "Requests answered", ("path", "rung", "code"), registry=self._registry
+        )
+        self.in_flight = Gauge(
+            "hawkvision_dc_requests_in_flight",
+            "Pictures inside the tier, queued ones included",
+            registry=self._registry,
+        )
+        self.duration = histogram("request_duration_seconds", "Headers in to answer out, of status 200", "rung")
+        self.decode_duration = histogram("decode_duration_seconds", "Decoding a picture", "variant")
+        self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
+        self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
+        self.batch_size = histogram("batch_size", "Pictures inferred together", "variant", BATCH_BUCKETS)
+
+    def exposition(self) -> bytes:
+        """The page for Prometheus."""
+        return generate_latest(self._registry)

@@ -1,0 +1,65 @@
+"""SIGTERM at every stage of a start: a clean stop, exit status 0, and no process left."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, launch, marked_processes, ready_url
+
+pytestmark = pytest.mark.slow
+
+
+def until(happened: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
+    ends = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < ends
+        selectors.DefaultSelector().select(0.01)
+
+
+def hears(process: subprocess.Popen[str]) -> bool:
+    """Whether the process has a handler for SIGTERM, by the kernel's account."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def listens(running: Running) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def runs(running: Running, title: str) -> bool:
+    return any(title in line for line in marked_processes(running.mark))
+
+
+STAGES: dict[str, Callable[[Running], object]] = {
+    "signals are heard": lambda running: until(lambda: hears(running.process)),
+    "the socket listens": lambda running: until(lambda: listens(running)),
+    "Ray begins to start": lambda running: until(lambda: runs(running, "gcs_server")),
+    "replicas are deployed": lambda running: until(lambda: runs(running, "ServeController")),
+    "ready": lambda running: ready_url(running.process),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_termination_stops_cleanly_once(models: Path, stage: str) -> None:
+    running = launch(models, "--variants", "medium")
+    try:
+        STAGES[stage](running)
+        running.process.terminate()
+        output, _ = running.process.communicate(timeout=60)
+    finally:
+        running.process.kill()
+    assert (running.process.returncode, "ready" in output) == (0, False)
+    assert marked_processes(running.mark) == []
