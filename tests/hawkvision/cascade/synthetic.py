@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from hawkvision.cascade.profile import Profile, ProfileData
@@ -18,6 +20,7 @@ def make_logits(rng: np.random.Generator, labels: np.ndarray, strength: float, c
     return (2.0 * logits).astype(np.float32)
 
 
+@functools.cache
 def make_profile(seed: int = 7, n: int = 3_000) -> Profile:
     """A profile of two rungs, `small` (about 75 % right) and `large` (about 95 %)."""
     rng = np.random.default_rng(seed)
