@@ -38,11 +38,12 @@ class Reply:
         return json.loads(self.body)
 
 
-def ask(service: Running, body: bytes | None = None, path: str = "/v1/infer", **headers: str) -> Reply:
+def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infer", **headers: str) -> Reply:
     """One request on a connection of its own; `variant="x"` is the header X-HawkVision-Variant."""
     short = {"variant", "task", "deadline_ms", "top_k"}
     named = {(f"X-HawkVision-{k}" if k in short else k).replace("_", "-"): v for k, v in headers.items()}
-    connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=30)
+    url = service if isinstance(service, str) else service.url
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     try:
         sent = {"Authorization": f"Bearer {KEY}", **named}
         connection.request("GET" if body is None else "POST", path, body, sent)
