@@ -22,7 +22,7 @@ os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(32)))
 
 def random_hex(digits: int) -> str:
     """A random lower-case hexadecimal number of that many digits, not all zero."""
-    return f"{_random.randrange(1, 16**digits):0{digits}x}"
+    return f"{_random.getrandbits(4 * digits) or 1:0{digits}x}"
 
 
 @dataclass(frozen=True, slots=True)
