@@ -1,11 +1,23 @@
 """Starting and stopping the datacenter tier: `up` on this machine, `deploy` to a Ray cluster.
 
-`up` starts a private Ray, deploys one application per variant, and hosts the door itself. Measured with
-`python -m loadgen.bench.dc_hop` (two shared cores, load 3, no-op variant, 30 KB JPEG, kept-alive connections, n = 800,
-P50 / P99 of the hop in ms for one caller): own door 2.3 / 7.1; Serve's HAProxy 2.4 / 8.2; Serve's Python proxy 9.1 / 25
-tuned, 11 / 24 as it comes. Serve's gRPC proxy, on an idle machine: 4.1 tuned, 5.9 as it comes, against 1.6 for the own
-door. HAProxy is as fast, but takes twice as long to start, cannot answer while models load, and opens its statistics
-port on every interface; it is what clusters use (`manifests`), where those do not matter.
+`up` starts a private Ray, deploys one application per variant, and hosts the door itself, which speaks kept-alive HTTP.
+That is what the edge's hop costs least over; two shared cores, no-op variant, 30 KB JPEG, milliseconds that the caller
+waits, client, tier and proxy on one machine:
+
+    python -m tests.bench.grpc_hop                  load 2, n = 1,920 a row
+                              callers      P50      P99    req/s
+    own door, HTTP                  1      3.9      9.1      235
+    Serve's gRPC proxy              1      7.4       17      125
+    own door, HTTP                 16       35      111      406
+    Serve's gRPC proxy             16       58      111      264
+
+    python -m loadgen.bench.dc_hop                  load 3, n = 800 a row; less decoding, queue and inference
+    own door, HTTP                  1      2.3      7.1
+    Serve's HAProxy, HTTP           1      2.4      8.2
+    Serve's Python proxy, HTTP      1      9.1       25       tuned; 11 and 24 as it comes
+
+HAProxy is as fast, but takes twice as long to start, cannot answer while models load, and opens its statistics port on
+every interface; it is what clusters use (`manifests`), where those do not matter.
 """
 
 from __future__ import annotations
