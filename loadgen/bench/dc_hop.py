@@ -125,7 +125,7 @@ async def _round(
 def _start(host: Host, variant: str, stack: ExitStack) -> str:
     """Start the host, wait until it answers, and have the stack stop it; its address."""
     port = _free_port()
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **host.environment}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", **host.environment}
     if host.own:
         command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--with-parent"]
         command += ["--port", str(port), "--variants", variant]

@@ -85,6 +85,7 @@ def test_the_generated_serve_config_serves_on_a_real_ray(config: DatacenterConfi
     file.write_text(serve_config(msgspec.structs.replace(config, port=port, variants=("medium",))))
     environment = {
         **os.environ,
+        "RAY_ADDRESS": "local",  # a Ray of its own, or it would join any that runs on this machine
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }

@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from hawkvision.hop import HopReply, Rungs
-from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture, start, stop
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture
 
 pytestmark = pytest.mark.slow
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -136,13 +136,6 @@ def test_a_caller_that_hangs_up_leaves_the_service_whole(service: Running) -> No
         connection.request("POST", "/v1/infer", picture(400), {"Authorization": f"Bearer {KEY}"})
         connection.close()
     assert ask(service, picture()).status == 200
-
-
-def test_termination_leaves_no_process_behind(models: Path) -> None:
-    running = start(models, "--variants", "medium")
-    assert len(marked_processes(running.mark)) > 1
-    assert stop(running) == 0
-    assert marked_processes(running.mark) == []
 
 
 def series(service: Running) -> dict[str, float]:

@@ -53,7 +53,7 @@ STAGES: dict[str, Callable[[Running], object]] = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_termination_stops_cleanly_once(models: Path, stage: str) -> None:
+def test_termination_stops_cleanly_and_leaves_no_process_behind(models: Path, stage: str) -> None:
     running = launch(models, "--variants", "medium")
     try:
         STAGES[stage](running)
