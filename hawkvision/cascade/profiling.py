@@ -78,14 +78,15 @@ def profile_rung(
 
     Returns the rung and its calibrated probabilities for all pictures (n, classes).
     """
-    temperature = calibration.fit_temperature(logits[split.profile], labels[split.profile])
+    # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
+    temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
     probabilities = softmax(logits, temperature)
     right = probabilities.argmax(axis=1) == labels
     confidence = probabilities.max(axis=1)[split.certify].astype(np.float64)
     return RungProfile(
         name=name,
         models=models,
-        temperature=round(temperature, 6),
+        temperature=temperature,
         accuracy=measure_accuracy(right[split.certify], data_sha256),
         calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),
     ), probabilities  # fmt: skip

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.profile import dump_profile, load_profile, threshold_value
-from hawkvision.cascade.profiling import split_indices
+from hawkvision.cascade.profiling import profile_rung, split_indices
+from hawkvision.cascade.scores import softmax
 from hawkvision.errors import ManifestError
-from tests.hawkvision.cascade.synthetic import make_profile
+from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 
 def test_profile_survives_the_file(tmp_path: Path) -> None:
@@ -67,3 +68,13 @@ def test_splits_keep_the_mixture_of_sources() -> None:
     split = split_indices(groups, seed=1)
     assert (groups[split.certify] == "a").mean() == pytest.approx(0.6)
     assert len(split.profile) == 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_that_are_certified_are_those_of_the_written_temperature(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 10, 500)
+    logits = make_logits(rng, labels, 3.0)
+    split = split_indices(labels.astype(str), seed=1)
+    rung, probabilities = profile_rung("small", {"small": SHA}, logits, labels, split, SHA)
+    np.testing.assert_array_equal(probabilities, softmax(logits, rung.temperature))
