@@ -29,6 +29,10 @@ BALANCED_GAP_SHARE = 0.25
 """`balanced` may give up a quarter of the gap between edge and best: closing the last quarter costs as many
 escalations as the first three."""
 
+SMALLEST_GROUP = 10
+"""Pictures of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
+shares. Sources with fewer, such as one file name per picture, are thrown together."""
+
 
 class Split(msgspec.Struct, frozen=True):
     """Disjoint index sets of a data set."""
@@ -41,6 +45,8 @@ class Split(msgspec.Struct, frozen=True):
 def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, float] = (0.2, 0.5)) -> Split:
     """Divide pictures into profile, certification and held-out sets, with equal shares of every group.
 
+    Groups of fewer than `SMALLEST_GROUP` are pooled into one. From that many pictures on, no part is empty.
+
     Args:
         groups: (n,) the source of each picture, so that each part has the same mixture.
         seed: of the shuffle.
@@ -48,8 +54,11 @@ def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, floa
     """
     rng = np.random.default_rng(seed)
     parts: tuple[list[NDArray[np.intp]], ...] = ([], [], [])
-    for group in np.unique(groups):
-        members = rng.permutation(np.flatnonzero(groups == group))
+    names, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    pool = len(names)
+    place = np.where(counts[inverse] < SMALLEST_GROUP, pool, inverse)
+    for group in np.unique(place):
+        members = rng.permutation(np.flatnonzero(place == group))
         first, second = (round(len(members) * share) for share in (shares[0], shares[0] + shares[1]))
         for part, chosen in zip(parts, np.split(members, [first, second]), strict=True):
             part.append(chosen)

@@ -63,6 +63,17 @@ def test_splits_are_disjoint_and_cover_everything(groups: list[str], seed: int) 
     assert sorted(together.tolist()) == list(range(len(groups)))
 
 
+@given(st.lists(st.integers(0, 40), min_size=10, max_size=300), st.integers(0, 2**32 - 1))
+def test_no_part_is_empty_however_small_the_groups(groups: list[int], seed: int) -> None:
+    split = split_indices(np.array(groups, np.str_), seed)
+    assert min(len(split.profile), len(split.certify), len(split.held_out)) > 0
+
+
+def test_pictures_with_a_source_each_are_split_as_one_group() -> None:
+    split = split_indices(np.array([f"{i}.jpg" for i in range(1_000)]), seed=1)
+    assert (len(split.profile), len(split.certify), len(split.held_out)) == (200, 500, 300)
+
+
 def test_splits_keep_the_mixture_of_sources() -> None:
     groups = np.array(["a"] * 600 + ["b"] * 400)
     split = split_indices(groups, seed=1)
