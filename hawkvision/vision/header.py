@@ -71,6 +71,7 @@ class ImageHeader:
 
     `width` and `height` are as stored, before `orientation` (EXIF, 1..8) is applied. `components` counts stored
     channels: 1 grey or palette, 2 grey with alpha, 3 colour, 4 colour with alpha, or CMYK where the format is JPEG.
+    `depth` is bits per sample; only PNG has others than 8.
     `multiscan` says that a JPEG's first scan does not hold all of it, so that a decoder reads on until the end.
     """
 
@@ -83,6 +84,7 @@ class ImageHeader:
     progressive: bool = False
     multiscan: bool = False
     animated: bool = False
+    depth: int = 8
 
     @property
     def pixels(self) -> int:
@@ -231,7 +233,15 @@ def _probe_png(view: memoryview) -> ImageHeader:
             case b"acTL":
                 animated = True
     return ImageHeader(
-        ImageFormat.PNG, width, height, orientation, _PNG_COMPONENTS[colour], alpha, interlace == 1, animated=animated
+        ImageFormat.PNG,
+        width,
+        height,
+        orientation,
+        _PNG_COMPONENTS[colour],
+        alpha,
+        interlace == 1,
+        animated=animated,
+        depth=depth,
     )
 
 

@@ -16,7 +16,9 @@ Both release the GIL. Every function here may be called from several threads at 
 from __future__ import annotations
 
 import math
+import sys
 import zlib
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import cv2
@@ -54,6 +56,13 @@ visit every pixel, so a 10 MiB body could otherwise ask for days of work (libjpe
 MAX_SCANNED_PIXELS_RATIO = 20
 """Scans x pixels over `max_pixels`: the largest picture may have twenty scans, smaller ones more."""
 
+MAX_BYTES_PER_PIXEL = 4
+"""Bytes of a decoded raster over `max_pixels`: 200 MB at 50 MP. All kinds but one decode to three bytes a pixel or four
+(alpha, CMYK) and so may have all the pixels; PNGs of 16 bits with alpha take eight, and may have half as many."""
+
+STRIP_PIXELS = 1 << 16
+"""Pixels of four channels folded to three at a time: intermediates of 200 KB stay in the cache, whatever the shape."""
+
 _INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
 
 
@@ -81,11 +90,19 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
     frame counts. Transparent grey levels of a grey PNG (tRNS) are taken as opaque.
 
     Raises:
-        TooLarge: if the header declares more than `max_pixels`; nothing has been decoded then.
+        TooLarge: if the header declares more than `max_pixels`, or a raster of more than `MAX_BYTES_PER_PIXEL` times
+            as many bytes; nothing has been decoded then.
         BadImage: if the picture data are cut off, corrupt, or not of the declared size.
     """
     if header.pixels > max_pixels:
         raise TooLarge(f"the picture has {header.width}x{header.height} = {header.pixels} pixels; at most {max_pixels}")
+    # OpenCV narrows 16-bit samples while it decodes, but not where it keeps alpha.
+    raster_bytes = header.pixels * (8 if header.alpha and header.depth == 16 else 4)
+    if raster_bytes > MAX_BYTES_PER_PIXEL * max_pixels:
+        raise TooLarge(
+            f"the picture's {header.width}x{header.height} pixels of {header.depth}-bit samples with alpha decode to "
+            f"{raster_bytes} bytes; at most {MAX_BYTES_PER_PIXEL * max_pixels}"
+        )
     data = body if isinstance(body, bytes) else bytes(body)
     match header.format:
         case ImageFormat.JPEG:
@@ -134,7 +151,7 @@ def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: in
     if pixels.shape[:2] != (height, width):
         raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header promised {width}x{height}")
     if header.components == 4:
-        return _multiply_out(pixels)
+        return _fold(pixels, pixels, _multiplied_out)
     return pixels
 
 
@@ -155,12 +172,6 @@ def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
     scans = data.count(b"\xff\xda")
     if scans > MAX_SCANS or scans * header.pixels > MAX_SCANNED_PIXELS_RATIO * max_pixels:
         raise TooLarge(f"JPEG: {scans} scans of {header.width}x{header.height} pixels are more work than is done here")
-
-
-def _multiply_out(cmyk: NDArray[np.uint8]) -> Pixels:
-    """Inverted CMYK to RGB: light that passes the ink, times light that passes the black."""
-    black = cmyk[..., 3:].astype(np.uint16)
-    return ((cmyk[..., :3] * black + 127) // 255).astype(np.uint8)
 
 
 def _check_png(view: memoryview) -> None:
@@ -196,28 +207,53 @@ def _decode_opencv(data: bytes, header: ImageHeader) -> Pixels:
     return _on_white(raster) if header.alpha else raster
 
 
-def _on_white(raster: _Raster) -> Pixels:
-    """OpenCV's unchanged raster (grey, BGR or BGRA; 8 or 16 bits) as RGB over white."""
-    if raster.dtype == np.uint16:
-        raster = (raster >> 8).astype(np.uint8)
+def _on_white(decoded: _Raster) -> Pixels:
+    """OpenCV's unchanged raster (grey, BGR or BGRA; 8 or 16 bits) as RGB over white; its memory is written over."""
+    raster = decoded
+    if decoded.dtype == np.uint16:  # the upper byte of every sample, looked at in place
+        raster = decoded.view(np.uint8)[..., int(sys.byteorder == "little") :: 2]
     if raster.ndim == 2:
-        grey: Pixels = cv2.cvtColor(raster, cv2.COLOR_GRAY2RGB)
+        grey: Pixels = cv2.cvtColor(np.ascontiguousarray(raster), cv2.COLOR_GRAY2RGB)
         return grey
     if raster.shape[2] == 3:  # alpha was declared, and is nowhere used
-        opaque: Pixels = cv2.cvtColor(raster, cv2.COLOR_BGR2RGB)
+        opaque: Pixels = cv2.cvtColor(np.ascontiguousarray(raster), cv2.COLOR_BGR2RGB)
         return opaque
-    # A row at a time would save memory; at the limit of 50 MP these sums take 0.6 GB for a moment. PNGs with alpha of
-    # that size are not photographs, and bands keep it bounded.
-    result = np.empty((*raster.shape[:2], 3), np.uint8)
-    for top in range(0, len(raster), _BAND_ROWS):
-        band = raster[top : top + _BAND_ROWS]
-        alpha = band[..., 3:].astype(np.uint16)
-        result[top : top + _BAND_ROWS] = (band[..., 2::-1] * alpha + 255 * (255 - alpha) + 127) // 255
-    return result
+    return _fold(decoded, raster, _composited)
 
 
-_BAND_ROWS = 64
-"""Rows composited at a time: 64 rows of 8,000 px are 3 MB of 16-bit sums, within the cache."""
+def _composited(bgra: Pixels) -> Pixels:
+    """c·a + 255·(255 - a) over 255, which is 255 less (255 - c)·a over 255: light that the paint takes from white."""
+    painted: Pixels = cv2.bitwise_not(_shaded(cv2.bitwise_not(cv2.cvtColor(bgra, cv2.COLOR_BGRA2RGB)), bgra))
+    return painted
+
+
+def _multiplied_out(cmyk: Pixels) -> Pixels:
+    """Inverted CMYK to RGB: light that passes the ink, times light that passes the black."""
+    return _shaded(np.ascontiguousarray(cmyk[..., :3]), cmyk)
+
+
+def _shaded(colours: Pixels, shades: Pixels) -> Pixels:
+    """Colours (1, n, 3) times the fourth channel of shades (1, n, 4) over 255, rounded.
+
+    In OpenCV's 8-bit kernels, and exact: 255 is odd, so that no quotient lies halfway between two numbers.
+    """
+    shade = cv2.cvtColor(cv2.extractChannel(shades, 3), cv2.COLOR_GRAY2RGB)
+    product: Pixels = cv2.multiply(colours, shade, scale=1 / 255)
+    return product
+
+
+def _fold(memory: _Raster, raster: Pixels, strip_of: Callable[[Pixels], Pixels]) -> Pixels:
+    """A raster (height, width, 4) to three channels, strip by strip, into the front of the memory it lies in.
+
+    There a strip's three bytes a pixel never reach the next strip's four (or eight, of 16 bits), and a picture takes
+    no more memory than its decoder took already.
+    """
+    samples = raster.reshape(1, -1, 4)
+    result = memory.view(np.uint8).reshape(-1)[: 3 * samples.shape[1]].reshape(1, -1, 3)
+    for start in range(0, samples.shape[1], STRIP_PIXELS):
+        strip = np.ascontiguousarray(samples[:, start : start + STRIP_PIXELS])
+        result[:, start : start + STRIP_PIXELS] = strip_of(strip)
+    return result.reshape(*raster.shape[:2], 3)
 
 
 def _upright(pixels: Pixels, orientation: int) -> Pixels:

@@ -24,7 +24,16 @@ from hawkvision.errors import BadImage, RequestError, TooLarge, UnsupportedMedia
 from hawkvision.manifest import InputSpec
 from hawkvision.types import Pixels
 from hawkvision.vision.header import MAX_SEGMENTS
-from hawkvision.vision.image import MAX_SCANS, ImageFormat, ImageHeader, decode, load_input, preprocess, probe
+from hawkvision.vision.image import (
+    MAX_SCANS,
+    STRIP_PIXELS,
+    ImageFormat,
+    ImageHeader,
+    decode,
+    load_input,
+    preprocess,
+    probe,
+)
 
 DATA = Path(__file__).resolve().parents[4] / "shared/data/imagenet_eval.npz"
 MAX_PIXELS = 1_000_000
@@ -356,6 +365,42 @@ def test_pixel_bomb_is_refused_without_allocating(kind: ImageFormat) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_000_000
+
+
+def test_sixteen_bit_alpha_may_have_half_the_pixels_of_other_kinds() -> None:
+    for depth, colour, height in ((8, 2, 50), (16, 2, 50), (8, 6, 50), (16, 6, 25), (16, 4, 25)):
+        largest, larger = (png_header(1_000_000, rows, depth, colour) for rows in (height, height + 1))
+        with pytest.raises(BadImage):  # taken up; the data are missing
+            decode(largest, probe(largest), max_pixels=50_000_000, min_side=224)
+        with pytest.raises(TooLarge, match="1000000x"):
+            decode(larger, probe(larger), max_pixels=50_000_000, min_side=224)
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_alpha_costs_no_memory_beyond_the_decoded_raster(depth: int) -> None:
+    bytes_per_pixel = depth // 2
+    rows = (b"\0" + bytes(500 * bytes_per_pixel)) * 1_000
+    body = png_header(500, 1_000, depth, 6) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    tracemalloc.start()
+    assert (read(body) == 255).all()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (bytes_per_pixel + 3 + 2) * 500_000  # the comparison takes three, strips take two
+
+
+def test_every_colour_under_every_alpha_is_rounded_exactly() -> None:
+    colour, alpha = (a.astype(np.int64) for a in np.mgrid[0:256, 0:256])
+    rgba = np.stack([colour, 255 - colour, colour // 2, alpha], -1).astype(np.uint8)
+    over_white = (rgba[..., :3] * alpha[..., None] + 255 * (255 - alpha[..., None]) + 127) // 255
+    np.testing.assert_array_equal(read(encode(Image.fromarray(rgba), "PNG")), over_white)
+
+
+def test_strips_join_without_a_seam() -> None:
+    rgba = np.random.default_rng(5).integers(0, 256, (700, 301, 4), np.uint8)
+    alpha = rgba[..., 3:].astype(np.int64)
+    assert rgba.size // 4 > 3 * STRIP_PIXELS
+    over_white = (rgba[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255
+    np.testing.assert_array_equal(read(encode(Image.fromarray(rgba), "PNG")), over_white)
 
 
 def test_nothing_is_printed_about_broken_pictures() -> None:
