@@ -29,6 +29,10 @@ BALANCED_GAP_SHARE = 0.25
 """`balanced` may give up a quarter of the gap between edge and best: closing the last quarter costs as many
 escalations as the first three."""
 
+BALANCED_LARGEST_SHARE = 0.5
+"""What it may give up where a quarter is less than the certification pictures can show at all, whatever is on them:
+with 680 that is 0.65 points, and a rung within 2.6 points of the best would always escalate for want of pictures."""
+
 SMALLEST_GROUP = 10
 """Pictures of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
 shares. Sources with fewer, such as one file name per picture, are thrown together."""
@@ -139,12 +143,18 @@ def profile_pair(
     )
     whole = Condition(
         min_received_fraction=1.0,
-        balanced=certified(max(0.0, BALANCED_GAP_SHARE * gap)),
+        balanced=certified(balanced_drop(gap, len(sample), delta)),
         fast=fast,
         certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS),
         frontier=frontier,
     )
     return Pair(edge=edge, best=best, score=kind, conditions=(whole,))
+
+
+def balanced_drop(gap: float, n: int, delta: float) -> float:
+    """The ε of `balanced`, from the gap on the profile split and the number of certification pictures alone."""
+    least = certificate.drop_upper_bound(0, 0, n, delta)
+    return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
 
 
 def _choose_score(probabilities: Probabilities, edge_right: NDArray[np.bool_], best_right: NDArray[np.bool_]) -> Score:

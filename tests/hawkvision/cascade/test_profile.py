@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision.cascade.certificate import paired_exact_p
 from hawkvision.cascade.profile import dump_profile, load_profile, threshold_value
-from hawkvision.cascade.profiling import profile_rung, split_indices
+from hawkvision.cascade.profiling import balanced_drop, profile_rung, split_indices
 from hawkvision.cascade.scores import softmax
 from hawkvision.errors import ManifestError
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
@@ -89,3 +90,13 @@ def test_scores_that_are_certified_are_those_of_the_written_temperature(seed: in
     split = split_indices(labels.astype(str), seed=1)
     rung, probabilities = profile_rung("small", {"small": SHA}, logits, labels, split, SHA)
     np.testing.assert_array_equal(probabilities, softmax(logits, rung.temperature))
+
+
+@pytest.mark.parametrize(("gap", "drop"), [(0.2, 0.05), (0.04, 0.01), (0.005, 0.0025), (0.0, 0.0), (-0.1, 0.0)])
+def test_balanced_gives_up_a_quarter_of_the_gap_and_never_more_than_half(gap: float, drop: float) -> None:
+    assert balanced_drop(gap, n=680, delta=0.05) == pytest.approx(drop)
+
+
+def test_balanced_asks_for_no_less_than_the_pictures_can_show() -> None:
+    assert paired_exact_p(0, 0, n=680, max_drop=0.25 * 0.0257) > 0.05
+    assert paired_exact_p(0, 0, n=680, max_drop=balanced_drop(0.0257, n=680, delta=0.05)) <= 0.05
