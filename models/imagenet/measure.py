@@ -2,8 +2,9 @@
 
     python models/imagenet/measure.py --data ../shared/data/imagenet_eval.npz [--ranges] [--wheels FOLDER]
 
-The data file holds encoded pictures (`data`, `offsets`), `labels` in the standard order of ImageNet-1k, and nothing
-else that is used. With `--ranges` the activation ranges are measured anew, on a seeded subset of the same pictures.
+The data are a labelled set as `hawkvision calibrate` takes it (`hawkvision.pictures`), split in the same way: what is
+fitted, temperatures and with `--ranges` activation ranges, is fitted on the profile part; accuracies are measured on
+the other two. So neither a committee's votes nor an int8 graph has seen a picture that certifies or tests it.
 Prints the table of CARD.md. Two cores take about three minutes.
 """
 
@@ -13,10 +14,8 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-import cv2
 import msgspec
 import numpy as np
 import onnxruntime
@@ -25,7 +24,8 @@ from rich.console import Console
 from rich.progress import track
 
 from hawkvision.artifacts import sha256_of, write_atomic
-from hawkvision.cascade.calibration import clopper_pearson, fit_temperature
+from hawkvision.cascade.calibration import fit_temperature
+from hawkvision.cascade.profiling import Split, measure_accuracy, split_indices
 from hawkvision.cascade.scores import average, log_probabilities, softmax
 from hawkvision.manifest import (
     Committee,
@@ -35,9 +35,12 @@ from hawkvision.manifest import (
     Variant,
     artifact_path,
     cache_dir,
+    load_labels,
     load_manifest,
 )
+from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.types import Logits, Pixels
+from hawkvision.vision.image import load_input
 from hawkvision.zoo.build import emit_variant, weights_of
 from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.graphs import emit
@@ -45,50 +48,43 @@ from hawkvision.zoo.manifest_text import format_manifest
 from hawkvision.zoo.ranges import Ranges, measure_ranges, save_ranges
 
 TASK = "imagenet"
-SEED = 0
-RANGE_PICTURES = 192  # ranges of MobileNetV2 move by under 1 % of themselves between 128 and 192
+SEED = 2405
+"""Of the split; the one that `hawkvision calibrate` uses unless told otherwise."""
+MAX_PIXELS = 50_000_000
 HEADER = """What the ImageNet models are and how right they were measured to be. Accuracies, temperatures, hashes and
 sizes are written by measure.py; the rest by hand. CARD.md says where the models come from and what the figures mean."""
-INTERPOLATIONS = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Labelled pictures, decoded to RGB, and the hash of the file they came from."""
+    """Labelled pictures and their split."""
 
-    pictures: list[Pixels]
-    labels: NDArray[np.int64]
-    sha256: str
+    pictures: LabelledPictures
+    split: Split
 
-    def resized(self, spec: InputSpec) -> Pixels:
-        """All pictures as (n, height, width, 3): the centred square, scaled as the manifest says."""
-        return np.stack([_resized(picture, spec) for picture in self.pictures])
+    def inputs(self, spec: InputSpec) -> Pixels:
+        """All pictures as (n, height, width, 3), made by the very code that serves."""
+        return np.stack([load_input(body, spec, max_pixels=MAX_PIXELS)[0] for body in self.pictures.bodies])
+
+    def unseen(self) -> NDArray[np.intp]:
+        """The pictures that nothing is fitted on."""
+        return np.concatenate([self.split.certify, self.split.held_out])
 
     def accuracy(self, answers: NDArray[np.intp]) -> MeasuredAccuracy:
-        """Top-1 with its exact 95 % interval."""
-        right = int((answers == self.labels).sum())
-        low, high = clopper_pearson(right, len(self.labels))
-        fields = [round(value, 6) for value in (right / len(self.labels), low, high)]
-        value, low, high = fields
-        return MeasuredAccuracy(value=value, n=len(self.labels), low=low, high=high, data_sha256=self.sha256)
+        """Top-1 of answers to all pictures (n,), on those that nothing is fitted on."""
+        right = answers == self.pictures.labels
+        return measure_accuracy(right[self.unseen()], self.pictures.sha256)
+
+    def temperature(self, logits: Logits) -> float:
+        """The temperature that fits logits of all pictures (n, classes) best on the profile part."""
+        fitting = self.split.profile
+        return round(fit_temperature(logits[fitting], self.pictures.labels[fitting]), 4)
 
 
-def load_evaluation(path: Path) -> Evaluation:
-    """Read the data file."""
-    with np.load(path, allow_pickle=False) as z:
-        data, offsets, labels = z["data"], z["offsets"], z["labels"].astype(np.int64)
-    pictures = [
-        cv2.cvtColor(cv2.imdecode(data[a:b], cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB) for a, b in pairwise(offsets)
-    ]
-    return Evaluation(pictures, labels, sha256_of(path.read_bytes()))
-
-
-def _resized(picture: Pixels, spec: InputSpec) -> Pixels:
-    side = round(min(picture.shape[:2]) * spec.crop_fraction)
-    top, left = (picture.shape[0] - side) // 2, (picture.shape[1] - side) // 2
-    square = picture[top : top + side, left : left + side]
-    resized: Pixels = cv2.resize(square, (spec.width, spec.height), interpolation=INTERPOLATIONS[spec.interpolation])
-    return resized
+def load_evaluation(path: Path, labels: tuple[str, ...]) -> Evaluation:
+    """Read the labelled set and split it."""
+    pictures = read_pictures(path, labels)
+    return Evaluation(pictures, split_indices(pictures.sources, SEED))
 
 
 def session_of(model: bytes, threads: int) -> onnxruntime.InferenceSession:
@@ -125,7 +121,7 @@ def measure_variants(
     speed: dict[str, float] = {}
     ranged: set[str] = set()
     for variant, weights in weights_of(manifest.variants, wheels, {}, lambda _name, _step: None):
-        batch = evaluation.resized(variant.input)
+        batch = evaluation.inputs(variant.input)
         if new_ranges and variant.precision == "int8" and variant.architecture not in ranged:
             ranged.add(variant.architecture)
             save_ranges(models, TASK, ranges_of(variant, weights, batch, evaluation))
@@ -138,37 +134,37 @@ def measure_variants(
             variant,
             sha256=sha256_of(model),
             bytes=len(model),
-            temperature=round(fit_temperature(found, evaluation.labels), 4),
+            temperature=evaluation.temperature(found),
             accuracy=evaluation.accuracy(found.argmax(axis=1)),
         )
     ordered = [measured[v.name] for v in manifest.variants]
-    rows = [_row(v, speed[v.name], logits) for v in ordered]
+    rows = [_row(v, speed[v.name], logits, evaluation.unseen()) for v in ordered]
     return ordered, logits, rows
 
 
 def ranges_of(variant: Variant, weights: bytes, batch: Pixels, evaluation: Evaluation) -> Ranges:
-    """The architecture's activation ranges on the seeded subset."""
-    chosen = np.sort(np.random.default_rng(SEED).choice(len(batch), RANGE_PICTURES, replace=False))
+    """The architecture's activation ranges on the profile part."""
+    chosen = evaluation.split.profile
     state = parse_checkpoint(weights, variant.source.reader, variant.source.member)
     graph = emit(variant.architecture, state, variant.input, variant.source.member)
     return Ranges(
         format=1,
         architecture=variant.architecture,
         weights_sha256=variant.source.sha256,
-        data_sha256=evaluation.sha256,
-        pictures=RANGE_PICTURES,
+        data_sha256=evaluation.pictures.sha256,
+        pictures=len(chosen),
         seed=SEED,
         ranges=measure_ranges(graph, track(batch[chosen], description=f"{variant.architecture} ranges")),
     )
 
 
-def _row(variant: Variant, speed: float, logits: dict[str, Logits]) -> str:
+def _row(variant: Variant, speed: float, logits: dict[str, Logits], unseen: NDArray[np.intp]) -> str:
     assert variant.accuracy is not None
     assert variant.bytes is not None
     agreement = ""
     base = variant.name.removesuffix("_int8")
     if base != variant.name and base in logits:
-        same = (logits[base].argmax(axis=1) == logits[variant.name].argmax(axis=1)).mean()
+        same = (logits[base].argmax(axis=1) == logits[variant.name].argmax(axis=1))[unseen].mean()
         agreement = f"{same * 100:.1f} %"
     a = variant.accuracy
     return (
@@ -185,14 +181,13 @@ def measure_committee(
     for variant in (v for v in variants if v.name in committee.members):
         views = [logits[variant.name]]
         if committee.horizontal_flip:
-            mirrored = np.ascontiguousarray(evaluation.resized(variant.input)[:, :, ::-1])
+            mirrored = np.ascontiguousarray(evaluation.inputs(variant.input)[:, :, ::-1])
             model = artifact_path(cache, TASK, variant.name).read_bytes()
             views.append(logits_of(model, mirrored, f"{variant.name} mirrored"))
         opinions.append(average([softmax(view, variant.temperature) for view in views]))
     mean = average(opinions)
-    logarithms = log_probabilities(mean)
     accuracy = evaluation.accuracy(mean.argmax(axis=1))
-    temperature = round(fit_temperature(logarithms, evaluation.labels), 4)
+    temperature = evaluation.temperature(log_probabilities(mean))
     row = (
         f"| `{committee.name}` | | | | {accuracy.value * 100:.1f} ({accuracy.low * 100:.1f}–{accuracy.high * 100:.1f}) "
         f"| {temperature:.2f} | |"
@@ -210,7 +205,7 @@ def main() -> None:
     here = Path(__file__).resolve().parent
     cache = cache_dir()
     manifest = load_manifest(TASK, here.parent)
-    evaluation = load_evaluation(options.data)
+    evaluation = load_evaluation(options.data, load_labels(manifest, here.parent))
     variants, logits, rows = measure_variants(manifest, here.parent, cache, evaluation, options.wheels, options.ranges)
     committees = []
     for committee in manifest.committees:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hawkvision.artifacts import load_variant
+from hawkvision.cascade.calibration import fit_temperature
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile
+from hawkvision.cascade.profiling import split_indices
 from hawkvision.errors import ArtifactError
-from hawkvision.manifest import load_manifest, models_dir
+from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.pictures import read_pictures
 from hawkvision.types import Quality
+from hawkvision.vision.backends import open_backend
+from hawkvision.vision.image import load_input
 from hawkvision.zoo.build import verify
+from hawkvision.zoo.ranges import load_ranges
 from tests.pictures import DATA, encoded
 
 
@@ -67,14 +75,42 @@ def test_shipped_profile_names_the_models_of_the_manifest_and_its_data() -> None
     assert len(held_out["indices"]) == profile.data.held_out
 
 
+def test_shipped_temperatures_and_ranges_saw_no_picture_that_certifies_or_tests() -> None:
+    models = models_dir()
+    manifest = load_manifest("imagenet", models)
+    data = load_profile(models / "imagenet" / "profile.json").data
+    for accuracy in [v.accuracy for v in manifest.variants] + [c.accuracy for c in manifest.committees]:
+        assert accuracy is not None
+        assert (accuracy.n, accuracy.data_sha256) == (data.certify + data.held_out, data.sha256)
+    for variant in manifest.variants:
+        ranges = load_ranges(models, "imagenet", variant)
+        assert (ranges.pictures, ranges.seed, ranges.data_sha256) == (data.profile, data.seed, data.sha256)
+
+
+@pytest.mark.slow
+def test_shipped_committee_votes_by_temperatures_of_the_profile_part() -> None:
+    path = DATA / "imagenet_eval.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is not here; the data are never part of the repository")
+    models = models_dir()
+    manifest = load_manifest("imagenet", models)
+    pictures = read_pictures(path, load_labels(manifest, models))
+    fitting = split_indices(pictures.sources, load_profile(models / "imagenet" / "profile.json").data.seed).profile
+    variant = manifest.variant(manifest.members(manifest.best)[0].name)
+    try:
+        model = load_variant(cache_dir(), "imagenet", variant)
+    except ArtifactError as error:
+        pytest.skip(f"the ladder is not built: {error}")
+    inputs = np.stack([load_input(pictures.bodies[i], variant.input, max_pixels=10**6)[0] for i in fitting])
+    with closing(open_backend("onnxruntime", model, variant.input, manifest.classes, threads=1)) as backend:
+        logits = np.concatenate([backend.infer(inputs[i : i + 8]) for i in range(0, len(inputs), 8)])
+    assert fit_temperature(logits, pictures.labels[fitting]) == pytest.approx(variant.temperature, abs=2e-4)
+
+
 def test_shipped_profile_was_made_of_the_evaluation_pictures() -> None:
     path = DATA / "imagenet_eval.npz"
     if not path.is_file():
         pytest.skip(f"{path} is not here; the data are never part of the repository")
-    from hawkvision.cascade.profiling import split_indices
-    from hawkvision.manifest import load_labels
-    from hawkvision.pictures import read_pictures
-
     models = models_dir()
     profile = load_profile(models / "imagenet" / "profile.json")
     pictures = read_pictures(path, load_labels(load_manifest("imagenet", models), models))
