@@ -40,7 +40,8 @@ NUISANCE_POINTS = 33
 (tests) finds no rate where the test exceeds its level."""
 
 TAIL_SIGMAS = 8.0
-"""Binomial mass further than this many standard deviations from the mean is below 1e-14, and left out."""
+"""Binomial mass further than this many standard deviations from the mean is left out. It is largest for small rates
+and reaches 1.2e-11 (scan over n from 100 to 100,000): less than a billionth of any δ worth asking for."""
 
 
 @dataclass(frozen=True, slots=True)

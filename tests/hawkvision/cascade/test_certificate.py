@@ -157,3 +157,9 @@ def test_upper_bound_on_the_drop_is_the_edge_of_what_is_certified() -> None:
     assert 40 / 700 < bound < 0.12
     assert paired_exact_p(60, 20, 700, bound) <= 0.05
     assert paired_exact_p(60, 20, 700, bound - 2e-4) > 0.05
+
+
+@pytest.mark.parametrize("n", [100, 680, 5_000, 100_000])
+@pytest.mark.parametrize("mean", [0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
+def test_mass_left_out_of_the_tails_is_as_small_as_stated(n: int, mean: float) -> None:
+    assert 1.0 - _lower_tail(n, n, rate=mean / n, drop=mean / n / 2) < 2e-11
