@@ -61,6 +61,7 @@ def calibrate(
     out: Path,
     *,
     edges: Sequence[str] = (),
+    best: str | None = None,
     seed: int,
     backend: BackendKind = "onnxruntime",
     models: Path,
@@ -73,27 +74,27 @@ def calibrate(
         data: npz file or directory (`hawkvision.pictures`).
         out: the profile; `held_out.json` goes beside it.
         edges: edge rungs to certify; none means the ladder's.
+        best: the rung to certify against; None means the ladder's best.
         seed: of the split into profile, certification and held-out pictures.
         backend: what runs the models.
         models: where manifests lie.
         cache: where built models lie.
 
     Raises:
-        HawkVisionError: for bad data, missing models or too few pictures.
+        HawkVisionError: for bad data, unknown or missing models, or too few pictures.
     """
     manifest = load_manifest(task, models)
     pictures = read_pictures(data, load_labels(manifest, models))
     if len(pictures) < FEWEST_PICTURES:
         raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
-    edges = tuple(edges) or manifest.ladder.edge
+    edges, best = tuple(edges) or manifest.ladder.edge, best or manifest.best
     split = split_indices(pictures.sources, seed)
-    looked = _look_with_all(manifest, (*edges, manifest.best), pictures, backend, cache)
+    looked = _look_with_all(manifest, (*edges, best), pictures, backend, cache)
     measured: dict[str, tuple[RungProfile, Probabilities]] = {}
-    for name in dict.fromkeys((*edges, manifest.best)):
+    for name in dict.fromkeys((*edges, best)):
         models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
         logits = _rung_logits(manifest, name, looked)
         measured[name] = profile_rung(name, models_of, logits, pictures.labels, split, pictures.sha256)
-    best = manifest.best
     profile = Profile(
         format=1,
         task=task,

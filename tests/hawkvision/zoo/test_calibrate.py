@@ -16,7 +16,7 @@ from hawkvision.cascade.calibration import fit_temperature
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile
 from hawkvision.cascade.profiling import split_indices
-from hawkvision.errors import ArtifactError
+from hawkvision.errors import ArtifactError, ManifestError
 from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
 from hawkvision.types import Quality
@@ -52,6 +52,36 @@ def test_a_directory_of_pictures_becomes_a_profile_that_a_policy_can_use(tmp_pat
     held_out = json.loads((tmp_path / "held_out.json").read_text())
     assert held_out["data_sha256"] == profile.data.sha256
     assert len(held_out["indices"]) == 30
+
+
+def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path) -> None:
+    for i in range(100):
+        folder = tmp_path / "pictures" / str(i % 10)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
+    try:
+        verify("imagenet", ("squeezenet1_1_int8", "mobilenet_v2_int8"))
+    except ArtifactError as error:
+        pytest.skip(f"the models are not built: {error}")
+    with pytest.raises(ManifestError) as caught:
+        load_profile(models_dir() / "imagenet" / "profile.json").pair("squeezenet1_1_int8", "mobilenet_v2_int8")
+    suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" …`")[0].split()
+    out = tmp_path / "pair.json"
+    ran = calibrate(*suggested, "--data", str(tmp_path / "pictures"), "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    assert load_profile(out).pair("squeezenet1_1_int8", "mobilenet_v2_int8")
+
+
+def test_unknown_rung_to_certify_against_is_named(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "p.npz",
+        data=np.frombuffer(encoded() * 100, np.uint8),
+        offsets=np.arange(101) * len(encoded()),
+        labels=np.zeros(100, np.int64),
+    )
+    ran = calibrate("--best", "resnet", "--data", str(tmp_path / "p.npz"), "--out", str(tmp_path / "p.json"))
+    assert ran.returncode == 1
+    assert "'resnet'" in ran.stderr
 
 
 def test_too_few_pictures_are_refused_before_any_work(tmp_path: Path) -> None:
