@@ -21,6 +21,7 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.node import EdgeNode, EdgeResult, Rung, check_models
+from edge.protocol import Limits, bound_unread_answers, bounded, connections_for, raise_open_files
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.artifacts import load_variant
@@ -125,11 +126,13 @@ async def serve(config: EdgeConfig) -> None:
     clock, metrics = MonotonicClock(), EdgeMetrics()
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
+    limits = Limits(connections_for(raise_open_files()))
+    bound_unread_answers(listener, limits)
     server = _Server(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=bounded(limits),
             ws="none",
             lifespan="off",
             access_log=False,

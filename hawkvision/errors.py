@@ -7,14 +7,16 @@
     │   ├── Unauthorized        401 unauthorized       missing or wrong key
     │   ├── NotFound            404 not_found          no such path or task
     │   ├── MethodNotAllowed    405 method_not_allowed
-    │   ├── RequestTimeout      408 request_timeout    the body did not arrive in time
+    │   ├── RequestTimeout      408 request_timeout    the headers or the body did not arrive in time
     │   ├── TooLarge            413 too_large          too many bytes or too many pixels
+    │   ├── UriTooLong          414 uri_too_long       the URL exceeds its bound
     │   ├── UnsupportedMedia    415 unsupported_media  a format we do not read
-    │   └── TargetUnreachable   422 target_unreachable the ladder cannot promise that much
+    │   ├── TargetUnreachable   422 target_unreachable the ladder cannot promise that much
+    │   └── HeadersTooLarge     431 headers_too_large  request line and headers exceed their bound
     ├── ServiceError            the caller may try again
     │   ├── Overloaded          429 overloaded         a bounded queue is full; carries retry_after_s
     │   ├── InternalError       500 internal           our fault; the log has the details
-    │   ├── NotReady            503 not_ready          still loading, or draining
+    │   ├── NotReady            503 not_ready          still loading, draining, or out of connections
     │   └── DeadlineMissed      504 deadline_missed    only with on_miss=fail
     ├── ConfigError             a setting is unknown, malformed or contradictory
     ├── ManifestError           a manifest or profile breaks its schema
@@ -86,7 +88,7 @@ class MethodNotAllowed(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """The body did not arrive in time."""
+    """The headers or the body did not arrive in time."""
 
     code = "request_timeout"
     status = 408
@@ -97,6 +99,13 @@ class TooLarge(RequestError):
 
     code = "too_large"
     status = 413
+
+
+class UriTooLong(RequestError):
+    """The URL exceeds a limit."""
+
+    code = "uri_too_long"
+    status = 414
 
 
 class UnsupportedMedia(RequestError):
@@ -122,6 +131,13 @@ class TargetUnreachable(RequestError):
     def body(self) -> dict[str, Any]:
         """The error body with the largest attainable value of the field that was asked for."""
         return {**super().body(), "maximum": self.maximum}
+
+
+class HeadersTooLarge(RequestError):
+    """The request line and headers exceed a limit."""
+
+    code = "headers_too_large"
+    status = 431
 
 
 class ServiceError(HawkVisionError):
@@ -152,7 +168,7 @@ class InternalError(ServiceError):
 
 
 class NotReady(ServiceError):
-    """Models are still loading, or the node is draining."""
+    """Models are still loading, the node is draining, or every connection is taken."""
 
     code = "not_ready"
 

@@ -1,0 +1,371 @@
+"""HTTP/1.1 connections within bounds: uvicorn's protocol, with limits below the application.
+
+Uvicorn with httptools reads a header of any size (and copies it again for every piece that arrives), waits for the end
+of a header for ever, and accepts connections until the process has no file descriptors left. This subclass adds what
+`edge/app.py` cannot see. A connection is always in one of four states:
+
+    owing     the caller owes us bytes: a head, or the rest of a body that was already refused. Has a deadline.
+    working   a request is being answered. The application bounds it: body, queue, datacenter.
+    idle      kept alive between requests. Uvicorn closes it after `timeout_keep_alive`.
+    leaving   refused: the answer and our FIN are sent, what still comes is dropped. Has a deadline.
+
+                   head complete           answered
+    accept ─► owing ───────────► working ───────────► idle ─► owing …
+                └── malformed, too large, late ──► leaving ─► closed
+
+`Connections` holds the last three of these in the order in which they came, so that making room for a new connection
+takes the longest idle one without a search. A request costs two dictionary operations; there is one timer per server,
+and it runs only while somebody owes something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from hawkvision.errors import (
+    BadField,
+    HawkVisionError,
+    HeadersTooLarge,
+    NotReady,
+    Overloaded,
+    RequestTimeout,
+    UriTooLong,
+)
+
+log = logging.getLogger("hawkvision.edge")
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Request line and headers together; Apache takes 100 lines of 8 KiB, nginx 32 KiB, Node.js 16 KiB. The parser copies a
+growing header once for each piece that arrives, which at this size is nothing. A head that begins in the same read as
+the end of another request is counted from the next read on: at most one read (256,000 bytes) more."""
+MAX_URL_BYTES: Final = 16 * 1024
+"""Twice what nginx and Apache take; every field of this API fits into 1 KiB."""
+MAX_PIPELINED: Final = 32
+"""Requests sent ahead of their answers. One read holds 14,000 minimal ones, and each costs about 3 kB once parsed."""
+MAX_CONNECTIONS: Final = 4096
+RESERVED_FILES: Final = 128
+"""File descriptors that callers cannot take: 32 to the datacenter, `MAX_LEAVING`, models, logs, and some to spare."""
+MIN_CONNECTIONS: Final = 16
+MAX_OPEN_FILES: Final = 65_536
+MAX_LEAVING: Final = 16
+"""Refused connections that are still listened to, so that their callers get to read why; beyond this the oldest is cut
+off, which may lose the explanation but nothing else."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many connections, and how patient with them; tests are less patient."""
+
+    connections: int
+    head_s: float = 10.0
+    """From the first byte of a request, or from connecting, to the end of its head."""
+    drain_s: float = 30.0
+    """For the rest of a body that was refused early, and then for the next head; as long as a body may take."""
+    leave_s: float = 2.0
+    """For a refused caller to read the answer and hang up."""
+    grace_s: float = 1.0
+    """A caller is not cut off for lack of room before it has had this long to send its head."""
+    unread_s: int = 30
+    """For a caller to take the bytes of an answer off our hands."""
+
+
+class Connections:
+    """All connections of one server: which of them can be closed for a newer one, and which have run out of time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._idle: OrderedDict[BoundedProtocol, None] = OrderedDict()
+        self._owing: OrderedDict[BoundedProtocol, tuple[float, float]] = OrderedDict()
+        """Since when, until when (loop time)."""
+        self._leaving: OrderedDict[BoundedProtocol, float] = OrderedDict()
+        """Until when."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._turned_away = 0
+
+    def works(self, connection: BoundedProtocol) -> None:
+        """The connection has a request to answer."""
+        self._idle.pop(connection, None)
+        self._owing.pop(connection, None)
+
+    def idles(self, connection: BoundedProtocol) -> None:
+        """The connection is kept alive and nothing is outstanding."""
+        self._idle[connection] = None
+
+    def owes(self, connection: BoundedProtocol, within_s: float) -> None:
+        """The caller must send what is missing in time; a second call changes nothing."""
+        self._idle.pop(connection, None)
+        if connection not in self._owing:
+            now = connection.loop.time()
+            self._owing[connection] = (now, now + within_s)
+            self._watch(connection.loop)
+
+    def leaves(self, connection: BoundedProtocol) -> None:
+        """The connection was refused and waits for its caller to hang up."""
+        self.works(connection)
+        self._leaving[connection] = connection.loop.time() + self.limits.leave_s
+        if len(self._leaving) > MAX_LEAVING:
+            oldest, _ = self._leaving.popitem(last=False)
+            oldest.transport.abort()
+        self._watch(connection.loop)
+
+    def gone(self, connection: BoundedProtocol) -> None:
+        """The connection is closed."""
+        self.works(connection)
+        self._leaving.pop(connection, None)
+
+    def make_room(self, accepted: int, now: float) -> bool:
+        """Whether there is room for the newest of `accepted` connections, after closing another one if need be.
+
+        The one that has been idle longest goes first. Without any, the one that has owed its head longest goes, so
+        that callers who never finish theirs cannot keep out those who do.
+        """
+        if accepted - len(self._leaving) <= self.limits.connections:
+            return True
+        if self._idle:
+            oldest, _ = self._idle.popitem(last=False)
+            oldest.transport.close()
+            return True
+        if self._owing:
+            oldest, (since, _) = next(iter(self._owing.items()))
+            if now - since >= self.limits.grace_s:
+                del self._owing[oldest]
+                oldest.transport.abort()
+                return True
+        self._turned_away += 1
+        return False
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is None:
+            self._timer = loop.call_later(min(1.0, self.limits.leave_s), self._sweep, loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what has run out of time; bounded by the number of connections."""
+        self._timer = None
+        now = loop.time()
+        for connection in [one for one, (_, until) in self._owing.items() if until <= now]:
+            del self._owing[connection]
+            connection.expire()
+        for connection in [one for one, until in self._leaving.items() if until <= now]:
+            del self._leaving[connection]
+            connection.transport.abort()
+        if self._turned_away:
+            log.warning("turned away %d connections: %d are open", self._turned_away, self.limits.connections)
+            self._turned_away = 0
+        if self._owing or self._leaving:
+            self._watch(loop)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. Use `bounded` to tie the class to a server's `Connections`."""
+
+    book: ClassVar[Connections]
+
+    _begun = False
+    """A head has begun and is not complete."""
+    _head_bytes = 0
+    """Of the head under way, those read so far."""
+    _heads = 0
+    """Complete heads so far."""
+    _in_body = False
+    _closed_for_reading = False
+    _refusal: HawkVisionError | None = None
+    """To be sent when the earlier requests of a pipeline are answered."""
+
+    # ----------------------------------------------------------------------------------------- from the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection in, or turn it away."""
+        super().connection_made(transport)
+        if self.book.make_room(len(self.connections), self.loop.time()):
+            self.book.owes(self, self.book.limits.head_s)
+        else:
+            self._leave(NotReady(f"all {self.book.limits.connections} connections of this node are in use"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.book.gone(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, never more of one head than its limit."""
+        if self._closed_for_reading:
+            return
+        self._unset_keepalive_if_required()
+        room = MAX_HEAD_BYTES - self._head_bytes
+        if self._in_body or len(data) <= room:
+            self._feed(data)
+            return
+        rest = memoryview(data)
+        while rest and not self._closed_for_reading:
+            piece = rest if self._in_body else rest[: MAX_HEAD_BYTES - self._head_bytes]
+            rest = rest[len(piece) :]
+            self._feed(piece)
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        in_body, heads = self._in_body, self._heads
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # RFC 9110 §7.8 lets a server ignore Upgrade. The parser has dropped what followed: answer, then close.
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError as error:
+            ours = error.__context__
+            self._refuse(ours if isinstance(ours, HawkVisionError) else BadField(f"not an HTTP/1.1 request: {error}"))
+            return
+        if in_body or heads != self._heads:
+            self._head_bytes = 0
+            if self._begun and not self._answering():
+                self.book.owes(self, self.book.limits.head_s)
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes >= MAX_HEAD_BYTES:
+            self._refuse(HeadersTooLarge(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes"))
+        elif not self._answering():
+            self.book.owes(self, self.book.limits.head_s)
+
+    # -------------------------------------------------------------------------------------------- from the parser
+
+    def on_message_begin(self) -> None:
+        """Note that a head is under way."""
+        self._begun = True
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the URL, within its bound."""
+        self.url += url
+        if len(self.url) > MAX_URL_BYTES:
+            raise UriTooLong(f"the URL exceeds {MAX_URL_BYTES} bytes; send the picture in the body")
+
+    def on_headers_complete(self) -> None:
+        """Start to answer, or queue behind the requests before."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Overloaded(f"more than {MAX_PIPELINED} requests were sent ahead of their answers", 1.0)
+        super().on_headers_complete()
+        self._begun = False
+        self._in_body = True
+        self._heads += 1
+        self.book.works(self)
+
+    def on_message_complete(self) -> None:
+        """The body is complete, read or refused."""
+        self._in_body = False
+        super().on_message_complete()
+
+    # --------------------------------------------------------------------------------------- from uvicorn's cycle
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, to what is owed, or to rest."""
+        last = not self.pipeline
+        super().on_response_complete()
+        if not last or self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            self._leave(self._refusal)
+        elif self._begun or self._head_bytes:
+            self.book.owes(self, self.book.limits.head_s)
+        elif self._in_body:
+            self.book.owes(self, self.book.limits.drain_s)
+        else:
+            self.book.idles(self)
+
+    # ------------------------------------------------------------------------------------------------- refusing
+
+    def expire(self) -> None:
+        """Time is up: say so if a request had begun, and close."""
+        if self._begun or self._head_bytes:
+            self._leave(RequestTimeout(f"the headers were not complete after {self.book.limits.head_s:g} s"))
+        else:
+            self.transport.close()
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: HawkVisionError) -> None:
+        """Read no more, and send `error` after the answers that come before it."""
+        self._closed_for_reading = True
+        cycle = self.cycle
+        if not self._answering():
+            if self._in_body:  # the broken request has had its answer
+                self.transport.close()
+            else:
+                self._leave(error)
+        elif not cycle.more_body:  # broken is the one after it
+            self._refusal = error
+        elif self.pipeline:  # the newest is broken and has not been started
+            self.pipeline.popleft()
+            self._refusal = error
+        else:
+            started = cycle.response_started
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if started:
+                self.transport.close()
+            else:
+                self._leave(error)
+
+    def _leave(self, error: HawkVisionError) -> None:
+        """Answer with `error` and our FIN, then wait a moment for the caller's.
+
+        Closing at once with unread bytes would reset the connection, and the caller might never see the answer.
+        """
+        self._closed_for_reading = True
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        body = msgspec.json.encode(error.body())
+        again = b"retry-after: 1\r\n" if isinstance(error, NotReady | Overloaded) else b""
+        self.transport.write(
+            STATUS_LINE[error.status]
+            + b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+            + again
+            + b"connection: close\r\n\r\n"
+            + body
+        )
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.book.leaves(self)
+
+
+def bounded(limits: Limits) -> type[asyncio.Protocol]:
+    """The protocol class of one server, for `uvicorn.Config(http=…)`."""
+
+    class Bounded(BoundedProtocol):
+        book = Connections(limits)
+
+    return Bounded
+
+
+def bound_unread_answers(listener: socket.socket, limits: Limits) -> None:
+    """Have the kernel cut off callers who do not take their answers; inherited by every accepted connection.
+
+    Without this, a caller who never reads keeps a connection for ever: closing waits for what was written to leave.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.unread_s * 1000)
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit of open files to the hard one, at most `MAX_OPEN_FILES`; the limit then in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_OPEN_FILES
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft >= wanted:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def connections_for(open_files: int) -> int:
+    """How many connections fit into a limit of open files, after what the node itself needs."""
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, open_files - RESERVED_FILES))

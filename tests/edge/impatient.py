@@ -1,0 +1,50 @@
+"""The edge's HTTP protocol with short limits in front of a small application, for tests that wait for them.
+
+`/early` answers before the body has come, `/large` with more than the kernel takes off our hands, `/open` with the
+number of open connections, the rest with the size of the body.
+"""
+
+import asyncio
+import signal
+import socket
+
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+from edge.protocol import Limits, bound_unread_answers, bounded
+
+LIMITS = Limits(connections=64, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=1)
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", scope["path"] not in ("/early", "/large")
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body, more = body + message["body"], message["more_body"]
+    number = len(SERVER.server_state.connections) if scope["path"] == "/open" else len(body)
+    answer = bytes(64 << 20) if scope["path"] == "/large" else b"%d" % number
+    headers = [(b"content-length", b"%d" % len(answer))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
+SERVER = uvicorn.Server(
+    uvicorn.Config(
+        app, http=bounded(LIMITS), ws="none", lifespan="off", log_level="warning", timeout_graceful_shutdown=1
+    )
+)
+
+
+async def serve() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        bound_unread_answers(listener, LIMITS)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(SERVER, "should_exit", True))
+        print(f"ready: http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        await SERVER._serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    uvloop.run(serve())

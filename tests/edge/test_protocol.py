@@ -1,0 +1,406 @@
+"""HTTP connections within bounds: a real node on the no-op backend, and callers who mean it no good."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES, connections_for
+from hawkvision.process import ServerProcess, running
+from tests.edge.conftest import Caller, Reply
+from tests.pictures import encoded
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+FILES = 144
+"""Leaves 16 connections."""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ServerProcess]:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "k") as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[ServerProcess]:
+    with running("tests.edge.impatient") as server:
+        yield server
+
+
+@pytest.fixture
+def limited() -> Iterator[ServerProcess]:
+    with running("tests.edge.limited", str(FILES), "--port", "0", "--backend", "noop") as node:
+        yield node
+
+
+def connect(server: ServerProcess, sends: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection.sendall(sends)
+    return connection
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """Everything the server still says; a reset counts as a close."""
+    said = b""
+    try:
+        while piece := connection.recv(1 << 20):
+            said += piece
+    except ConnectionError:
+        pass
+    return said
+
+
+def answer(connection: socket.socket) -> int:
+    """The status of one answer on a connection that stays open, read to its end."""
+    said = b""
+    while not (found := replies(said)) or len(found[0].body) < int(found[0].headers.get("content-length", "1")):
+        said += connection.recv(65536)
+    return found[0].status
+
+
+def replies(said: bytes) -> list[Reply]:
+    """Several answers that came one after the other."""
+    found = []
+    while said:
+        head, _, rest = said.partition(b"\r\n\r\n")
+        status, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        size = int(headers.get("content-length", "0"))
+        found.append(Reply(int(status.split()[1]), headers, rest[:size]))
+        said = rest[size:]
+    return found
+
+
+def ask(server: ServerProcess, sends: bytes) -> list[Reply]:
+    with connect(server, sends) as connection:
+        return replies(until_closed(connection))
+
+
+def flood(connection: socket.socket, mebibytes: int) -> None:
+    """Send as much as the server takes."""
+    block = b"a" * (1 << 20)
+    try:
+        for _ in range(mebibytes):
+            connection.sendall(block)
+    except ConnectionError:
+        pass
+
+
+def resets(connection: socket.socket) -> bool:
+    """Whether the server stops taking what is sent, within half a minute."""
+    poll = select.poll()
+    poll.register(connection, 0)  # errors are always reported
+    try:
+        for _ in range(600):
+            connection.sendall(b"x")
+            if poll.poll(50):
+                return True
+    except ConnectionError:
+        return True
+    return False
+
+
+def resident_bytes(server: ServerProcess) -> int:
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def healthy(server: ServerProcess) -> bool:
+    with closing(Caller(server)) as caller:
+        return caller.get("/healthz").status == 200
+
+
+def refusal(found: list[Reply]) -> tuple[int, str]:
+    """Status and code of the only answer, which must be in the documented form."""
+    (only,) = found
+    assert only.headers["content-type"] == "application/json"
+    assert only.headers["connection"] == "close"
+    assert set(only.json) == {"error", "code"}
+    return only.status, only.json["code"]
+
+
+# ------------------------------------------------------------------------------------------------- size
+
+
+@pytest.mark.parametrize(
+    ("begins", "status", "code"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nX-A: ", 431, "headers_too_large"),
+        (b"GET /healthz HTTP/1.1\r\nX-A", 431, "headers_too_large"),
+        (b"GET /", 414, "uri_too_long"),
+        (GET + b"POST /v1/classify HTTP/1.1\r\nX-A: ", 431, "headers_too_large"),
+    ],
+)
+def test_a_head_of_64_mib_is_refused_without_being_held(
+    node: ServerProcess, begins: bytes, status: int, code: str
+) -> None:
+    assert healthy(node)
+    before = resident_bytes(node)
+    with connect(node, begins) as connection:
+        flood(connection, 64)
+        assert healthy(node), "while the attack is still connected"
+        *good, refused = replies(until_closed(connection))
+    assert [reply.status for reply in good] == [200] * begins.count(GET)
+    assert refusal([refused]) == (status, code)
+    assert resident_bytes(node) - before < 6 << 20
+
+
+def test_many_small_headers_are_too_large_together(node: ServerProcess) -> None:
+    head = b"GET /healthz HTTP/1.1\r\n" + b"X-A: b\r\n" * (MAX_HEAD_BYTES // 8) + b"\r\n"
+    assert refusal(ask(node, head)) == (431, "headers_too_large")
+
+
+def test_a_head_at_its_bound_is_served_whole_or_in_pieces(node: ServerProcess) -> None:
+    begins, ends = b"GET /healthz HTTP/1.1\r\nConnection: close\r\nX-A: ", b"\r\n\r\n"
+    head = begins + b"a" * (MAX_HEAD_BYTES - len(begins) - len(ends)) + ends
+    assert [reply.status for reply in ask(node, head)] == [200]
+    with connect(node) as connection:
+        for start in range(0, len(head), 1000):
+            connection.sendall(head[start : start + 1000])
+        assert [reply.status for reply in replies(until_closed(connection))] == [200]
+    assert refusal(ask(node, head[: -len(ends)] + b"a" + ends)) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize(("length", "status"), [(MAX_URL_BYTES, 200), (MAX_URL_BYTES + 1, 414)])
+def test_urls_have_a_bound(node: ServerProcess, length: int, status: int) -> None:
+    url = b"/healthz?".ljust(length, b"a")
+    (reply,) = ask(node, b"GET " + url + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert reply.status == status
+
+
+def test_a_large_body_right_behind_its_head_is_no_large_head(impatient: ServerProcess) -> None:
+    head = b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 3000000\r\n\r\n"
+    assert [reply.body for reply in ask(impatient, head + bytes(3_000_000))] == [b"3000000"]
+
+
+# -------------------------------------------------------------------------------------------- malformed
+
+
+@pytest.mark.parametrize(
+    "sends",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET /healthz HTTP/9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nno colon\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /v1/classify HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+def test_malformed_requests_are_refused_in_the_documented_form(node: ServerProcess, sends: bytes) -> None:
+    assert refusal(ask(node, sends)) == (400, "bad_field")
+
+
+def test_a_broken_chunk_is_refused_while_the_body_is_awaited(impatient: ServerProcess) -> None:
+    sends = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nxyz\r\n"
+    assert refusal(ask(impatient, sends)) == (400, "bad_field")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60), st.integers(0, len(GET)), st.integers(0, len(GET)))
+def test_whatever_is_sent_the_answer_is_json_and_the_next_request_is_unharmed(
+    node: ServerProcess, noise: bytes, start: int, end: int
+) -> None:
+    with connect(node, GET[:start] + noise + GET[end:]) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        for reply in replies(until_closed(connection)):
+            assert json.loads(reply.body), reply
+    assert healthy(node)
+
+
+# ------------------------------------------------------------------------------------- what must go on working
+
+
+def test_a_connection_is_used_again_and_again(node: ServerProcess) -> None:
+    with connect(node) as connection:
+        for _ in range(50):
+            connection.sendall(GET)
+            assert answer(connection) == 200
+
+
+def test_pipelined_requests_are_answered_in_order(impatient: ServerProcess) -> None:
+    posts = [b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + bytes(size) for size in range(20)]
+    found = ask(impatient, b"".join(posts) + b"POST / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert [int(reply.body) for reply in found] == [*range(20), 0]
+
+
+def test_a_refusal_waits_for_the_answers_before_it(node: ServerProcess) -> None:
+    *good, bad = ask(node, GET * 3 + b"nonsense\r\n\r\n")
+    assert [reply.status for reply in good] == [200, 200, 200]
+    assert refusal([bad]) == (400, "bad_field")
+
+
+def test_a_broken_pipelined_body_is_refused_in_its_turn(node: ServerProcess) -> None:
+    broken = b"POST /v1/classify HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n"
+    *good, bad = ask(node, GET * 2 + broken)
+    assert [reply.status for reply in good] == [200, 200]
+    assert refusal([bad]) == (400, "bad_field")
+
+
+def test_pipelines_have_a_bound(node: ServerProcess) -> None:
+    *good, refused = ask(node, GET * 1000)
+    assert [reply.status for reply in good] == [200] * (MAX_PIPELINED + 1), "the one at work and those behind it"
+    assert refusal([refused]) == (429, "overloaded")
+    assert refused.headers["retry-after"] == "1"
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 140), max_size=8))
+def test_a_chunked_request_may_arrive_in_any_pieces(impatient: ServerProcess, cuts: list[int]) -> None:
+    whole = (
+        b"\r\nPOST /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"5\r\nabcde\r\n1e\r\n" + bytes(30) + b"\r\n0\r\n\r\n"
+    )
+    edges = [0, *sorted(cuts), len(whole)]
+    with connect(impatient) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start, end in pairwise(edges):
+            connection.sendall(whole[start:end])
+        assert [reply.body for reply in replies(until_closed(connection))] == [b"35"]
+
+
+def test_a_caller_that_expects_100_continue_gets_it(node: ServerProcess) -> None:
+    picture = encoded()
+    head = "POST /v1/classify?quality=fast HTTP/1.1\r\nAuthorization: Bearer k\r\nConnection: close\r\n"
+    with connect(node, f"{head}Content-Length: {len(picture)}\r\nExpect: 100-continue\r\n\r\n".encode()) as connection:
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(picture)
+        assert [reply.status for reply in replies(until_closed(connection))] == [200]
+
+
+def test_an_offered_upgrade_is_declined_by_answering(node: ServerProcess) -> None:
+    offer = b"GET /healthz HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n\r\n"
+    assert [reply.status for reply in ask(node, offer)] == [200]
+
+
+# ------------------------------------------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize("sends", [b"G", b"GET /hea", GET[:-2], GET + b"GET /hea"])
+def test_an_unfinished_head_is_told_that_time_is_up(impatient: ServerProcess, sends: bytes) -> None:
+    found = ask(impatient, sends)
+    assert len(found) == 1 + sends.startswith(GET)
+    assert refusal(found[-1:]) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize(("begins", "drips"), [(b"GET / HTTP/1.1\r\n", b"X-A: b\r\n"), (b"", b"\r\n")])
+def test_a_head_that_drips_is_told_that_time_is_up(impatient: ServerProcess, begins: bytes, drips: bytes) -> None:
+    with connect(impatient, begins) as connection:
+        connection.settimeout(0.05)
+        said = b""
+        for _ in range(600):
+            try:
+                said = connection.recv(65536)
+                break
+            except TimeoutError:
+                connection.sendall(drips)
+    assert refusal(replies(said)) == (408, "request_timeout")
+
+
+def test_a_connection_that_never_speaks_is_closed(impatient: ServerProcess) -> None:
+    with connect(impatient) as connection:
+        assert until_closed(connection) == b""
+
+
+def test_the_rest_of_a_refused_body_has_its_time(impatient: ServerProcess) -> None:
+    (answer,) = ask(impatient, b"POST /early HTTP/1.1\r\nContent-Length: 1000000\r\n\r\nabc")
+    assert answer.status == 200, "and then the connection was closed, without a second answer"
+
+
+def test_a_refused_caller_that_does_not_hang_up_is_cut_off(impatient: ServerProcess) -> None:
+    with connect(impatient, b"nonsense\r\n\r\n") as connection:
+        assert refusal(replies(until_closed(connection))) == (400, "bad_field")
+        assert resets(connection)
+
+
+def test_a_caller_that_never_reads_is_cut_off(impatient: ServerProcess) -> None:
+    with connect(impatient, b"GET /large HTTP/1.1\r\n\r\n"), closing(Caller(impatient)) as other:
+        until = time.monotonic() + 20
+        while int(other.get("/open").body) > 1 and time.monotonic() < until:
+            pass
+        assert int(other.get("/open").body) == 1
+
+
+@pytest.mark.slow
+def test_half_open_and_silent_connections_to_a_node_are_closed_after_ten_seconds(node: ServerProcess) -> None:
+    with connect(node, b"GET /hea") as half, connect(node) as silent:
+        assert healthy(node)
+        assert refusal(replies(until_closed(half))) == (408, "request_timeout")
+        assert until_closed(silent) == b""
+
+
+# ------------------------------------------------------------------------------------------------- number
+
+
+def working(server: ServerProcess) -> socket.socket:
+    """A connection whose request is being read: the node has asked for the rest."""
+    head = b"POST /v1/classify HTTP/1.1\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    connection = connect(server, head)
+    assert connection.recv(65536).startswith(b"HTTP/1.1 100")
+    return connection
+
+
+def resting(server: ServerProcess) -> socket.socket:
+    """A kept-alive connection that has had an answer."""
+    connection = connect(server, GET)
+    assert answer(connection) == 200
+    return connection
+
+
+def test_when_all_connections_work_a_new_one_is_turned_away_and_may_come_back(limited: ServerProcess) -> None:
+    room = connections_for(FILES)
+    with ExitStack() as stack:
+        busy = [stack.enter_context(working(limited)) for _ in range(room)]
+        for _ in range(3 * room):
+            found = ask(limited, b"")
+            assert refusal(found) == (503, "not_ready")
+            assert found[0].headers["retry-after"] == "1"
+        busy[0].sendall(bytes(100))
+        assert answer(busy[0]) == 415
+        assert healthy(limited)
+        busy[1].sendall(bytes(100))
+        assert answer(busy[1]) == 415, "those at work were left alone"
+
+
+def test_the_connection_idle_longest_makes_room_for_a_new_one(limited: ServerProcess) -> None:
+    with ExitStack() as stack:
+        first, second, *_ = [stack.enter_context(resting(limited)) for _ in range(connections_for(FILES))]
+        first.sendall(GET)  # no longer the one that has been idle longest
+        assert answer(first) == 200
+        newest = stack.enter_context(resting(limited))
+        assert until_closed(second) == b""
+        for kept in (first, newest):
+            kept.sendall(GET)
+            assert answer(kept) == 200
+
+
+def test_half_open_connections_do_not_keep_out_those_that_finish(limited: ServerProcess) -> None:
+    room = connections_for(FILES)
+    with ExitStack() as stack:
+        half_open = [stack.enter_context(connect(limited, b"GET /hea")) for _ in range(10 * room)]
+        answered = False
+        for _ in range(10_000):  # the oldest have a second to finish
+            found = ask(limited, GET.replace(b"Host: x", b"Connection: close"))
+            if answered := [reply.status for reply in found] == [200]:
+                break
+        assert answered
+        half_open[room - 1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it made room before the ten seconds were over
+            half_open[room - 1].recv(1)
+
+
+def test_connections_follow_from_the_files_that_may_be_open() -> None:
+    assert [connections_for(files) for files in (64, FILES, 256, 1024, 65_536)] == [16, 16, 128, 896, 4096]
