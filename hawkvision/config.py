@@ -14,6 +14,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +25,7 @@ Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 """A secret. An empty one is an error: a variable left unset in a template must not open the door to everybody."""
+Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
 
@@ -36,10 +38,10 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     api_key: Key | None = None
     """Required from callers (`Authorization: Bearer …`); obligatory when `host` is not loopback."""
     task: str = "imagenet"
-    variant: str | None = None
+    variant: Word | None = None
     """The edge rung; None takes the manifest's `ladder.default_edge`."""
     backend: Literal["onnxruntime", "numpy", "noop"] = "onnxruntime"
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Threads that decode and infer, one intra-op thread each; 0 takes the number of usable cores."""
@@ -50,7 +52,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
     dc_url: str | None = None
-    """The datacenter ingress; None makes a node that answers alone."""
+    """The datacenter ingress, `http://HOST[:PORT]` or https; None makes a node that answers alone."""
     dc_api_key: Key | None = None
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
@@ -67,13 +69,12 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     host: str = "127.0.0.1"
     port: Port = 8090
-    grpc_port: Port = 9090
     api_key: Key | None = None
     task: str = "imagenet"
-    variants: tuple[str, ...] = ()
+    variants: tuple[Word, ...] = ()
     """The rungs to serve; empty takes the manifest's `ladder.dc`."""
     backend: Literal["onnxruntime", "numpy", "noop"] = "onnxruntime"
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     min_replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
     max_replicas: Count = 1
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
@@ -87,11 +88,10 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
-    address: str | None = None
+    address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
-    profile: Path | None = None
 
 
 ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
@@ -122,10 +122,12 @@ def load_config(
     for variable, text in environ.items():
         if variable.startswith(prefix):
             key = variable.removeprefix(prefix).lower()
-            values[key] = text.split(",") if _is_tuple(kind, key) else text
+            values[key] = _listed(text) if _is_tuple(kind, key) else text
     _convert(kind, values, f"environment {prefix}*")
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
+    if isinstance(config, EdgeConfig) and config.dc_url is not None:
+        _check_origin(f"{section}.dc_url", config.dc_url)
     if config.api_key is None and not is_loopback(config.host):
         raise ConfigError(
             f"{section}.host = {config.host!r} is reachable from other machines, so {section}.api_key must be set "
@@ -153,7 +155,7 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
         )
     values: dict[str, Any] = vars(parser.parse_args(argv))
     path = values.pop("config")
-    overrides = {k: v.split(",") if v and _is_tuple(kind, k) else v for k, v in values.items()}
+    overrides = {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in values.items()}
     return load_config(kind, path, overrides)
 
 
@@ -198,10 +200,43 @@ def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT
 
 
 def _path(kind: type, value: object) -> Path:
-    """Paths, the one type among the settings that msgspec does not read by itself."""
-    if kind is Path and isinstance(value, str | Path):
-        return Path(value)
-    raise msgspec.ValidationError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    """Paths, the one type among the settings that msgspec does not read by itself; `~` is a home directory.
+
+    An empty one is an error: a variable left unset in a template must not mean the working directory.
+    """
+    # msgspec adds the key to a ValueError, and to none of its own.
+    if kind is not Path or not isinstance(value, str | Path):
+        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+    if value == "":
+        raise ValueError("Expected a path, got an empty text")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:  # ~somebody who has no home here
+        raise ValueError(f"{value}: {error}") from None
+
+
+def _check_origin(key: str, url: str) -> None:
+    """Found out at the start, not by a node that degrades for ever.
+
+    Raises:
+        ConfigError: if the URL is not `http://HOST[:PORT]` or https.
+    """
+    expected = f"{key}: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:  # an unclosed bracket, a port that is none
+        raise ConfigError(f"{expected} ({error})") from None
+    named = parts.scheme in ("http", "https") and parts.hostname and port != 0
+    # urlsplit drops tabs and newlines and lets blanks pass.
+    clean = not any(character.isspace() for character in url) and parts.username is None
+    if not named or not clean or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ConfigError(expected)
+
+
+def _listed(text: str) -> list[str]:
+    """Comma-separated words; blanks around them mean nothing, and an empty text is an empty list."""
+    return [word.strip() for word in text.split(",")] if text.strip() else []
 
 
 def _is_tuple(kind: type, key: str) -> bool:

@@ -21,7 +21,7 @@ from hawkvision.errors import ConfigError
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 _BUILDER = "hawkvision.datacenter.app:build"
 # Placement on the builder's side; `address` and `port` are `serve deploy`'s and Serve's own business.
-_NOT_ARGS = {"api_key", "address", "port", "grpc_port"}
+_NOT_ARGS = {"api_key", "address", "port"}
 _HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 
 

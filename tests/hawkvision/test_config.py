@@ -63,6 +63,52 @@ def test_unknown_variables_are_mistakes_too() -> None:
         load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROT": "1"})
 
 
+@pytest.mark.parametrize(("written", "read"), [("A, B", ("A", "B")), (" A ,B ", ("A", "B")), ("A", ("A",))])
+def test_blanks_around_the_words_of_a_list_mean_nothing(written: str, read: tuple[str, ...]) -> None:
+    assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROVIDERS": written}).providers == read
+    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", ["--providers", written]).providers == read
+
+
+def test_empty_list_is_the_default_of_variants_and_an_empty_word_is_a_mistake() -> None:
+    assert load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": ""}).variants == ()
+    with pytest.raises(ConfigError, match=r"length >= 1.*\$\.variants\[1\]"):
+        load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": "committee,"})
+
+
+def test_paths_begin_at_home_where_they_say_so(tmp_path: Path) -> None:
+    config = load_config(EdgeConfig, write(tmp_path, '[edge]\ncache_dir = "~/models"\n'), environ={})
+    assert config.cache_dir == Path.home() / "models"
+    with pytest.raises(ConfigError, match=r"~nobody-of-that-name/x.*\$\.profile"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROFILE": "~nobody-of-that-name/x"})
+
+
+@pytest.mark.parametrize("key", ["cache_dir", "models_dir", "profile", "variant", "dc_url", "dc_api_key"])
+def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": ""})
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8090", "localhost", "http://[::1", "http://h:99999", "http://h:0", "http://", "ftp://h", "http://a b",
+     "http://h/path", "http://h?x=1", "http://h#f", "http://h:port", "http://me:secret@h", "http://h\n"],
+)  # fmt: skip
+def test_datacenter_url_that_can_never_work_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"edge\.dc_url: expected http://HOST"):
+        load_config(EdgeConfig, overrides={"dc_url": url}, environ={})
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8090", "https://dc.example/", "http://[::1]:80", "HTTP://h"])
+def test_datacenter_url_that_can_work_is_taken(url: str) -> None:
+    assert load_config(EdgeConfig, overrides={"dc_url": url}, environ={}).dc_url == url
+
+
+@pytest.mark.parametrize("key", ["grpc_port", "profile"])
+def test_settings_that_nothing_reads_are_unknown(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown field `{key}`"):
+        load_config(DatacenterConfig, environ={f"HAWKVISION_DC_{key.upper()}": "1"})
+
+
 @pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
 def test_nothing_listens_beyond_loopback_without_a_key(kind: type) -> None:
     with pytest.raises(ConfigError, match="api_key must be set"):
