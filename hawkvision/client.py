@@ -53,8 +53,9 @@ Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
 
 MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
 """Far above the largest reply (100 classes are 10 KB), far below what would harm the caller."""
-KEEPALIVE_S: Final = 4.0
-"""Idle connections are dropped before the server does so (uvicorn: 5 s), lest a picture be sent into a closing one."""
+KEEPALIVE_S: Final = 60.0
+"""Idle connections are dropped before the node does so (after 75 s), lest a picture be sent into a closing one. Long
+enough that a camera with a picture a minute, or every few seconds, connects once."""
 MAX_ATTEMPTS: Final = 10
 """Per call, whatever the retry budget."""
 FIRST_PAUSE_S: Final = 0.1
@@ -460,9 +461,14 @@ def _retry_after(header: str | None) -> float | None:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ConfigError(f"url: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}")
+    expected = f"url: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:  # an unclosed bracket, a port that is none
+        raise ConfigError(f"{expected} ({error})") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise ConfigError(expected)
     return url.rstrip("/")
 
 

@@ -17,8 +17,17 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.__main__ import KEEP_ALIVE_S
 from hawkvision import errors
-from hawkvision.client import AsyncClient, BadReply, Client, Unreachable, answer_from_json, error_from_reply
+from hawkvision.client import (
+    KEEPALIVE_S,
+    AsyncClient,
+    BadReply,
+    Client,
+    Unreachable,
+    answer_from_json,
+    error_from_reply,
+)
 from hawkvision.errors import BadField, ConfigError, HawkVisionError, NotReady, Overloaded, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,
@@ -238,7 +247,14 @@ def test_endless_reply_is_cut_off(start: Start) -> None:
         client.classify(b"x")
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8080", "ftp://node", "http://", "http://node?x=1"])
+def test_idle_connections_outlast_a_slow_camera_and_end_before_the_node_ends_them() -> None:
+    assert 30 < KEEPALIVE_S < KEEP_ALIVE_S
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:8080", "ftp://node", "http://", "http://node?x=1", "http://[::1", "http://node:99999"],
+)
 def test_what_is_no_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigError, match="expected http"):
         AsyncClient(url)
