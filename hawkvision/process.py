@@ -53,43 +53,42 @@ class ServerProcess:
 
     def stop(self, sent: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, wait, and give the exit status; a server that does not end in time is killed."""
-        if self.process.poll() is None:
-            self.process.send_signal(sent)
-        try:
-            return self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+        return _stop(self.process, sent)
 
 
 @contextlib.contextmanager
 def running(*command: str, title: str | None = None, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
-    """`python -m command…` as a server, ready to answer; stopped on leaving, and by the kernel if we die.
+    """`python -m command…` as a server, ready to answer; stopped on leaving, and by the kernel if we die (Linux).
+
+    The kernel stops it only where this is called on the main thread: elsewhere it would also do so when the calling
+    thread ends, which is no reason to stop a server that others use.
 
     Raises:
         NotReady: if it ends, or says nothing of the kind within `READY_TIMEOUT_S`; carries what it said.
     """
+    said: deque[str] = deque(maxlen=KEPT_LINES)
+    reader: threading.Thread | None = None
+    on_main_thread = threading.current_thread() is threading.main_thread()
     process = subprocess.Popen(  # noqa: S603 - our own modules
         [sys.executable, "-m", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
-        preexec_fn=stop_with_parent,
+        preexec_fn=stop_with_parent if on_main_thread else None,
     )
-    assert process.stdout is not None
-    said: deque[str] = deque(maxlen=KEPT_LINES)
-    server = ServerProcess(title or command[0], process, said)
-    reader: threading.Thread | None = None
-    try:
+    try:  # at once, so that an interrupt leaves no child behind
+        server = ServerProcess(title or command[0], process, said)
+        assert process.stdout is not None
         server.url = _wait_ready(server, process.stdout, said)
         reader = threading.Thread(target=_drain, args=(process.stdout, said), daemon=True)
         reader.start()
         yield server
     finally:
-        server.stop()
+        _stop(process)
         if reader is not None:
             reader.join()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _wait_ready(server: ServerProcess, output: IO[bytes], said: deque[str]) -> str:
@@ -117,8 +116,22 @@ def _drain(output: IO[bytes], said: deque[str]) -> None:
         said.append(line.decode(errors="replace"))
 
 
+def _stop(process: subprocess.Popen[bytes], sent: signal.Signals = signal.SIGTERM) -> int:
+    if process.poll() is None:
+        process.send_signal(sent)
+    try:
+        return process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
 def stop_with_parent() -> None:
-    """Have the kernel send us SIGTERM when our parent dies, however it dies (Linux; elsewhere nothing happens)."""
+    """Have the kernel send us SIGTERM when our parent dies, however it dies (Linux; elsewhere nothing happens).
+
+    The parent is the *thread* that started us (prctl(2), PR_SET_PDEATHSIG), so that thread must live as long as we
+    are wanted: start such processes from the main thread.
+    """
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
