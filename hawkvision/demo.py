@@ -9,6 +9,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hawkvision.client import Client
 from hawkvision.errors import HawkVisionError, NotReady
@@ -42,7 +43,7 @@ class AnswerTable:
                 promise += f", drop ≤ {answer.accuracy.max_drop:.3g}"
             if answer.degraded:
                 promise += ", degraded"
-            table.add_row(
+            cells = (
                 name,
                 target,
                 answer.label,
@@ -52,7 +53,13 @@ class AnswerTable:
                 f"{answer.timing_ms.total:.1f}",
                 promise,
             )
+            table.add_row(*map(Text, cells))  # as text, for names and labels may hold what Rich takes for markup
         (console or Console()).print(table)
+
+
+def show_error(console: Console, error: HawkVisionError) -> None:
+    """Print an error as it is: what servers said may hold brackets, as in `[/tmp/ray/session]`."""
+    console.print(Text.assemble(("error:", "red"), f" {error}"))
 
 
 def demo_pictures(folder: Path | None) -> list[Path]:
@@ -97,7 +104,7 @@ def run(cache: Path, folder: Path | None = None) -> int:
                 f"{len(answers.rows) - at_edge} in the datacenter; nobody named a model."
             )
     except HawkVisionError as error:
-        console.print(f"[red]error:[/red] {error}")
+        show_error(console, error)
         return 1
     return 0
 
