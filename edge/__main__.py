@@ -21,7 +21,7 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.node import EdgeNode, EdgeResult, Rung, check_models
-from edge.protocol import Limits, bound_unread_answers, bounded, connections_for, raise_open_files
+from edge.protocol import Limits, bounded, connections_for, raise_open_files
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.artifacts import load_variant
@@ -58,7 +58,7 @@ def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, d
     manifest = load_manifest(config.task, models)
     variant = manifest.variant(config.variant or manifest.ladder.default_edge)
     profile = load_profile(config.profile or models / config.task / "profile.json")
-    policy = Policy(profile, variant.name, manifest.best)
+    policy = Policy(profile, variant.name, manifest.best, alone=config.dc_url is None)
     measured = profile.rung(variant.name)
     if config.backend != "noop":
         check_models(measured.models, {variant.name: variant.sha256 or ""}, f"profile of {config.task!r}")
@@ -83,7 +83,9 @@ async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> E
     rung, policy, labels, best, expected = await asyncio.to_thread(open_rung, config)
     workers = config.workers or usable_cores()
     pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit)
-    uplink = Uplink(config.dc_url, config.dc_api_key, config.dc_connections, clock) if config.dc_url else None
+    uplink = (
+        Uplink(config.dc_url, config.dc_api_key, config.dc_connections, len(labels), clock) if config.dc_url else None
+    )
     await asyncio.gather(*(pool.submit(lambda: warm_up(rung.backend)) for _ in range(workers)))
     return EdgeNode(
         task=config.task,
@@ -127,7 +129,6 @@ async def serve(config: EdgeConfig) -> None:
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()))
-    bound_unread_answers(listener, limits)
     server = _Server(
         uvicorn.Config(
             app,

@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge import openapi
 from edge.fields import Source, parse_request, read_headers, read_query, read_request
-from edge.node import EdgeNode
+from edge.node import CallerGone, EdgeNode
 from edge.targets import describe_targets
 from hawkvision.clock import Clock
 from hawkvision.errors import (
@@ -118,7 +118,11 @@ class EdgeApp:
             if node is None:
                 raise NotReady("the models are still loading, or the node is shutting down")
             picture, request = await self._read(scope, body)
-            answer = await node.classify(picture, request, started, trace)
+            answer = await node.classify(picture, request, started, trace, receive)
+            written = _encode(answer.to_json())
+        except asyncio.CancelledError:
+            await self._refuse(send, NotReady("the node had to stop before it could answer"), started, headers)
+            raise
         except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
             await self._refuse(send, error, started, headers)
             return
@@ -127,7 +131,7 @@ class EdgeApp:
             self._in_flight -= 1
         self._count(answer)
         headers.append((b"server-timing", _server_timing(answer.timing_ms)))
-        await _reply(send, 200, _encode(answer.to_json()), headers)
+        await _reply(send, 200, written, headers)
 
     async def _read(self, scope: Scope, body: _Body) -> tuple[bytes, ClassifyRequest]:
         """The picture and what is asked of it, from wherever the caller wrote it."""
@@ -157,7 +161,7 @@ class EdgeApp:
             raise Unauthorized("expected this node's key in the header 'Authorization: Bearer KEY'")
 
     async def _refuse(self, send: Send, error: Exception, started: float, headers: list[tuple[bytes, bytes]]) -> None:
-        if isinstance(error, _Disconnected):
+        if isinstance(error, CallerGone):
             return
         if not isinstance(error, HawkVisionError):
             log.error("internal error", exc_info=error)
@@ -165,7 +169,7 @@ class EdgeApp:
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
         if isinstance(error, Overloaded):
-            self._metrics.shed.labels("queue_full").inc()
+            self._metrics.shed.labels("memory" if isinstance(error, _MemoryFull) else "queue_full").inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
         total_ms = (self._clock.now() - started) * 1e3
         headers += [*_error_headers(error), (b"server-timing", b"total;dur=%.3f" % total_ms)]
@@ -192,7 +196,7 @@ class EdgeApp:
             Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
         """
         if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
-            raise Overloaded(f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received", 1.0)
+            raise _MemoryFull(f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received", 1.0)
         self._buffered_bytes += size
         self._metrics.received_bytes.inc(size)
 
@@ -245,7 +249,7 @@ class EdgeApp:
             return _json(InternalError("the node failed on this request; its log says why").body(), 500)
 
         get = ["GET"]
-        return Starlette(
+        rest = Starlette(
             routes=[
                 Route("/healthz", healthz, methods=get),
                 Route("/readyz", readyz, methods=get),
@@ -258,10 +262,13 @@ class EdgeApp:
             ],
             exception_handlers={HTTPException: on_http_error, Exception: on_defect},
         )
+        # A redirect would carry the caller's own Host header back to it; a wrong path is simply not found.
+        rest.router.redirect_slashes = False
+        return rest
 
 
-class _Disconnected(Exception):
-    """The caller hung up while sending."""
+class _MemoryFull(Overloaded):
+    """All request bodies together reached their bound."""
 
 
 class _Body:
@@ -303,7 +310,7 @@ class _Body:
     async def _chunk(self, limit: int) -> tuple[bytes, bool]:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise _Disconnected
+            raise CallerGone
         chunk: bytes = message.get("body", b"")
         self._app.reserve(len(chunk))
         self._size += len(chunk)
@@ -371,6 +378,8 @@ def _error_headers(error: HawkVisionError) -> list[tuple[bytes, bytes]]:
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):
         return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, MethodNotAllowed):
+        return [(b"allow", b"POST")]
     return []
 
 

@@ -29,6 +29,7 @@ MAX_FIELDS: Final = 32
 """Fields in one query string; there are nine to choose from."""
 MAX_STREAM_LENGTH: Final = 128
 MAX_TOP_K: Final = 100
+MAX_NUMBER_LENGTH: Final = 32
 MAX_DEADLINE_MS: Final = 600_000.0
 
 Source = tuple[str, str, str]
@@ -54,11 +55,11 @@ def _fraction(where: str, text: str) -> float:
 
 def _number(where: str, text: str) -> float:
     try:
-        value = float(text)
+        value = float(text) if len(text) <= MAX_NUMBER_LENGTH else math.nan
     except ValueError:
         value = math.nan
-    # A decimal number and nothing else: float() also takes 'nan', 'inf', '1_0' and other scripts' digits.
-    if not math.isfinite(value) or "_" in text or not text.isascii():
+    # A decimal number and nothing else: float() also takes 'nan', 'inf', '1_0', blanks and other scripts' digits.
+    if not math.isfinite(value) or "_" in text or not text.isascii() or text != text.strip():
         raise BadField(f"{where}: expected a number, got {text[:40]!r}")
     return value
 
@@ -182,15 +183,24 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[Source]:
     ]
 
 
-@functools.lru_cache(maxsize=1024)
+MAX_REMEMBERED_BYTES: Final = 1024
+"""Longer wordings are read anew each time, so that what is remembered stays below 1 MB."""
+
+
 def read_request(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
     """The request that a query and `X-HawkVision-*` headers state.
 
-    A camera asks the same of every frame, so the last 1,024 distinct wordings are remembered (20 µs saved of each).
-
     Raises:
-        BadField: as `parse_request`; refusals are not remembered.
+        BadField: as `parse_request`.
     """
+    if len(query) + sum(len(value) for _, value in headers) > MAX_REMEMBERED_BYTES:
+        return parse_request(read_query(query) + read_headers(headers))
+    return _remembered(query, headers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
+    """A camera asks the same of every frame, so distinct wordings are remembered; refusals are not. Saves 20 µs."""
     return parse_request(read_query(query) + read_headers(headers))
 
 

@@ -15,18 +15,28 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from edge.uplink import Escalated, Uplink
 from edge.workers import WorkerPool
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
+from hawkvision.cascade.policy import (
+    ANSWER_MARGIN_MS,
+    Accept,
+    Decision,
+    Escalate,
+    Miss,
+    Policy,
+    Route,
+    decide,
+    weakened,
+)
 from hawkvision.cascade.scores import Score, softmax, top_classes
 from hawkvision.clock import Clock
-from hawkvision.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound, TooLarge
+from hawkvision.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound, RequestError, TooLarge
 from hawkvision.hop import HopRequest
 from hawkvision.manifest import InputSpec
 from hawkvision.metrics import EdgeMetrics
@@ -48,7 +58,14 @@ from hawkvision.vision.image import ImageHeader, load_input, probe
 log = logging.getLogger("hawkvision.edge")
 
 RUNGS_INTERVAL_S: Final = 15.0
-"""How often the node asks what the datacenter serves: it finds a replaced model, and a link that came back."""
+"""How often the node asks what the datacenter serves while the link is up: it finds a replaced model."""
+FIRST_PROBE_S: Final = 0.25
+LONGEST_PROBE_S: Final = 5.0
+"""How often it asks while the link is down: the interval doubles from the first to the longest."""
+
+
+class CallerGone(Exception):
+    """The caller hung up; nobody waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +148,7 @@ class EdgeNode:
         self._dc_timeout_s = dc_timeout_s
         self._certified = certified
         self._expected_models = expected_models or {}
-        self._dc_matches = True
+        self._dc_matches: bool | None = None  # not known before the datacenter has said what it serves
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
@@ -140,10 +157,17 @@ class EdgeNode:
 
     @property
     def certificates_valid(self) -> bool:
-        """Whether the certificates were made for the models that answer, as far as is known."""
-        return self._certified and self._dc_matches
+        """Whether the certificates were made for the edge model, and for the datacenter's as far as is known."""
+        return self._certified and self._dc_matches is not False
 
-    async def classify(self, body: bytes, request: ClassifyRequest, started: float, trace: TraceContext) -> Answer:
+    async def classify(
+        self,
+        body: bytes,
+        request: ClassifyRequest,
+        started: float,
+        trace: TraceContext,
+        hang_up: Callable[[], Awaitable[object]] | None = None,
+    ) -> Answer:
         """Answer one picture.
 
         Args:
@@ -151,8 +175,10 @@ class EdgeNode:
             request: what is asked.
             started: clock time of the first byte.
             trace: the request's span; the datacenter gets a child.
+            hang_up: returns when the caller is gone; waited for only while the datacenter is.
 
         Raises:
+            CallerGone: if nobody waits for the answer any more.
             RequestError: the caller's fault (picture, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
@@ -163,8 +189,12 @@ class EdgeNode:
         header = probe(body)
         if header.pixels > self._max_pixels:
             raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self._max_pixels} in all")
-        call = _Call(self, body, header, request, route, started, trace)
-        answer = await (call.direct() if route.direct else call.cascade())
+        call = _Call(self, body, header, request, route, started, trace, hang_up)
+        try:
+            answer = await (call.direct() if route.direct else call.cascade())
+        except DeadlineMissed:
+            self.metrics.deadline_misses.labels(self.task).inc()
+            raise
         if answer.deadline_met is False:
             self.metrics.deadline_misses.labels(self.task).inc()
             if request.on_miss is OnMiss.FAIL:
@@ -206,38 +236,61 @@ class EdgeNode:
         self._observe_infer(result.infer_ms * 1e-3)
         return Looked(result, queue_ms)
 
-    def promise(self, promise: AccuracyPromise) -> AccuracyPromise:
-        """The promise as it can be made with the models that are really loaded."""
-        if self.certificates_valid or promise.status is not PromiseStatus.HELD:
+    def promise(self, promise: AccuracyPromise, tier: Tier) -> AccuracyPromise:
+        """The promise as it can be made with the models that are really loaded.
+
+        A certificate made for other models is void. An answer of the datacenter is held to nothing before the
+        datacenter has said which models it runs.
+        """
+        if promise.status is not PromiseStatus.HELD:
             return promise
-        return replace(weakened(promise), status=PromiseStatus.VOID)
+        if not self.certificates_valid:
+            return replace(weakened(promise), status=PromiseStatus.VOID)
+        if tier is Tier.DC and self._dc_matches is None:
+            return weakened(promise)
+        return promise
 
     async def _watch_datacenter(self) -> None:
+        """Know what the datacenter serves, and bring a lost link back; callers' requests are never the probes."""
         assert self.uplink is not None
+        link, lost = self.uplink.link, self.uplink.lost
+        pause_s = FIRST_PROBE_S
         while True:
-            await self._check_datacenter(self.uplink)
-            await asyncio.sleep(RUNGS_INTERVAL_S)
+            lost.clear()
+            if await self._check_datacenter(self.uplink):
+                link.restored()
+                pause_s = FIRST_PROBE_S
+                # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RUNGS_INTERVAL_S):
+                        await lost.wait()
+            else:
+                link.failed()
+                pause_s = min(2 * pause_s, LONGEST_PROBE_S)
+            self.metrics.datacenter_up.set(float(link.up))
+            if not link.up:
+                await asyncio.sleep(pause_s)
 
-    async def _check_datacenter(self, uplink: Uplink) -> None:
+    async def _check_datacenter(self, uplink: Uplink) -> bool:
+        """Whether it answered."""
         try:
             served = await uplink.rungs()
         except EscalationFailed as error:
-            log.warning("datacenter: %s", error)
-            return
-        members = next((rung.members for rung in served.rungs if rung.name == self.best), None)
-        if members is None:
-            log.error("datacenter %s does not serve %r, the rung that escalations ask for", uplink.url, self.best)
-            return
+            log.info("datacenter: %s", error)
+            return False
+        members = next((rung.members for rung in served.rungs if rung.name == self.best), ())
         loaded = {member.name: member.sha256 for member in members}
         matches = loaded == self._expected_models
-        if not matches and self._dc_matches:
+        if not matches and self._dc_matches is not False:
             log.error(
-                "certificates are void: made for %s, but %s runs %s",
+                "certificates are void: made for %s running %s, but %s runs %s",
+                self.best,
                 self._expected_models,
                 uplink.url,
-                loaded,
+                loaded or "no such rung",
             )
         self._dc_matches = matches
+        return True
 
     async def close(self) -> None:
         """Stop watching, finish what is queued, close connections and the backend."""
@@ -263,6 +316,7 @@ class _Call:
         route: Route,
         started: float,
         trace: TraceContext,
+        hang_up: Callable[[], Awaitable[object]] | None,
     ) -> None:
         self.node = node
         self.body = body
@@ -271,7 +325,65 @@ class _Call:
         self.route = route
         self.started = started
         self.trace = trace
+        self.hang_up = hang_up
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
+
+    async def cascade(self) -> Answer:
+        """Ask the edge first."""
+        if self._edge_is_too_busy():
+            return await self._dc_with_standby(Reason.EDGE_BUSY)
+        edge = await self._at_edge()
+        match self._decide(edge.result.confidences[0] if self.route.by_confidence else edge.result.score):
+            case Accept(degraded):
+                return self._from_edge(edge, degraded=degraded)
+            case Miss():
+                raise self.missed()
+            case Escalate(reason, cutoff_ms):
+                try:
+                    escalated = await self._escalate(reason, cutoff_ms)
+                except RequestError as error:
+                    # The edge could read this picture, so the caller need not hear that the datacenter could not.
+                    log.warning("the datacenter refused a picture that the edge can read: %s", error)
+                    escalated = None
+                if escalated is None:
+                    return self._fall_back(edge, reason)
+                return self._from_dc(escalated, reason, edge)
+
+    async def direct(self) -> Answer:
+        """Go straight to the best rung."""
+        match self._decide(-math.inf):
+            case Accept():
+                return self._from_edge(await self._at_edge(), degraded=True)
+            case Miss():
+                raise self.missed()
+            case Escalate(reason, None):
+                escalated = await self._escalate(reason, None)
+                if escalated is None:
+                    return self._fall_back(await self._at_edge(), reason)
+                return self._from_dc(escalated, reason, None)
+            case Escalate(reason, _):
+                return await self._dc_with_standby(reason)
+
+    async def _dc_with_standby(self, reason: Reason) -> Answer:
+        """Ask the datacenter until just before the deadline, while the edge works on what it would say."""
+        slack = self.slack_ms()
+        assert slack is not None, "without a deadline nobody needs to stand by"
+        cutoff_ms = slack - ANSWER_MARGIN_MS
+        if self.request.on_miss is OnMiss.FAIL:
+            escalated = await self._escalate(reason, cutoff_ms)
+            if escalated is None:
+                raise self.missed()
+            return self._from_dc(escalated, reason, None)
+        standby = asyncio.ensure_future(self._at_edge())
+        try:
+            escalated = await self._escalate(reason, cutoff_ms)
+            if escalated is not None:
+                return self._from_dc(escalated, reason, None)
+            return self._fall_back(await standby, reason)
+        finally:
+            standby.cancel()
+            # Retrieve what it raised, so that nothing is logged as never retrieved.
+            await asyncio.gather(standby, return_exceptions=True)
 
     def slack_ms(self) -> float | None:
         """Time left before the deadline."""
@@ -283,84 +395,47 @@ class _Call:
             f"no answer meeting the target was possible within deadline_ms={self.request.deadline_ms:g}"
         )
 
-    async def cascade(self) -> Answer:
-        """Ask the edge first."""
-        if self._edge_is_too_busy():
-            escalated = await self._escalate(Reason.EDGE_BUSY, self.slack_ms())
-            if escalated is not None:
-                return self._from_dc(escalated, Reason.EDGE_BUSY, None)
-        edge = await self._at_edge()
-        score = edge.result.confidences[0] if self.route.by_confidence else edge.result.score
-        decision = decide(
+    def _decide(self, score: float) -> Decision:
+        uplink = self.node.uplink
+        return decide(
             self.route,
             score,
             slack_ms=self.slack_ms(),
-            predicted_ms=self._predict_ms(),
+            predicted_ms=uplink.predict_ms() if uplink else None,
             on_miss=self.request.on_miss,
         )
-        match decision:
-            case Accept(degraded):
-                return self._from_edge(edge, degraded=degraded)
-            case Miss():
-                raise self.missed()
-            case Escalate(reason, cutoff_ms):
-                escalated = await self._escalate(reason, cutoff_ms)
-                if escalated is None:
-                    return self._from_edge(edge, degraded=True, reason=reason)
-                return self._from_dc(escalated, reason, edge)
-
-    async def direct(self) -> Answer:
-        """Go straight to the best rung; the edge only stands by when a deadline could force it to answer."""
-        decision = decide(
-            self.route,
-            -math.inf,
-            slack_ms=self.slack_ms(),
-            predicted_ms=self._predict_ms(),
-            on_miss=self.request.on_miss,
-        )
-        match decision:
-            case Accept():
-                return self._from_edge(await self._at_edge(), degraded=True)
-            case Miss():
-                raise self.missed()
-            case Escalate(reason, None):
-                escalated = await self._escalate(reason, None)
-                if escalated is not None:
-                    return self._from_dc(escalated, reason, None)
-                return self._from_edge(await self._at_edge(), degraded=True, reason=reason)
-            case Escalate(reason, cutoff_ms):
-                standby = asyncio.ensure_future(self._at_edge())
-                try:
-                    escalated = await self._escalate(reason, cutoff_ms)
-                    if escalated is not None:
-                        return self._from_dc(escalated, reason, None)
-                    return self._from_edge(await standby, degraded=True, reason=reason)
-                finally:
-                    standby.cancel()
-                    # Retrieve what it raised, so that nothing is logged as never retrieved.
-                    await asyncio.gather(standby, return_exceptions=True)
-
-    async def _at_edge(self) -> Looked:
-        return await self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline)
 
     def _edge_is_too_busy(self) -> bool:
-        slack = self.slack_ms()
-        if slack is None or self.node.pool.predicted_wait_ms() < slack:
+        """Whether the edge would be late and the datacenter would not; one who waits is better off in the queue."""
+        slack, uplink = self.slack_ms(), self.node.uplink
+        if slack is None or uplink is None or self.request.on_miss is OnMiss.WAIT:
             return False
-        predicted = self._predict_ms()
+        if self.node.pool.predicted_wait_ms() < slack:
+            return False
+        predicted = uplink.predict_ms()
         return predicted is not None and predicted < slack - ANSWER_MARGIN_MS
 
-    def _predict_ms(self) -> float | None:
-        return self.node.uplink.predict_ms() if self.node.uplink else None
+    async def _at_edge(self) -> Looked:
+        looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline)
+        slack = self.slack_ms()
+        if slack is None or self.request.on_miss is not OnMiss.FAIL:
+            return await looking
+        try:
+            async with asyncio.timeout(max(0.0, slack * 1e-3)):
+                return await looking
+        except TimeoutError:
+            raise self.missed() from None
 
     async def _escalate(self, reason: Reason, cutoff_ms: float | None) -> Escalated | None:
         """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
+            CallerGone: if the caller hung up meanwhile.
         """
         node, metrics = self.node, self.node.metrics
-        assert node.uplink is not None, "predicted_ms is None without an uplink"
+        if node.uplink is None:
+            return None
         timeout_s = node._dc_timeout_s if cutoff_ms is None else min(node._dc_timeout_s, max(0.001, cutoff_ms * 1e-3))
         metrics.escalations.labels(node.task, reason.value).inc()
         metrics.uplink_bytes.inc(len(self.body))
@@ -368,14 +443,33 @@ class _Call:
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
         request = HopRequest(task=node.task, variant=node.best, deadline_ms=wanted_ms, top_k=self.request.top_k)
         try:
-            escalated = await node.uplink.infer(self.body, request, self.trace.child(), timeout_s)
+            return await self._unless_gone(node.uplink.infer(self.body, request, self.trace.child(), timeout_s))
         except EscalationFailed as error:
             metrics.escalation_failures.labels(node.task).inc()
             log.info("escalation failed: %s", error)
             return None
+
+    async def _unless_gone(self, asking: Coroutine[Any, Any, Escalated]) -> Escalated:
+        """Await the datacenter, but not for a caller that is gone."""
+        if self.hang_up is None:
+            return await asking
+        answer = asyncio.ensure_future(asking)
+        leaving = asyncio.ensure_future(self.hang_up())
+        try:
+            await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise CallerGone
+            return answer.result()
         finally:
-            metrics.datacenter_up.set(float(node.uplink.link.up))
-        return escalated
+            leaving.cancel()
+            answer.cancel()
+            await asyncio.gather(answer, leaving, return_exceptions=True)
+
+    def _fall_back(self, edge: Looked, reason: Reason) -> Answer:
+        """The edge's answer in place of one that did not come, flagged; or the error that was asked for instead."""
+        if self.request.on_miss is OnMiss.FAIL and self.deadline is not None:
+            raise self.missed()
+        return self._from_edge(edge, degraded=True, reason=reason)
 
     def _from_edge(self, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
         node = self.node
@@ -390,7 +484,7 @@ class _Call:
             top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
             model=node.rung.name,
             tier=Tier.EDGE,
-            accuracy=weakened(self.route.promise) if degraded else node.promise(self.route.promise),
+            accuracy=weakened(self.route.promise) if degraded else node.promise(self.route.promise, Tier.EDGE),
             # `escalated` says that the datacenter was asked, even if its answer came too late to be used.
             escalated=reason is not None,
             reason=reason,
@@ -416,7 +510,7 @@ class _Call:
             top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
             model=reply.model,
             tier=Tier.DC,
-            accuracy=node.promise(self.route.promise),
+            accuracy=node.promise(self.route.promise, Tier.DC),
             escalated=True,
             reason=reason,
             deadline_met=self._met(total_ms),

@@ -1,7 +1,7 @@
 """The way to the datacenter tier: the caller's own bytes over a kept-alive connection, and what the link is like.
 
 Failures never reach the caller as errors: `EscalationFailed` tells the node to answer by itself. Only what the
-datacenter found wrong with the picture is the caller's to know.
+datacenter found wrong with the picture is the caller's to know. Replies are checked before anybody believes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ log = logging.getLogger("hawkvision.edge")
 CONNECT_TIMEOUT_S: Final = 1.0
 MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
-CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.TooLarge, errors.UnsupportedMedia)}
+WAITING_PER_CONNECTION: Final = 4
+"""Escalations that may wait for each connection; the next one fails at once, for it would only wait longer."""
+CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
+"""What is wrong with the picture itself. A datacenter's own limits (413, 429) are not the caller's fault."""
 
 _reply_decoder = msgspec.json.Decoder(HopReply)
 _rungs_decoder = msgspec.json.Decoder(Rungs)
@@ -51,10 +54,16 @@ class Escalated:
 class Uplink:
     """One datacenter ingress. Its connections are bounded; callers beyond them wait, within their own deadline."""
 
-    def __init__(self, url: str, api_key: str | None, connections: int, clock: Clock) -> None:
+    def __init__(self, url: str, api_key: str | None, connections: int, classes: int, clock: Clock) -> None:
+        """Prepare; `classes` is what a reply's indices must stay below."""
         self.url = url.rstrip("/")
         self.link = LinkEstimate()
+        self.lost = asyncio.Event()
+        """Set when the link goes down, for whoever watches it."""
+        self._classes = classes
         self._clock = clock
+        self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
+        self._pending = 0
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
@@ -74,38 +83,66 @@ class Uplink:
             RequestError: what the datacenter found wrong with the picture.
             EscalationFailed: for everything else, a timeout included.
         """
+        if self._pending >= self._most_pending:
+            raise EscalationFailed(f"{self._pending} escalations are already on their way")
+        self._pending += 1
+        started = self._clock.now()
+        try:
+            status, payload = await self._post(body, request, trace, timeout_s)
+        finally:
+            self._pending -= 1
+        now = self._clock.now()
+        if status != 200:
+            raise self._refusal(status, payload, now)
+        reply = self._checked(payload, request)
+        round_trip_ms = (now - started) * 1e3
+        self.link.succeeded(round_trip_ms, now)
+        return Escalated(reply, round_trip_ms)
+
+    async def _post(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> tuple[int, bytes]:
         started = self._clock.now()
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
         try:
-            async with asyncio.timeout(timeout_s):
-                async with self._session.post(
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.post(
                     f"{self.url}{INFER_PATH}",
                     data=body,
                     headers=headers,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-                ) as response:
-                    payload = await response.content.read(MAX_REPLY_BYTES)
-                    while not response.content.at_eof() and len(payload) < MAX_REPLY_BYTES:
-                        payload += await response.content.read(MAX_REPLY_BYTES - len(payload))
+                ) as response,
+            ):
+                return response.status, await _read(response)
+        except aiohttp.ServerTimeoutError:
+            self._failed()
+            raise EscalationFailed(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
         except TimeoutError:
             now = self._clock.now()
             self.link.late((now - started) * 1e3, now)
+            if request.deadline_ms is None:
+                self._failed()  # nobody hurried it, and still it did not answer
             raise EscalationFailed(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms") from None
         except (aiohttp.ClientError, OSError) as error:
-            self.link.failed(self._clock.now())
+            self._failed()
             raise EscalationFailed(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
-        now = self._clock.now()
-        round_trip_ms = (now - started) * 1e3
-        if response.status != 200:
-            raise self._refusal(response.status, payload, now)
+
+    def _checked(self, payload: bytes, request: HopRequest) -> HopReply:
+        """The reply, if it can be true."""
         try:
             reply = _reply_decoder.decode(payload)
         except msgspec.DecodeError as error:
-            self.link.failed(now)
+            self._failed()
             raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
-        self.link.succeeded(round_trip_ms, now)
-        return Escalated(reply, round_trip_ms)
+        sound = all(0 <= c.index < self._classes and 0.0 <= c.confidence <= 1.0 for c in reply.top_k)
+        if not reply.top_k or not sound or reply.model != request.variant:
+            self._failed()
+            raise EscalationFailed(f"{self.url} sent a reply that cannot be: {payload[:200]!r}")
+        return reply
+
+    def _failed(self) -> None:
+        self.link.failed()
+        self.lost.set()
 
     def _refusal(self, status: int, payload: bytes, now: float) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
@@ -113,13 +150,14 @@ class Uplink:
             body = _error_decoder.decode(payload)
         except msgspec.DecodeError:
             body = _ErrorBody(error=f"HTTP {status}")
-        if body.code in CALLERS_FAULT:
-            return CALLERS_FAULT[body.code](body.error)
+        fault = CALLERS_FAULT.get(body.code)
+        if fault is not None and fault.status == status:
+            return fault(body.error)
         if status in (429, 504):
             # Alive but too busy: the next request may try, with a longer round trip in mind.
             self.link.late(2 * self.link.mean_ms, now)
-        else:
-            self.link.failed(now)
+        elif status != errors.TooLarge.status:
+            self._failed()
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {body.error[:200]}")
 
     async def rungs(self) -> Rungs:
@@ -131,7 +169,7 @@ class Uplink:
         try:
             timeout = aiohttp.ClientTimeout(total=5.0, sock_connect=CONNECT_TIMEOUT_S)
             async with self._session.get(f"{self.url}{RUNGS_PATH}", timeout=timeout) as response:
-                payload = await response.content.read(MAX_REPLY_BYTES)
+                payload = await _read(response)
             if response.status != 200:
                 raise EscalationFailed(f"{self.url}{RUNGS_PATH} answered HTTP {response.status}")
             return _rungs_decoder.decode(payload)
@@ -141,3 +179,14 @@ class Uplink:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body, at most `MAX_REPLY_BYTES` of it."""
+    payload = b""
+    while len(payload) < MAX_REPLY_BYTES:
+        chunk = await response.content.read(MAX_REPLY_BYTES - len(payload))
+        if not chunk:
+            break
+        payload += chunk
+    return payload

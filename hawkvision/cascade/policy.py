@@ -67,14 +67,20 @@ class Miss:
 
 Decision = Accept | Escalate | Miss
 
-ANSWER_MARGIN_MS = 1.0
-"""The timer fires this long before the deadline, to leave time for writing the answer."""
+INTERVAL_DELTA = 0.025
+"""Probability that an accuracy lies below the lower end of its 95 % interval."""
+
+ANSWER_MARGIN_MS = 5.0
+"""The timer fires this long before the deadline. One millisecond, as first designed, is what the timer and the loop
+take by themselves on a busy machine with two cores: every other answer then came just too late."""
 
 
 class Policy:
     """Maps targets to routes for one edge rung backed by one best rung."""
 
-    def __init__(self, profile: Profile, edge: str, best: str) -> None:
+    def __init__(self, profile: Profile, edge: str, best: str, *, alone: bool = False) -> None:
+        """Map targets for `edge` backed by `best`; `alone` if there is no datacenter to run `best`."""
+        self.alone = alone
         self.pair: Pair = profile.pair(edge, best)
         self.edge_accuracy = profile.rung(edge).accuracy
         self.best_accuracy = profile.rung(best).accuracy
@@ -119,20 +125,53 @@ class Policy:
             return _best(target)
         return _certified(target, max(usable, key=lambda c: c.max_drop))
 
+    @property
+    def maximum_accuracy(self) -> float:
+        """The largest `min_accuracy` that is not refused: what the best rung within reach was measured at."""
+        return (self.edge_accuracy if self.alone else self.best_accuracy).value
+
+    def held_accuracy(self, max_drop: float) -> float:
+        """The accuracy that a certified drop makes certain, counted from the lower end of the best rung's interval."""
+        return round(self.best_accuracy.low - max_drop, 6)
+
     def _accuracy(self, target: Target, accuracy: float) -> Route:
-        best = self.best_accuracy.value
-        if accuracy > best:
-            raise TargetUnreachable(
-                f"min_accuracy {accuracy:g} is more than this ladder reaches: its best rung {self.pair.best} was "
-                f"measured at {best:.4f} on {self.best_accuracy.n} pictures",
-                maximum=best,
+        """Certified relative to the best rung; absolutely only as far as that rung's own interval reaches.
+
+        The drop is what is certified. The best rung's accuracy is an estimate with an error of its own, so a promise
+        in absolute terms is `held` only from the lower end of its 95 % interval, whose 2.5 % add to the certificate's.
+        """
+        if accuracy > self.maximum_accuracy:
+            rung, measured = (
+                (self.pair.edge, self.edge_accuracy) if self.alone else (self.pair.best, self.best_accuracy)
             )
-        certified = self._drop(target, best - accuracy)
-        if accuracy <= self.edge_accuracy.value and certified.threshold != -math.inf:
-            # The edge was measured to suffice, though too few pictures were seen to certify it.
+            raise TargetUnreachable(
+                f"min_accuracy {accuracy:g} is more than can be reached here: the best rung {rung} was measured at "
+                f"{measured.value:.4f} on {measured.n} pictures",
+                maximum=measured.value,
+            )
+        if accuracy <= self.edge_accuracy.value:
             promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=self.edge_accuracy.n)
+            if accuracy <= self.edge_accuracy.low:
+                promise = replace(
+                    promise, status=PromiseStatus.HELD, basis=Basis.LABELLED, delta=INTERVAL_DELTA,
+                    max_drop=self._condition.fast.max_drop,
+                )  # fmt: skip
             return Route(-math.inf, promise, 0.0)
-        return certified
+        # Rounded, so that an accuracy that was listed maps back to the very drop it was listed for.
+        route = self._drop(target, round(self.best_accuracy.value - accuracy, 9))
+        promise = route.promise
+        drop = promise.max_drop or 0.0
+        held = accuracy <= self.held_accuracy(drop)
+        return replace(
+            route,
+            promise=replace(
+                promise,
+                status=PromiseStatus.HELD if held else PromiseStatus.BEST_EFFORT,
+                delta=(promise.delta or 0.0) + INTERVAL_DELTA,
+                n=self.best_accuracy.n,
+                basis=Basis.LABELLED,
+            ),
+        )
 
     def _confidence(self, target: Target, confidence: float) -> Route:
         """Per answer, calibrated but not certified: probabilities are right on average, not one by one."""
@@ -163,7 +202,7 @@ def _best(target: Target) -> Route:
 
 def weakened(promise: AccuracyPromise) -> AccuracyPromise:
     """The promise of an answer that had to fall short: the target stands, the certificate is not claimed."""
-    return replace(promise, status=PromiseStatus.BEST_EFFORT, max_drop=None, delta=None)
+    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
 
 
 def decide(

@@ -25,6 +25,8 @@ class Peer:
     status: int = 200
     error_code: str = "overloaded"
     garbage: bool = False
+    model: str = "committee"
+    top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
     sha256: dict[str, str] = field(default_factory=dict)
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -37,13 +39,13 @@ class Peer:
             return web.Response(text="<html>a captive portal</html>")
         if self.status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
-        top = (HopClass(ANSWER_CLASS, 0.99), HopClass(8, 0.005))
-        reply = HopReply(top, "committee", HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1)
+        top = tuple(HopClass(*entry) for entry in self.top_k)
+        reply = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1)
         return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
     async def rungs(self, _: web.Request) -> web.Response:
         members = tuple(RungMember(name, value) for name, value in self.sha256.items())
-        listing = Rungs("imagenet", "committee", (Rung("committee", members),))
+        listing = Rungs("imagenet", self.model, (Rung(self.model, members),))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
 

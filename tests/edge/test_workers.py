@@ -48,6 +48,27 @@ def test_earliest_deadline_goes_first_and_no_deadline_is_not_starved() -> None:
     assert run(scenario) == ["sooner", "soon", "patient", "late"]
 
 
+def test_what_can_no_longer_be_in_time_lets_pass_what_can() -> None:
+    async def scenario() -> list[str]:
+        pool: WorkerPool[object] = WorkerPool(threads=1, limit=100)
+        gate = threading.Event()
+        done: list[str] = []
+        blocker = pool.submit(gate.wait)
+        now = asyncio.get_running_loop().time()
+        waiting = [
+            pool.submit(functools.partial(done.append, name), deadline)
+            for name, deadline in (("hopeless", now - 1), ("in time", now + 0.9), ("hopeless too", now - 2))
+        ]
+        gate.set()
+        await asyncio.gather(blocker, *waiting)
+        pool.close()
+        return done
+
+    first, *rest = run(scenario)
+    assert first == "in time"
+    assert sorted(rest) == ["hopeless", "hopeless too"]
+
+
 def test_full_queue_sheds_and_says_when_to_come_back() -> None:
     async def scenario() -> Overloaded:
         pool: WorkerPool[object] = WorkerPool(threads=1, limit=2)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.link import HALF_LIFE_S, LONGEST_RETRY_S, PRIOR_MS, LinkEstimate
+from hawkvision.cascade.link import HALF_LIFE_S, PRIOR_MS, LinkEstimate
 
 
 def predicted(link: LinkEstimate, now: float) -> float:
@@ -35,23 +35,18 @@ def test_idle_time_does_not_make_a_good_link_look_worse() -> None:
     assert predicted(link, 1_000.0) <= predicted(link, 2.0) + 1e-9
 
 
-def test_failure_leaves_the_link_alone_then_lets_one_probe_through() -> None:
+def test_asking_for_a_prediction_changes_nothing() -> None:
     link = LinkEstimate()
-    link.failed(now=0.0)
-    assert not link.up
-    assert link.predict_ms(0.1) is None
-    assert link.predict_ms(0.3) is not None, "the probe"
-    assert link.predict_ms(0.3) is None, "the caller beside the probe"
-    link.succeeded(10.0, now=0.4)
-    assert link.predict_ms(0.4) is not None
+    link.succeeded(80.0, now=0.0)
+    assert [predicted(link, 1.0) for _ in range(100)] == [predicted(link, 1.0)] * 100
 
 
-@given(st.integers(1, 2_000))
-def test_retry_interval_is_bounded(failures: int) -> None:
+def test_a_failed_link_is_left_alone_until_a_probe_gets_through() -> None:
     link = LinkEstimate()
-    for _ in range(failures):
-        link.failed(now=0.0)
-    assert link.predict_ms(LONGEST_RETRY_S) is not None
+    link.failed()
+    assert link.predict_ms(1e6) is None
+    link.restored()
+    assert link.predict_ms(1e6) is not None
 
 
 def test_a_late_answer_raises_the_prediction() -> None:
@@ -59,3 +54,12 @@ def test_a_late_answer_raises_the_prediction() -> None:
     before = predicted(link, 0.0)
     link.late(waited_ms=400.0, now=0.0)
     assert predicted(link, 0.0) > before
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 100), st.booleans()), max_size=50))
+def test_any_history_leaves_a_finite_prediction(history: list[tuple[float, float, bool]]) -> None:
+    link, now = LinkEstimate(), 0.0
+    for round_trip_ms, pause, late in history:
+        now += pause
+        (link.late if late else link.succeeded)(round_trip_ms, now)
+    assert 0.0 <= predicted(link, now) < 1e7

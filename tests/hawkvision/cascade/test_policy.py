@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.policy import Accept, Escalate, Miss, Policy, Route, decide, weakened
+from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
 from hawkvision.errors import ManifestError, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,
@@ -85,6 +85,31 @@ def test_accuracy_between_edge_and_best_uses_a_certificate() -> None:
     assert 0.0 < route.escalation < 1.0
 
 
+@given(st.floats(0.0, A_BEST))
+def test_absolute_accuracy_is_held_only_from_the_lower_end_of_what_was_measured(accuracy: float) -> None:
+    promise = POLICY.route(MinAccuracy(accuracy)).promise
+    if promise.status is PromiseStatus.HELD:
+        assert promise.delta is not None
+        assert promise.max_drop is not None
+        by_drop = accuracy <= POLICY.best_accuracy.low - promise.max_drop + 1e-6
+        assert by_drop or accuracy <= POLICY.edge_accuracy.low
+        assert promise.delta >= 0.025
+
+
+def test_listed_accuracies_map_back_to_the_drop_they_were_listed_for() -> None:
+    for certificate in POLICY.pair.conditions[0].certificates:
+        listed = round(A_BEST - certificate.max_drop, 6)
+        if listed > A_EDGE and certificate.threshold != "always":
+            assert POLICY.route(MinAccuracy(listed)).promise.max_drop == certificate.max_drop
+
+
+def test_a_node_without_datacenter_refuses_what_only_the_datacenter_reaches() -> None:
+    alone = Policy(PROFILE, "small", "large", alone=True)
+    with pytest.raises(TargetUnreachable) as caught:
+        alone.route(MinAccuracy(A_EDGE + 0.001))
+    assert caught.value.maximum == A_EDGE
+
+
 def test_accuracy_above_the_ladder_is_refused_with_the_maximum() -> None:
     with pytest.raises(TargetUnreachable, match="best rung large") as caught:
         POLICY.route(MinAccuracy(min(1.0, A_BEST + 0.01)))
@@ -137,10 +162,10 @@ def test_deadline_that_does_not_fit_follows_on_miss(on_miss: OnMiss, expected: o
 
 def test_deadline_that_fits_escalates_until_just_before_it() -> None:
     decision = decide(route_at(0.7), 0.1, slack_ms=80.0, predicted_ms=60.0, on_miss=OnMiss.DEGRADE)
-    assert decision == Escalate(Reason.LOW_CONFIDENCE, cutoff_ms=79.0)
+    assert decision == Escalate(Reason.LOW_CONFIDENCE, cutoff_ms=80.0 - ANSWER_MARGIN_MS)
 
 
 def test_a_weakened_promise_keeps_the_target_and_claims_nothing() -> None:
     promise = weakened(route_at(0.5).promise)
     assert promise.target is Quality.BALANCED
-    assert (promise.status, promise.max_drop, promise.delta) == (PromiseStatus.BEST_EFFORT, None, None)
+    assert promise == AccuracyPromise(Quality.BALANCED, PromiseStatus.BEST_EFFORT, Basis.PROFILE)

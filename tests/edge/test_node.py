@@ -1,0 +1,313 @@
+"""One node in this process, on a backend that works only when told to: deadlines, busy edges, callers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from edge.node import CallerGone, EdgeNode, EdgeResult, Rung
+from edge.uplink import Uplink
+from edge.workers import WorkerPool
+from hawkvision.cascade.policy import Policy
+from hawkvision.clock import MonotonicClock
+from hawkvision.errors import DeadlineMissed
+from hawkvision.manifest import InputSpec
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.trace import start_trace
+from hawkvision.types import (
+    Answer,
+    ClassifyRequest,
+    Logits,
+    MaxAccuracyDrop,
+    OnMiss,
+    Pixels,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Tier,
+)
+from tests.edge.peer import Peer, running_peer
+from tests.hawkvision.cascade.synthetic import SHA, make_profile
+from tests.pictures import encoded
+
+T = TypeVar("T")
+SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+SURE, UNSURE = 20.0, 0.0
+
+
+class GatedBackend:
+    """Ten classes; class 3 wins by `lead`. Every inference waits until `gate` is open."""
+
+    def __init__(self, lead: float) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lead = lead
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return (16, 16, 3)
+
+    @property
+    def classes(self) -> int:
+        return 10
+
+    def infer(self, batch: Pixels) -> Logits:
+        assert self.gate.wait(30)
+        logits = np.zeros((len(batch), 10), np.float32)
+        logits[:, 3] = self.lead
+        return logits
+
+    def close(self) -> None:
+        self.gate.set()
+
+
+class Bench:
+    """A node and what drives it."""
+
+    def __init__(self, node: EdgeNode, backend: GatedBackend, clock: MonotonicClock) -> None:
+        self.node = node
+        self.backend = backend
+        self.clock = clock
+
+    async def ask(self, hang_up: Callable[[], Awaitable[object]] | None = None, **fields: Any) -> Answer:
+        request = ClassifyRequest(**fields)
+        return await self.node.classify(encoded(), request, self.clock.now(), start_trace(), hang_up)
+
+    async def occupy(self, pictures: int) -> list[asyncio.Task[Answer]]:
+        """Close the gate behind one slow picture, so that the pool knows its pace, and queue some more."""
+        self.backend.gate.clear()
+        first = asyncio.create_task(self.ask(target=Quality.FAST))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(threading.Event().wait, 0.2)  # the pace: 200 ms a picture
+        self.backend.gate.set()
+        await first
+        self.backend.gate.clear()
+        tasks = [asyncio.create_task(self.ask(target=Quality.FAST)) for _ in range(pictures)]
+        await asyncio.sleep(0)
+        return tasks
+
+
+@asynccontextmanager
+async def bench(peer: Peer | None, lead: float = UNSURE, connections: int = 8) -> AsyncIterator[Bench]:
+    clock, backend = MonotonicClock(), GatedBackend(lead)
+    policy = Policy(make_profile(), "small", "large", alone=peer is None)
+    pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
+    node = EdgeNode(
+        task="digits",
+        labels=[str(i) for i in range(10)],
+        rung=Rung("small", backend, SPEC, 1.0, policy.pair.score),
+        best="large",
+        policy=policy,
+        pool=pool,
+        uplink=Uplink(peer.url, None, connections, 10, clock) if peer else None,
+        clock=clock,
+        metrics=EdgeMetrics(),
+        max_pixels=1_000_000,
+        dc_timeout_s=10.0,
+        expected_models={"large": SHA},
+    )
+    try:
+        yield Bench(node, backend, clock)
+    finally:
+        backend.gate.set()
+        await node.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return asyncio.run(scenario())
+
+
+@pytest.fixture
+def large() -> Any:
+    with running_peer(model="large", sha256={"large": SHA}) as peer:
+        yield peer
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll, for the condition changes on another thread or in another task."""
+    for _ in range(3_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true within 30 s")
+
+
+async def known(node: EdgeNode) -> None:
+    """Until the node knows what the datacenter runs."""
+    await until(lambda: node._dc_matches is not None)
+
+
+def test_sure_answers_stay_and_unsure_ones_go(large: Peer) -> None:
+    async def scenario() -> tuple[Answer, Answer]:
+        async with bench(large, SURE) as sure, bench(large, UNSURE) as unsure:
+            return await sure.ask(), await unsure.ask()
+
+    stayed, went = run(scenario)
+    assert (stayed.tier, stayed.index, stayed.accuracy.status) == (Tier.EDGE, 3, PromiseStatus.HELD)
+    assert (went.tier, went.reason, went.escalated) == (Tier.DC, Reason.LOW_CONFIDENCE, True)
+
+
+def test_a_busy_edge_sends_what_it_could_not_answer_in_time(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, SURE) as it:
+            await it.ask(target=Quality.BEST)  # the link is known to be quick
+            queued = await it.occupy(20)
+            answer = await it.ask(target=Quality.FAST, deadline_ms=1_500.0)
+            it.backend.gate.set()
+            await asyncio.gather(*queued)
+            return answer
+
+    answer = run(scenario)
+    assert (answer.tier, answer.reason, answer.escalated, answer.degraded) == (Tier.DC, Reason.EDGE_BUSY, True, False)
+
+
+def test_a_busy_edge_whose_datacenter_fails_answers_itself_and_says_that_it_asked(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, SURE) as it:
+            await it.ask(target=Quality.BEST)
+            queued = await it.occupy(20)
+            large.delay_s = 30.0
+            asked = asyncio.create_task(it.ask(target=Quality.FAST, deadline_ms=1_000.0))
+            await until(lambda: len(large.bodies) >= 2)
+            it.backend.gate.set()
+            answer = await asked
+            await asyncio.gather(*queued)
+            return answer
+
+    answer = run(scenario)
+    assert (answer.tier, answer.reason, answer.escalated, answer.degraded) == (Tier.EDGE, Reason.EDGE_BUSY, True, True)
+    assert len(large.bodies) == 2
+
+
+def test_fail_is_told_at_the_deadline_not_when_the_queue_is_done(large: Peer) -> None:
+    async def scenario() -> bool:
+        async with bench(None, SURE) as it:
+            it.backend.gate.clear()
+            with pytest.raises(DeadlineMissed, match="deadline_ms=100"):
+                await it.ask(target=Quality.FAST, deadline_ms=100.0, on_miss=OnMiss.FAIL)
+            return it.backend.gate.is_set()
+
+    assert run(scenario) is False, "the error came while the worker was still busy"
+
+
+@pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
+def test_fail_never_passes_off_an_edge_answer_when_the_datacenter_is_late(large: Peer, target: Any) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> list[str]:
+        async with bench(large, UNSURE) as it:
+            outcomes = await asyncio.gather(
+                *(it.ask(target=target, deadline_ms=400.0, on_miss=OnMiss.FAIL) for _ in range(8)),
+                return_exceptions=True,
+            )
+            return [type(outcome).__name__ for outcome in outcomes]
+
+    assert run(scenario) == ["DeadlineMissed"] * 8
+
+
+def test_a_late_datacenter_is_cut_off_before_the_deadline(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            return await it.ask(target=Quality.BEST, deadline_ms=3_000.0)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.degraded, answer.reason, answer.deadline_met) == (Tier.EDGE, True, Reason.TARGET, True)
+    assert answer.timing_ms.total > 2_500, "it waited for the datacenter as long as it could"
+
+
+def test_nobody_waits_for_a_caller_that_hung_up(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> int:
+        async with bench(large, UNSURE) as it:
+            gone = asyncio.Event()
+            asked = asyncio.create_task(it.ask(gone.wait, target=Quality.BEST))
+            await until(lambda: len(large.bodies) > 0)
+            gone.set()
+            with pytest.raises(CallerGone):
+                await asked
+            assert it.node.uplink is not None
+            return it.node.uplink._pending
+
+    assert run(scenario) == 0
+
+
+def test_escalations_under_way_are_bounded_and_the_rest_degrade(large: Peer) -> None:
+    large.delay_s = 1.0
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, UNSURE, connections=1) as it:
+            return list(await asyncio.gather(*(it.ask(target=Quality.BEST) for _ in range(12))))
+
+    answers = run(scenario)
+    assert sum(answer.tier is Tier.DC for answer in answers) == 5
+    assert sum(answer.degraded for answer in answers) == 7
+
+
+def test_answers_of_a_datacenter_that_runs_other_models_are_void(large: Peer) -> None:
+    large.sha256 = {"large": "b" * 64}
+
+    async def scenario() -> tuple[Answer, Answer]:
+        async with bench(large, SURE) as it:
+            await known(it.node)
+            return await it.ask(), await it.ask(target=Quality.BEST)
+
+    statuses = {answer.accuracy.status for answer in run(scenario)}
+    assert statuses == {PromiseStatus.VOID}
+
+
+def test_answers_of_the_certified_datacenter_are_held_once_it_has_said_so(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, SURE) as it:
+            await known(it.node)
+            return await it.ask(target=Quality.BEST)
+
+    assert run(scenario).accuracy.status is PromiseStatus.HELD
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"top_k": []},
+        {"top_k": [(10, 0.9)]},
+        {"top_k": [(-1, 0.9)]},
+        {"top_k": [(3, 7.0)]},
+        {"model": "somebody-else"},
+    ],
+)
+def test_replies_that_cannot_be_true_are_not_believed(large: Peer, reply: dict[str, Any]) -> None:
+    for name, value in reply.items():
+        setattr(large, name, value)
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            return await it.ask(target=Quality.BEST)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.degraded, answer.index) == (
+        Tier.EDGE,
+        True,
+        3 if answer.confidence > 0.5 else answer.index,
+    )
+    assert answer.model == "small"
+
+
+def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large: Peer) -> None:
+    async def scenario() -> bool:
+        async with bench(large, UNSURE) as it:
+            await known(it.node)
+            it.node._dc_timeout_s = 0.2
+            large.delay_s = 30.0
+            assert (await it.ask(target=Quality.BEST)).degraded
+            assert it.node.uplink is not None
+            return it.node.uplink.link.up
+
+    assert run(scenario) is False
