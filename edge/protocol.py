@@ -4,7 +4,8 @@ Uvicorn with httptools reads a header of any size (and copies it again for every
 of a header for ever, and accepts connections until the process has no file descriptors left. This subclass adds what
 `edge/app.py` cannot see. A connection is always in one of four states:
 
-    owing     the caller owes us bytes: a head, or the rest of a body that was already refused. Has a deadline.
+    owing     the caller owes us something: a head, the rest of a body that was already refused, or to take the answer
+              that we hold for it. Has a deadline.
     working   a request is being answered. The application bounds it: body, queue, datacenter.
     idle      kept alive between requests. Uvicorn closes it after `timeout_keep_alive`.
     leaving   refused: the answer and our FIN are sent, what still comes is dropped. Has a deadline.
@@ -23,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-import socket
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -75,8 +75,8 @@ class Limits:
     """For a refused caller to read the answer and hang up."""
     grace_s: float = 1.0
     """A caller is not cut off for lack of room before it has had this long to send its head."""
-    unread_s: int = 30
-    """For a caller to take the bytes of an answer off our hands."""
+    unread_s: float = 30.0
+    """For a caller to take an answer off our hands, once so much waits (64 KiB) that we stop writing."""
 
 
 class Connections:
@@ -133,7 +133,7 @@ class Connections:
             return True
         if self._idle:
             oldest, _ = self._idle.popitem(last=False)
-            oldest.transport.close()
+            oldest.transport.abort()
             return True
         if self._owing:
             oldest, (since, _) = next(iter(self._owing.items()))
@@ -254,7 +254,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun = False
         self._in_body = True
         self._heads += 1
-        self.book.works(self)
+        if not self.flow.write_paused:  # else it goes on owing us to read
+            self.book.works(self)
 
     def on_message_complete(self) -> None:
         """The body is complete, read or refused."""
@@ -264,28 +265,51 @@ class BoundedProtocol(HttpToolsProtocol):
     # --------------------------------------------------------------------------------------- from uvicorn's cycle
 
     def on_response_complete(self) -> None:
-        """Go on to the next request, to what is owed, or to rest."""
+        """Go on to the next request, or send the refusal that waited, or rest."""
         last = not self.pipeline
         super().on_response_complete()
-        if not last or self.transport.is_closing():
+        if not last:
             return
-        if self._refusal is not None:
+        if self._refusal is not None and not self.transport.is_closing():
             self._leave(self._refusal)
+        else:
+            self._rest()
+
+    def pause_writing(self) -> None:
+        """The caller does not read: it has some time to begin."""
+        super().pause_writing()
+        self.book.owes(self, self.book.limits.unread_s)
+
+    def resume_writing(self) -> None:
+        """The caller reads again."""
+        super().resume_writing()
+        self.book.works(self)
+        if not self._answering() and not self._closed_for_reading:
+            self._rest()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close after a long rest, even if the last answer was never taken: a plain close would wait for that."""
+        self.transport.abort()
+
+    def _rest(self) -> None:
+        limits = self.book.limits
+        if self.flow.write_paused or self.transport.is_closing():
+            self.book.owes(self, limits.unread_s)
         elif self._begun or self._head_bytes:
-            self.book.owes(self, self.book.limits.head_s)
+            self.book.owes(self, limits.head_s)
         elif self._in_body:
-            self.book.owes(self, self.book.limits.drain_s)
+            self.book.owes(self, limits.drain_s)
         else:
             self.book.idles(self)
 
     # ------------------------------------------------------------------------------------------------- refusing
 
     def expire(self) -> None:
-        """Time is up: say so if a request had begun, and close."""
-        if self._begun or self._head_bytes:
+        """Time is up: say so if a head was awaited and had begun, and close."""
+        if (self._begun or self._head_bytes) and not self.flow.write_paused and not self.transport.is_closing():
             self._leave(RequestTimeout(f"the headers were not complete after {self.book.limits.head_s:g} s"))
         else:
-            self.transport.close()
+            self.transport.abort()
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -343,15 +367,6 @@ def bounded(limits: Limits) -> type[asyncio.Protocol]:
         book = Connections(limits)
 
     return Bounded
-
-
-def bound_unread_answers(listener: socket.socket, limits: Limits) -> None:
-    """Have the kernel cut off callers who do not take their answers; inherited by every accepted connection.
-
-    Without this, a caller who never reads keeps a connection for ever: closing waits for what was written to leave.
-    """
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.unread_s * 1000)
 
 
 def raise_open_files() -> int:

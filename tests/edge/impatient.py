@@ -1,7 +1,7 @@
 """The edge's HTTP protocol with short limits in front of a small application, for tests that wait for them.
 
-`/early` answers before the body has come, `/large` with more than the kernel takes off our hands, `/open` with the
-number of open connections, the rest with the size of the body.
+`/early` answers before the body has come, `/medium` and `/large` with more than is written at once, `/open` with
+the number of open connections, the rest with the size of the body.
 """
 
 import asyncio
@@ -12,20 +12,22 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from edge.protocol import Limits, bound_unread_answers, bounded
+from edge.protocol import Limits, bounded
 
-LIMITS = Limits(connections=64, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=1)
+LIMITS = Limits(connections=64, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=0.5)
+
+SIZES = {"/medium": 8 << 20, "/large": 64 << 20}
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    body, more = b"", scope["path"] not in ("/early", "/large")
+    body, more = b"", scope["path"] not in ("/early", *SIZES)
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             return
         body, more = body + message["body"], message["more_body"]
     number = len(SERVER.server_state.connections) if scope["path"] == "/open" else len(body)
-    answer = bytes(64 << 20) if scope["path"] == "/large" else b"%d" % number
+    answer = bytes(SIZES[scope["path"]]) if scope["path"] in SIZES else b"%d" % number
     headers = [(b"content-length", b"%d" % len(answer))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": answer})
@@ -40,7 +42,6 @@ SERVER = uvicorn.Server(
 
 async def serve() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        bound_unread_answers(listener, LIMITS)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(SERVER, "should_exit", True))
         print(f"ready: http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
         await SERVER._serve(sockets=[listener])

@@ -326,12 +326,24 @@ def test_a_refused_caller_that_does_not_hang_up_is_cut_off(impatient: ServerProc
         assert resets(connection)
 
 
-def test_a_caller_that_never_reads_is_cut_off(impatient: ServerProcess) -> None:
-    with connect(impatient, b"GET /large HTTP/1.1\r\n\r\n"), closing(Caller(impatient)) as other:
+@pytest.mark.parametrize("behind", [b"", b"GET / HTTP/1.1\r\n\r\n", b"GET /"])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_caller_that_never_reads_is_cut_off(impatient: ServerProcess, version: bytes, behind: bytes) -> None:
+    sends = b"GET /large HTTP/" + version + b"\r\n\r\n" + behind
+    with connect(impatient, sends), closing(Caller(impatient)) as other:
         until = time.monotonic() + 20
         while int(other.get("/open").body) > 1 and time.monotonic() < until:
             pass
         assert int(other.get("/open").body) == 1
+
+
+def test_a_caller_that_reads_late_gets_all_of_its_answer_and_may_ask_again(impatient: ServerProcess) -> None:
+    with connect(impatient, b"GET /medium HTTP/1.1\r\n\r\n") as connection, connection.makefile("rb") as said:
+        while (line := said.readline()) != b"\r\n":
+            assert line
+        assert len(said.read(8 << 20)) == 8 << 20
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert answer(connection) == 200
 
 
 @pytest.mark.slow
