@@ -20,7 +20,7 @@ from typing import Final
 import uvicorn
 
 from edge.app import EdgeApp
-from edge.node import EdgeNode, EdgeResult, Rung, check_models
+from edge.node import EdgeNode, EdgeResult, Rung, check_rung
 from edge.protocol import Limits, bounded, connections_for, raise_open_files
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
@@ -48,8 +48,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, dict[str, str]]:
-    """Load the edge rung and its policy: (rung, policy, labels, best rung's name, its expected models).
+def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, str]:
+    """Load the edge rung and its policy: (rung, policy, labels, best rung's name, its expected fingerprint).
 
     Raises:
         HawkVisionError: if a manifest, profile or model file is missing, corrupt or for another model.
@@ -61,7 +61,7 @@ def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, d
     policy = Policy(profile, variant.name, manifest.best, alone=config.dc_url is None)
     measured = profile.rung(variant.name)
     if config.backend != "noop":
-        check_models(measured.models, {variant.name: variant.sha256 or ""}, f"profile of {config.task!r}")
+        check_rung(measured, manifest, f"profile of {config.task!r}")
     backend = open_backend(
         config.backend,
         b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
@@ -71,7 +71,7 @@ def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, d
         threads=1,
     )
     rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
-    return rung, policy, load_labels(manifest, models), manifest.best, dict(profile.rung(manifest.best).models)
+    return rung, policy, load_labels(manifest, models), manifest.best, profile.rung(manifest.best).fingerprint
 
 
 async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
@@ -100,7 +100,7 @@ async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> E
         max_pixels=config.max_pixels,
         dc_timeout_s=config.dc_timeout_s,
         certified=config.backend != "noop",
-        expected_models=expected,
+        expected_fingerprint=expected,
     )
 
 

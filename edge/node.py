@@ -34,11 +34,12 @@ from hawkvision.cascade.policy import (
     decide,
     weakened,
 )
+from hawkvision.cascade.profile import RungProfile
 from hawkvision.cascade.scores import Score, softmax, top_classes
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, ManifestError, NotFound, RequestError, TooLarge
 from hawkvision.hop import HopRequest
-from hawkvision.manifest import InputSpec
+from hawkvision.manifest import InputSpec, Manifest
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext, random_hex
 from hawkvision.types import (
@@ -116,7 +117,7 @@ class EdgeNode:
         max_pixels: int,
         dc_timeout_s: float,
         certified: bool = True,
-        expected_models: dict[str, str] | None = None,
+        expected_fingerprint: str = "",
     ) -> None:
         """Make a node of loaded parts.
 
@@ -133,7 +134,7 @@ class EdgeNode:
             max_pixels: largest picture accepted.
             dc_timeout_s: longest wait for the datacenter without a deadline.
             certified: whether the profile's certificates hold for the loaded edge model.
-            expected_models: variant → sha256 of the best rung that the certificates hold for.
+            expected_fingerprint: of the best rung that the certificates hold for.
         """
         self.task = task
         self.labels = labels
@@ -147,7 +148,7 @@ class EdgeNode:
         self._max_pixels = max_pixels
         self._dc_timeout_s = dc_timeout_s
         self._certified = certified
-        self._expected_models = expected_models or {}
+        self._expected_fingerprint = expected_fingerprint
         self._dc_matches: bool | None = None  # not known before the datacenter has said what it serves
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
@@ -278,16 +279,15 @@ class EdgeNode:
         except EscalationFailed as error:
             log.info("datacenter: %s", error)
             return False
-        members = next((rung.members for rung in served.rungs if rung.name == self.best), ())
-        loaded = {member.name: member.sha256 for member in members}
-        matches = loaded == self._expected_models
+        rung = next((rung for rung in served.rungs if rung.name == self.best), None)
+        matches = rung is not None and rung.fingerprint == self._expected_fingerprint
         if not matches and self._dc_matches is not False:
             log.error(
-                "certificates are void: made for %s running %s, but %s runs %s",
+                "certificates are void: made for %s with fingerprint %s, but %s serves %s",
                 self.best,
-                self._expected_models,
+                self._expected_fingerprint,
                 uplink.url,
-                loaded or "no such rung",
+                rung or "no such rung",
             )
         self._dc_matches = matches
         return True
@@ -521,15 +521,22 @@ class _Call:
         return None if self.request.deadline_ms is None else total_ms <= self.request.deadline_ms
 
 
-def check_models(expected: dict[str, str], loaded: dict[str, str], where: str) -> None:
-    """Refuse certificates that were made for other model files.
+def check_rung(measured: RungProfile, manifest: Manifest, where: str) -> None:
+    """Refuse certificates that were made for other model files, or for the same files used differently.
 
     Raises:
-        ManifestError: naming the variant and both hashes.
+        ManifestError: naming the variant and what differs.
     """
-    for name, sha256 in loaded.items():
-        if expected.get(name) != sha256:
+    mend = "rebuild it with `hawkvision models build` or certify it with `hawkvision calibrate`"
+    for variant in manifest.members(measured.name):
+        expected = measured.models.get(variant.name)
+        if expected != variant.sha256:
             raise ManifestError(
-                f"{where}: certificates were made for {name} with sha256 {expected.get(name)}, but the loaded file has "
-                f"{sha256}; rebuild it with `hawkvision models build` or certify it with `hawkvision calibrate`"
+                f"{where}: certificates were made for {variant.name} with sha256 {expected}, but the manifest has "
+                f"{variant.sha256}; {mend}"
             )
+    if measured.fingerprint != manifest.fingerprint(measured.name):
+        raise ManifestError(
+            f"{where}: certificates were made for {measured.name} with another input or temperature than the "
+            f"manifest has; {mend}"
+        )

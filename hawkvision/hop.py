@@ -14,7 +14,8 @@
 
     GET /v1/rungs
     200 {"task": "imagenet", "best": "committee",
-         "rungs": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …]}, …]}
+         "rungs": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …],
+                    "fingerprint": "…"}, …]}
 
 Errors are `{"error", "code"}` with the statuses of `hawkvision.errors`. A deadline is sent as time *left*, not as a
 time of day, because the clocks of edge and datacenter need not agree; the uplink's own time is the edge's to subtract.
@@ -99,6 +100,8 @@ class Rung(msgspec.Struct, frozen=True):
 
     name: str
     members: tuple[RungMember, ...]
+    fingerprint: str | None = None
+    """`Manifest.fingerprint`: files, input handling, temperatures and averaging in one hash; None without files."""
 
 
 class Rungs(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ to be) and the default ladder. Which machine runs what is deployment, and lives 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tomllib
 from pathlib import Path
@@ -125,6 +126,19 @@ class Manifest(_Strict, frozen=True):
     def committee(self, name: str) -> Committee | None:
         """The committee of that name, or None."""
         return next((c for c in self.committees if c.name == name), None)
+
+    def fingerprint(self, rung: str) -> str:
+        """SHA-256 over all that decides a rung's answers: files, inputs, temperatures, how members are averaged.
+
+        A certificate holds for the rung with this fingerprint and no other.
+        """
+        committee = self.committee(rung)
+        facts = {
+            "members": [(v.name, v.sha256, v.input, v.temperature) for v in self.members(rung)],
+            "horizontal_flip": committee is not None and committee.horizontal_flip,
+            "temperature": committee.temperature if committee else None,
+        }
+        return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
 
     @property
     def best(self) -> str:

@@ -132,8 +132,9 @@ class AccuracyPromise:
     """What is promised about the stream of answers to this target, and on what ground.
 
     `max_drop` is the certified bound on the drop below the ladder's best rung; `delta` the probability that the
-    promise is wrong; `n` the number of pictures behind it. Each is None where there is nothing to state. A `min_accuracy`
-    can be `best_effort` and still state the certified drop: then only the best rung's own accuracy is uncertain.
+    promise is wrong; `n` the number of pictures behind it. Each is None where there is nothing to state. A target of
+    `min_accuracy` can be `best_effort` and still state the certified drop: then only the best rung's own accuracy is
+    uncertain.
     """
 
     target: Target

@@ -167,7 +167,7 @@ class Policy:
             promise=replace(
                 promise,
                 status=PromiseStatus.HELD if held else PromiseStatus.BEST_EFFORT,
-                delta=(promise.delta or 0.0) + INTERVAL_DELTA,
+                delta=round((promise.delta or 0.0) + INTERVAL_DELTA, 6) if held else promise.delta,
                 n=self.best_accuracy.n,
                 basis=Basis.LABELLED,
             ),

@@ -47,6 +47,8 @@ class RungProfile(_Strict, frozen=True):
 
     name: Name
     models: dict[str, Sha256]
+    fingerprint: Sha256
+    """`Manifest.fingerprint` of the rung that was measured."""
     temperature: Annotated[float, Meta(gt=0.0)]
     accuracy: MeasuredAccuracy
     calibration_error: Fraction

@@ -82,6 +82,7 @@ def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str) -> MeasuredAc
 def profile_rung(
     name: str,
     models: dict[str, str],
+    fingerprint: str,
     logits: Logits,
     labels: NDArray[np.integer],
     split: Split,
@@ -99,6 +100,7 @@ def profile_rung(
     return RungProfile(
         name=name,
         models=models,
+        fingerprint=fingerprint,
         temperature=temperature,
         accuracy=measure_accuracy(right[split.certify], data_sha256),
         calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),

@@ -22,6 +22,7 @@ class ServedRung:
     members: tuple[str, ...]
     mirrored: bool = False
     temperature: float = 1.0
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class Catalog:
     def listing(self) -> Rungs:
         """The reply to `GET /v1/rungs`."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
-        rungs = tuple(Rung(r.name, tuple(RungMember(m, hashes[m]) for m in r.members)) for r in self.rungs)
+        rungs = tuple(
+            Rung(r.name, tuple(RungMember(m, hashes[m]) for m in r.members), r.fingerprint) for r in self.rungs
+        )
         return Rungs(self.task, self.best.name, rungs)
 
 
@@ -79,6 +82,7 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
             raise ConfigError(f"dc.variants: {error}") from None
         flip = committee is not None and committee.horizontal_flip
         temperature = committee.temperature if committee is not None else 1.0
-        rungs.append(ServedRung(name, tuple(m.name for m in members), flip, temperature))
+        fingerprint = None if config.backend == "noop" else manifest.fingerprint(name)
+        rungs.append(ServedRung(name, tuple(m.name for m in members), flip, temperature, fingerprint))
         variants |= {m.name: m for m in members}
     return Catalog(manifest.task, manifest.classes, tuple(rungs), tuple(variants.values()), config.backend != "noop")

@@ -94,7 +94,9 @@ def calibrate(
     for name in dict.fromkeys((*edges, best)):
         models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
         logits = _rung_logits(manifest, name, looked)
-        measured[name] = profile_rung(name, models_of, logits, pictures.labels, split, pictures.sha256)
+        measured[name] = profile_rung(
+            name, models_of, manifest.fingerprint(name), logits, pictures.labels, split, pictures.sha256
+        )
     profile = Profile(
         format=1,
         task=task,

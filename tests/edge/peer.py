@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from hawkvision.hop import HopClass, HopReply, HopTiming, Rung, RungMember, Rungs
+from hawkvision.hop import HopClass, HopReply, HopTiming, Rung, Rungs
 
 ANSWER_CLASS = 7
 
@@ -27,7 +27,7 @@ class Peer:
     garbage: bool = False
     model: str = "committee"
     top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
-    sha256: dict[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -44,8 +44,7 @@ class Peer:
         return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
 
     async def rungs(self, _: web.Request) -> web.Response:
-        members = tuple(RungMember(name, value) for name, value in self.sha256.items())
-        listing = Rungs("imagenet", self.model, (Rung(self.model, members),))
+        listing = Rungs("imagenet", self.model, (Rung(self.model, (), self.fingerprint),))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
 

@@ -110,7 +110,7 @@ async def bench(peer: Peer | None, lead: float = UNSURE, connections: int = 8) -
         metrics=EdgeMetrics(),
         max_pixels=1_000_000,
         dc_timeout_s=10.0,
-        expected_models={"large": SHA},
+        expected_fingerprint=SHA,
     )
     try:
         yield Bench(node, backend, clock)
@@ -125,7 +125,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @pytest.fixture
 def large() -> Any:
-    with running_peer(model="large", sha256={"large": SHA}) as peer:
+    with running_peer(model="large", fingerprint=SHA) as peer:
         yield peer
 
 
@@ -253,7 +253,7 @@ def test_escalations_under_way_are_bounded_and_the_rest_degrade(large: Peer) -> 
 
 
 def test_answers_of_a_datacenter_that_runs_other_models_are_void(large: Peer) -> None:
-    large.sha256 = {"large": "b" * 64}
+    large.fingerprint = "b" * 64
 
     async def scenario() -> tuple[Answer, Answer]:
         async with bench(large, SURE) as it:

@@ -67,6 +67,24 @@ def test_any_text_is_a_manifest_or_an_error_that_names_the_file(text: str) -> No
         assert isinstance(manifest, Manifest)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("horizontal_flip = true", "horizontal_flip = false"),
+        ('"a' + "a" * 63 + '"', '"b' + "b" * 63 + '"'),
+        ("height = 32", "height = 48"),
+        ('members = ["small", "large"]', 'members = ["large", "small"]'),
+        ('license = "MIT"', 'license = "MIT"\ntemperature = 0.5'),
+    ],
+)
+def test_fingerprint_follows_all_that_decides_an_answer(old: str, new: str) -> None:
+    text = GOOD.replace("input =", f'sha256 = "{"a" * 64}"\ninput =')
+    assert old in text
+    before, after = parse_manifest(text, "here"), parse_manifest(text.replace(old, new), "here")
+    assert before.fingerprint("both") != after.fingerprint("both")
+    assert before.fingerprint("both") == parse_manifest(text, "here").fingerprint("both")
+
+
 def test_unknown_task_lists_the_known_ones() -> None:
     with pytest.raises(NotFound, match=r"no task 'dogs'.*imagenet"):
         load_manifest("dogs", models_dir())

@@ -26,8 +26,8 @@ def make_profile(seed: int = 7, n: int = 3_000) -> Profile:
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, n)
     split = split_indices(np.where(np.arange(n) % 3 == 0, "a", "b"), seed)
-    small, edge = profile_rung("small", {"small": SHA}, make_logits(rng, labels, 3.0), labels, split, SHA)
-    large, best = profile_rung("large", {"large": SHA}, make_logits(rng, labels, 8.0), labels, split, SHA)
+    small, edge = profile_rung("small", {"small": SHA}, SHA, make_logits(rng, labels, 3.0), labels, split, SHA)
+    large, best = profile_rung("large", {"large": SHA}, SHA, make_logits(rng, labels, 8.0), labels, split, SHA)
     return Profile(
         format=1,
         task="digits",

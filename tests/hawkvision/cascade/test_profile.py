@@ -88,7 +88,7 @@ def test_scores_that_are_certified_are_those_of_the_written_temperature(seed: in
     labels = rng.integers(0, 10, 500)
     logits = make_logits(rng, labels, 3.0)
     split = split_indices(labels.astype(str), seed=1)
-    rung, probabilities = profile_rung("small", {"small": SHA}, logits, labels, split, SHA)
+    rung, probabilities = profile_rung("small", {"small": SHA}, SHA, logits, labels, split, SHA)
     np.testing.assert_array_equal(probabilities, softmax(logits, rung.temperature))
 
 
