@@ -14,13 +14,15 @@ from hawkvision import __version__
 _ERRORS: Final = {
     "400": "Not a picture, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
-    "408": "The body did not arrive in time",
+    "408": "Headers or body did not arrive in time",
     "413": "Too many bytes or too many pixels",
+    "414": "The URL is longer than 16 KiB",
     "415": "A format that is not read here",
     "422": "The ladder cannot reach the target; `maximum` says what it can",
     "429": "A bounded queue is full; see Retry-After",
+    "431": "The headers are larger than 64 KiB",
     "500": "A defect; the node's log says more",
-    "503": "Loading or shutting down",
+    "503": "Loading, shutting down or out of connections; see Retry-After",
     "504": "The deadline passed, only with on_miss=fail",
 }
 
