@@ -20,8 +20,9 @@ from typing import Final
 import uvicorn
 
 from edge.app import EdgeApp
-from edge.node import EdgeNode, EdgeResult, Rung, check_rung
+from edge.node import EdgeNode
 from edge.protocol import Limits, bounded, connections_for, raise_open_files
+from edge.rung import EdgeResult, Rung, check_rung
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.artifacts import load_variant

@@ -26,8 +26,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edge import openapi
+from edge.call import CallerGone
 from edge.fields import Source, parse_request, read_headers, read_query, read_request
-from edge.node import CallerGone, EdgeNode
+from edge.node import EdgeNode
 from edge.targets import describe_targets
 from hawkvision.clock import Clock
 from hawkvision.errors import (

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from edge.node import CallerGone, EdgeNode, EdgeResult, Rung
+from edge.call import CallerGone
+from edge.node import EdgeNode
+from edge.rung import EdgeResult, Rung
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.cascade.policy import Policy
@@ -304,7 +306,7 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large:
     async def scenario() -> bool:
         async with bench(large, UNSURE) as it:
             await known(it.node)
-            it.node._dc_timeout_s = 0.2
+            it.node.dc_timeout_s = 0.2
             large.delay_s = 30.0
             assert (await it.ask(target=Quality.BEST)).degraded
             assert it.node.uplink is not None
