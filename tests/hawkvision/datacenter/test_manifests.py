@@ -91,7 +91,13 @@ def test_the_generated_serve_config_serves_on_a_real_ray(config: DatacenterConfi
     }
     serve = Path(sys.executable).with_name("serve")
     process = subprocess.Popen(
-        [serve, "run", file], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [serve, "run", file],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A test run in the background inherits an ignored SIGINT, and `serve run` would then never stop.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         url, ends = f"http://127.0.0.1:{port}", time.monotonic() + START_LIMIT_S
