@@ -15,7 +15,7 @@ PRIOR_MS = 40.0
 GAIN = 0.125
 VARIANCE_GAIN = 0.25
 DEVIATIONS = 4.0
-"""Smoothing as in RFC 6298 §2: SRTT + 4 RTTVAR covers about 99 % of round trips."""
+"""Smoothing as in RFC 6298 §2, which waits SRTT + 4 RTTVAR before it calls an answer late."""
 HALF_LIFE_S = 2.0
 
 

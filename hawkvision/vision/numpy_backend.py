@@ -1,7 +1,8 @@
 """The reference backend: a variant's ONNX graph interpreted node by node in NumPy.
 
-It exists to be right and to be read: other backends are held against it, and it runs wherever NumPy does. It is some
-fifty times slower than ONNX Runtime. Needs the `onnx` package (extra `[build]`) to read the file.
+It exists to be right and to be read: other backends are held against it, and it runs wherever NumPy does. It is about
+ten times slower than ONNX Runtime (MobileNetV2: 91 against 9 ms). Needs the `onnx` package (extra `[build]`) to read
+the file.
 """
 
 from __future__ import annotations

@@ -159,3 +159,35 @@ def test_wait_is_predicted_from_queue_and_service_time() -> None:
     idle, busy = run(scenario)
     assert idle == 0.0
     assert busy >= 10 * 20 * 0.9
+
+
+def test_a_full_queue_sheds_first_who_is_late_already() -> None:
+    async def scenario() -> tuple[list[str], list[Any]]:
+        pool: WorkerPool[object] = WorkerPool(threads=1, limit=3)
+        gates = [threading.Event(), threading.Event()]
+        busy = [threading.Event(), threading.Event()]
+        done: list[str] = []
+
+        def block(i: int) -> bool:
+            busy[i].set()
+            return gates[i].wait()
+
+        blockers = [pool.submit(functools.partial(block, 0))]
+        await asyncio.to_thread(busy[0].wait)
+        now = asyncio.get_running_loop().time()
+        late = [pool.submit(functools.partial(done.append, name), now - 1) for name in ("late", "late too")]
+        blockers.append(pool.submit(functools.partial(block, 1), now + 60))
+        gates[0].set()
+        await asyncio.to_thread(busy[1].wait)  # the worker went past the late ones
+        fresh = [pool.submit(functools.partial(done.append, name), now + 60) for name in ("a", "b", "c")]
+        with pytest.raises(Overloaded):
+            pool.submit(functools.partial(done.append, "d"), now + 60)
+        gates[1].set()
+        await asyncio.gather(*blockers, *fresh)
+        outcomes = await asyncio.gather(*late, return_exceptions=True)
+        pool.close()
+        return done, outcomes
+
+    done, outcomes = run(scenario)
+    assert done == ["a", "b", "c"]
+    assert [type(outcome) for outcome in outcomes] == [Overloaded, Overloaded]
