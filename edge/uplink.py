@@ -77,7 +77,7 @@ class Uplink:
         return self.link.predict_ms(self._clock.now())
 
     async def infer(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> Escalated:
-        """Ask the datacenter about a picture.
+        """Ask the datacenter about a picture; with `request.middle`, the reply's `model` says which rung answered.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
@@ -135,7 +135,7 @@ class Uplink:
             self._failed()
             raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
         sound = all(0 <= c.index < self._classes and 0.0 <= c.confidence <= 1.0 for c in reply.top_k)
-        if not reply.top_k or not sound or reply.model != request.variant:
+        if not reply.top_k or not sound or not _answers(reply, request):
             self._failed()
             raise EscalationFailed(f"{self.url} sent a reply that cannot be: {payload[:200]!r}")
         return reply
@@ -179,6 +179,21 @@ class Uplink:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+def _answers(reply: HopReply, request: HopRequest) -> bool:
+    """Whether the rung that answered was allowed to: the one asked for, or the middle one if it was sure enough.
+
+    A tier that does not know of middle rungs states no score, and its answer would void the certificate.
+    """
+    middle = request.middle
+    if middle is None:
+        return reply.model == request.variant
+    if reply.score is None or not 0.0 <= reply.score <= 1.0:
+        return False
+    if reply.model == request.variant:
+        return reply.score >= middle.accept_score
+    return reply.model == middle.otherwise
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

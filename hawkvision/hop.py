@@ -5,12 +5,15 @@
         X-HawkVision-Variant: committee        a rung of the ladder; default: the best served
         X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: none
         X-HawkVision-Top-K: 5
+        X-HawkVision-Accept-Score: 0.913       these three together: the variant looks first, and
+        X-HawkVision-Score: margin             unless its score of this kind is at least that, the
+        X-HawkVision-Otherwise: committee      otherwise-rung answers
         traceparent: 00-…                      W3C trace context
         Authorization: Bearer KEY              when the tier has a key
         <the caller's own encoded picture, never re-encoded>
 
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
-         "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …}, "batch_size": 3}
+         "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …}, "batch_size": 3, "score": null}
 
     GET /v1/rungs
     200 {"task": "imagenet", "best": "committee",
@@ -19,6 +22,17 @@
 
 Errors are `{"error", "code"}` with the statuses of `hawkvision.errors`. A deadline is sent as time *left*, not as a
 time of day, because the clocks of edge and datacenter need not agree; the uplink's own time is the edge's to subtract.
+
+The certificate of an edge rung may cover three levels: edge, a middle rung, the best. The second decision is then
+taken in the tier, for the price of one round trip:
+
+    score of the variant ≥ Accept-Score ──►  200, "model": the variant,        "score": its own, ≥ Accept-Score
+    else, within the same deadline      ──►  200, "model": the otherwise-rung, "score": its own, whatever it is
+
+The score is `cascade.scores.score` of the rung's calibrated probabilities as served (the manifest's temperatures), in
+float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
+as give the same float64 back. So the tier accepts exactly the pictures that a computation offline accepts. Scores
+reach 1.0, so no Accept-Score means "never accept": for that, ask for the best rung directly.
 """
 
 from __future__ import annotations
@@ -30,6 +44,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.errors import BadField
+from hawkvision.types import Score
 
 INFER_PATH: Final = "/v1/infer"
 RUNGS_PATH: Final = "/v1/rungs"
@@ -37,9 +52,22 @@ TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
 DEADLINE_HEADER: Final = "X-HawkVision-Deadline-Ms"
 TOP_K_HEADER: Final = "X-HawkVision-Top-K"
+ACCEPT_SCORE_HEADER: Final = "X-HawkVision-Accept-Score"
+SCORE_HEADER: Final = "X-HawkVision-Score"
+OTHERWISE_HEADER: Final = "X-HawkVision-Otherwise"
 TRACE_HEADER: Final = "traceparent"
 MAX_TOP_K: Final = 1000
 MAX_DEADLINE_MS: Final = 3_600_000.0
+
+
+class Middle(msgspec.Struct, frozen=True):
+    """The variant asked for is a middle rung: its answer counts if it is sure enough, else another rung's does."""
+
+    score: Score
+    accept_score: float
+    """0..1; the middle rung's answer is accepted if its score is at least this."""
+    otherwise: str
+    """The rung that answers if not."""
 
 
 class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +78,8 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: float | None = None
     """Time left when the request was sent; zero or less has already expired."""
     top_k: int = 5
+    middle: Middle | None = None
+    """With it, `variant` must name the middle rung, and another one than `middle.otherwise`."""
 
     def headers(self) -> dict[str, str]:
         """The request as headers; `parse_hop_headers` reads them back."""
@@ -60,6 +90,10 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
             headers[VARIANT_HEADER] = self.variant
         if self.deadline_ms is not None:
             headers[DEADLINE_HEADER] = repr(float(self.deadline_ms))
+        if self.middle is not None:
+            headers[ACCEPT_SCORE_HEADER] = repr(float(self.middle.accept_score))
+            headers[SCORE_HEADER] = self.middle.score.value
+            headers[OTHERWISE_HEADER] = self.middle.otherwise
         return headers
 
 
@@ -71,7 +105,7 @@ class HopClass(msgspec.Struct, frozen=True):
 
 
 class HopTiming(msgspec.Struct, frozen=True):
-    """Milliseconds inside the datacenter tier. A committee reports its slowest member's stages."""
+    """Milliseconds inside the datacenter tier. A committee reports its slowest member's stages; two looks add up."""
 
     decode: float
     queue: float
@@ -80,12 +114,15 @@ class HopTiming(msgspec.Struct, frozen=True):
 
 
 class HopReply(msgspec.Struct, frozen=True):
-    """The answer; `top_k[0]` is the most probable class, `batch_size` the pictures inferred together."""
+    """The answer; `top_k[0]` is the most probable class, `batch_size` the most pictures inferred together."""
 
     top_k: tuple[HopClass, ...]
     model: str
+    """The rung that answered: the one asked for, or with a middle rung possibly `Middle.otherwise`."""
     timing_ms: HopTiming
     batch_size: int
+    score: float | None = None
+    """The answering rung's own score, of the kind that `Middle.score` asked for; None if no middle rung was named."""
 
 
 class RungMember(msgspec.Struct, frozen=True):
@@ -118,11 +155,13 @@ def parse_hop_headers(headers: Mapping[str, str]) -> HopRequest:
     Raises:
         BadField: naming the header, what was expected and what was found.
     """
+    variant = headers.get(VARIANT_HEADER) or None
     return HopRequest(
         task=headers.get(TASK_HEADER) or None,
-        variant=headers.get(VARIANT_HEADER) or None,
+        variant=variant,
         deadline_ms=_deadline(headers.get(DEADLINE_HEADER)),
         top_k=_top_k(headers.get(TOP_K_HEADER)),
+        middle=_middle(headers, variant),
     )
 
 
@@ -145,3 +184,40 @@ def _top_k(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_TOP_K):
         raise BadField(f"{TOP_K_HEADER}: expected a whole number from 1 to {MAX_TOP_K}, got {text[:40]!r}")
     return int(text)
+
+
+def _middle(headers: Mapping[str, str], variant: str | None) -> Middle | None:
+    names = (ACCEPT_SCORE_HEADER, SCORE_HEADER, OTHERWISE_HEADER)
+    given = [headers.get(name) for name in names]
+    accept_score, kind, otherwise = given
+    if accept_score is None and kind is None and otherwise is None:
+        return None
+    if accept_score is None or kind is None or otherwise is None:
+        absent = names[given.index(None)]
+        raise BadField(f"{absent}: missing; {', '.join(names)} belong together, all or none")
+    if variant is None:
+        raise BadField(f"{VARIANT_HEADER}: missing; {ACCEPT_SCORE_HEADER} needs it to name the rung that looks first")
+    if otherwise in ("", variant):
+        raise BadField(
+            f"{OTHERWISE_HEADER}: expected another rung than the {VARIANT_HEADER} {variant[:64]!r}, "
+            f"got {otherwise[:64]!r}"
+        )
+    return Middle(_score(kind), _accept_score(accept_score), otherwise)
+
+
+def _score(text: str) -> Score:
+    try:
+        return Score(text)
+    except ValueError:
+        kinds = " or ".join(Score)
+        raise BadField(f"{SCORE_HEADER}: expected {kinds}, got {text[:40]!r}") from None
+
+
+def _accept_score(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= 1.0:  # false of nan, too
+        raise BadField(f"{ACCEPT_SCORE_HEADER}: expected a number from 0 to 1, got {text[:40]!r}")
+    return value

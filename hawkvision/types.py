@@ -20,6 +20,13 @@ Logits: TypeAlias = NDArray[np.float32]
 """(n, classes), before softmax and temperature."""
 
 
+class Score(StrEnum):
+    """Which number says how sure a rung is; both lie in 0..1 and grow with certainty."""
+
+    TOP1 = "top1"
+    MARGIN = "margin"
+
+
 class Quality(StrEnum):
     """The coarse target classes, for callers who do not want to choose a number."""
 

@@ -7,24 +7,17 @@ need up to three times the escalations, and learned heads gained nothing (the pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.types import Logits
+from hawkvision.types import Score as Score
 
 Floats: TypeAlias = NDArray[np.float64]
 Probabilities: TypeAlias = NDArray[np.float32]
 """(n, classes), rows summing to one."""
-
-
-class Score(StrEnum):
-    """Which number says how sure the edge is; both lie in 0..1 and grow with certainty."""
-
-    TOP1 = "top1"
-    MARGIN = "margin"
 
 
 def softmax(logits: Logits, temperature: float = 1.0) -> Probabilities:

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.door import make_door, max_in_flight
-from hawkvision.datacenter.replica import Replica, VariantAnswer, settings_of
+from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
 from hawkvision.errors import HawkVisionError, NotReady, Overloaded
 
 APP_NAME = "hawkvision"
@@ -38,9 +38,9 @@ class HandleVariants:
     def __init__(self, handles: Mapping[str, DeploymentHandle]) -> None:
         self._handles = handles
 
-    async def classify(self, variant: str, picture: bytes, mirrored: bool, expires_at: float) -> VariantAnswer:
-        """See `door.Variants.classify`."""
-        response = self._handles[variant].classify.remote(picture, mirrored, expires_at)
+    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+        """See `looks.Variants.classify`."""
+        response = self._handles[variant].classify.remote(picture, views, expires_at)
         try:
             answer = await response
         except asyncio.CancelledError:

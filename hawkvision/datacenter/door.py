@@ -13,18 +13,18 @@ import math
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from hawkvision.cascade.scores import average, top_classes
+from hawkvision.cascade.scores import top_classes
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, ServedRung
+from hawkvision.datacenter.looks import Look, Second, Variants, look_up_to_twice
 from hawkvision.datacenter.metrics import DatacenterMetrics
-from hawkvision.datacenter.replica import VariantAnswer
 from hawkvision.errors import (
     DeadlineMissed,
     HawkVisionError,
@@ -55,18 +55,7 @@ log = logging.getLogger(__name__)
 NEVER: Final = math.inf
 METRICS_PATH: Final = "/metrics"
 
-
-class Variants(Protocol):
-    """The way to the variants' replicas."""
-
-    async def classify(self, variant: str, picture: bytes, mirrored: bool, expires_at: float) -> VariantAnswer:
-        """One variant's answer; `expires_at` is `time.time()`'s. Cancelling cancels the work.
-
-        Raises:
-            RequestError: for a picture that cannot be read.
-            Overloaded, DeadlineMissed, NotReady: as their names say.
-        """
-        ...
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +143,7 @@ class Door:
     async def _infer(self, request: Request) -> HopReply:
         started = time.perf_counter()
         asked = parse_hop_headers(request.headers)
-        rung = self._rung(asked)
+        first, second = self._rungs(asked)
         variants = self._ready_variants()
         expires_at = NEVER if asked.deadline_ms is None else time.time() + asked.deadline_ms / 1e3
         if asked.deadline_ms is not None and asked.deadline_ms <= 0.0:
@@ -165,37 +154,40 @@ class Door:
         try:
             async with asyncio.timeout(None if asked.deadline_ms is None else asked.deadline_ms / 1e3):
                 picture = await self._body(request)
-                answers = await _unless_gone(request, _ask(variants, rung, picture, expires_at))
+                looks = await _unless_gone(request, look_up_to_twice(variants, first, second, picture, expires_at))
         except TimeoutError:
             raise DeadlineMissed(f"no answer within the {asked.deadline_ms:g} ms that were left") from None
         finally:
             self._in_flight -= 1
-        self._observe(rung, answers)
-        row = average([a.probabilities for a in answers], rung.temperature)[0]
-        best = tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k))
-        timing = HopTiming(
-            decode=round(max(a.decode_ms for a in answers), 3),
-            queue=round(max(a.queue_ms for a in answers), 3),
-            infer=round(max(a.infer_ms for a in answers), 3),
-            total=round((time.perf_counter() - started) * 1e3, 3),
-        )
-        return HopReply(best, rung.name, timing, max(a.batch_size for a in answers))
+        self._observe(looks)
+        return _reply(looks, asked, (time.perf_counter() - started) * 1e3)
 
-    def _observe(self, rung: ServedRung, answers: list[VariantAnswer]) -> None:
+    def _observe(self, looks: tuple[Look, ...]) -> None:
         metrics = self._metrics
-        for variant, answer in zip(rung.members, answers, strict=True):
+        metrics.answers.labels(looks[-1].rung.name).inc()
+        if len(looks) > 1:
+            metrics.second_looks.labels(looks[0].rung.name).inc()
+        for variant, answer in ((v, a) for look in looks for v, a in look.asked.items()):
             metrics.decode_duration.labels(variant).observe(answer.decode_ms / 1e3)
             metrics.queue_duration.labels(variant).observe(answer.queue_ms / 1e3)
             metrics.inference_duration.labels(variant).observe(answer.infer_ms / 1e3)
             metrics.batch_size.labels(variant).observe(answer.batch_size)
 
-    def _rung(self, asked: HopRequest) -> ServedRung:
+    def _rungs(self, asked: HopRequest) -> tuple[ServedRung, Second | None]:
+        """Who looks first, and who looks next if that one is not sure enough."""
         if asked.task not in (None, self.catalog.task):
             raise NotFound(f"no task {asked.task!r} here; this tier serves {self.catalog.task!r}")
-        rung = self.catalog.best if asked.variant is None else self.catalog.rung(asked.variant)
+        first = self.catalog.best if asked.variant is None else self._rung(asked.variant)
+        middle = asked.middle
+        if middle is None:
+            return first, None
+        return first, Second(self._rung(middle.otherwise), middle.score, middle.accept_score)
+
+    def _rung(self, name: str) -> ServedRung:
+        rung = self.catalog.rung(name)
         if rung is None:
             known = ", ".join(r.name for r in self.catalog.rungs)
-            raise NotFound(f"task {self.catalog.task!r} has no rung {asked.variant!r} here; it has {known}")
+            raise NotFound(f"task {self.catalog.task!r} has no rung {name[:80]!r} here; it has {known}")
         return rung
 
     async def _body(self, request: Request) -> bytes:
@@ -230,19 +222,27 @@ def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
     return per_variant * len(catalog.variants)
 
 
-async def _ask(variants: Variants, rung: ServedRung, picture: bytes, expires_at: float) -> list[VariantAnswer]:
-    """Every member's answer; the first failure cancels the others, whose work would be wasted."""
-    tasks = [
-        asyncio.ensure_future(variants.classify(member, picture, rung.mirrored, expires_at)) for member in rung.members
-    ]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float) -> HopReply:
+    """The last look's answer, with the time that all looks took."""
+    counts = looks[-1]
+    row = counts.probabilities[0]
+    work = [tuple(look.asked.values()) for look in looks]
+    timing = HopTiming(
+        decode=round(sum(max((a.decode_ms for a in answers), default=0.0) for answers in work), 3),
+        queue=round(sum(max((a.queue_ms for a in answers), default=0.0) for answers in work), 3),
+        infer=round(sum(max((a.infer_ms for a in answers), default=0.0) for answers in work), 3),
+        total=round(total_ms, 3),
+    )
+    return HopReply(
+        top_k=tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k)),
+        model=counts.rung.name,
+        timing_ms=timing,
+        batch_size=max(a.batch_size for answers in work for a in answers),
+        score=None if asked.middle is None else counts.score(asked.middle.score),
+    )
 
 
-async def _unless_gone(request: Request, work: Awaitable[list[VariantAnswer]]) -> list[VariantAnswer]:
+async def _unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:
     """The work's result, or its cancellation as soon as the caller hangs up."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))

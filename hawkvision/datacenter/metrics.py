@@ -28,14 +28,28 @@ class DatacenterMetrics:
             return Histogram(f"hawkvision_dc_{name}", text, (label,), registry=self._registry, buckets=buckets)
 
         self.requests = Counter(
-            "hawkvision_dc_requests", "Requests answered", ("path", "rung", "code"), registry=self._registry
+            "hawkvision_dc_requests",
+            "Requests, by the rung asked for",
+            ("path", "rung", "code"),
+            registry=self._registry,
+        )
+        self.answers = Counter(
+            "hawkvision_dc_answers", "Answers, by the rung that gave them", ("rung",), registry=self._registry
+        )
+        self.second_looks = Counter(
+            "hawkvision_dc_second_looks",
+            "Pictures of which this rung was not sure enough, so that another answered",
+            ("rung",),
+            registry=self._registry,
         )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",
             registry=self._registry,
         )
-        self.duration = histogram("request_duration_seconds", "Headers in to answer out, of status 200", "rung")
+        self.duration = histogram(
+            "request_duration_seconds", "Headers in to answer out, of status 200, by rung asked", "rung"
+        )
         self.decode_duration = histogram("decode_duration_seconds", "Decoding a picture", "variant")
         self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
         self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")

@@ -11,6 +11,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,14 @@ from hawkvision.vision.image import load_input
 
 # Two threads decode while one infers: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
+
+
+class Views(StrEnum):
+    """Which images of a picture a variant looks at; of both, the probabilities are averaged."""
+
+    UPRIGHT = "upright"
+    MIRROR = "mirror"
+    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +113,8 @@ class Replica:
             clock=MonotonicClock(),
         )
 
-    async def classify(self, picture: bytes, mirrored: bool, expires_at: float) -> VariantAnswer | HawkVisionError:
-        """The picture's probabilities, averaged with its mirror image's if `mirrored`.
+    async def classify(self, picture: bytes, views: Views, expires_at: float) -> VariantAnswer | HawkVisionError:
+        """The probabilities of the picture, of its mirror image, or the average of both.
 
         `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's router too; the nodes of a
         cluster are assumed to agree to within milliseconds. A picture that cannot be read and a missed deadline come
@@ -118,20 +127,24 @@ class Replica:
         loop = asyncio.get_running_loop()
         expires_monotonic = time.monotonic() + left_s
         try:
-            views = await loop.run_in_executor(self._decoding, self._views, picture, mirrored)
+            images = await loop.run_in_executor(self._decoding, self._images, picture, views)
             decode_ms = (time.perf_counter() - started) * 1e3
-            done: Batched[Probabilities] = await self._batcher.submit(views, expires_monotonic)
+            done: Batched[Probabilities] = await self._batcher.submit(images, expires_monotonic)
         except (RequestError, DeadlineMissed) as error:
             return error
         return VariantAnswer(done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size)
 
-    def _views(self, picture: bytes, mirrored: bool) -> Pixels:
-        """(1 or 2, height, width, 3): the picture as the variant wants it, and its mirror image."""
+    def _images(self, picture: bytes, views: Views) -> Pixels:
+        """(1 or 2, height, width, 3): the picture as the variant wants it, its mirror image, or both."""
         spec, max_pixels = self._settings.variant.input, self._settings.max_pixels
         upright, _ = load_input(picture, spec, max_pixels=max_pixels)
-        if not mirrored:
-            return upright[None]
-        return np.stack((upright, upright[:, ::-1]))
+        match views:
+            case Views.UPRIGHT:
+                return upright[None]
+            case Views.MIRROR:
+                return np.ascontiguousarray(upright[None, :, ::-1])
+            case Views.BOTH:
+                return np.stack((upright, upright[:, ::-1]))
 
     async def _infer_batch(self, items: list[Pixels]) -> list[Probabilities]:
         loop = asyncio.get_running_loop()

@@ -45,6 +45,7 @@ from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.door import Door, make_door
+from hawkvision.datacenter.replica import Views
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.manifest import cache_dir
 
@@ -180,7 +181,7 @@ async def _open(
             # The first call through a handle connects, 60 ms; an expired request pays that and does nothing else.
             for variant in catalog.variants:
                 with contextlib.suppress(DeadlineMissed):
-                    await variants.classify(variant.name, b"", mirrored=False, expires_at=0.0)
+                    await variants.classify(variant.name, b"", Views.UPRIGHT, expires_at=0.0)
             door.variants = variants
             return True
         with contextlib.suppress(TimeoutError):

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from hawkvision.hop import HopClass, HopReply, HopTiming, Rung, Rungs
+from hawkvision.hop import HopClass, HopReply, HopTiming, Rung, Rungs, parse_hop_headers
 
 ANSWER_CLASS = 7
+MIDDLE_CLASS = 6
 
 
 @dataclass
@@ -28,6 +29,12 @@ class Peer:
     model: str = "committee"
     top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
     fingerprint: str = ""
+    middle: str = ""
+    """A middle rung that is served too; it answers MIDDLE_CLASS, as sure as `middle_score` says."""
+    middle_fingerprint: str = ""
+    middle_score: float = 0.5
+    knows_middle: bool = True
+    """False for a tier that ignores the headers of a middle rung."""
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
@@ -39,12 +46,22 @@ class Peer:
             return web.Response(text="<html>a captive portal</html>")
         if self.status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
+        return web.Response(body=msgspec.json.encode(self.reply(request)), content_type="application/json")
+
+    def reply(self, request: web.Request) -> HopReply:
         top = tuple(HopClass(*entry) for entry in self.top_k)
-        reply = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1)
-        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+        answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None)
+        asked = parse_hop_headers(request.headers)
+        if asked.middle is None or not self.knows_middle:
+            return answer
+        if self.middle_score >= asked.middle.accept_score:
+            seen = (HopClass(MIDDLE_CLASS, self.middle_score),)
+            return msgspec.structs.replace(answer, top_k=seen, model=self.middle, score=self.middle_score)
+        return msgspec.structs.replace(answer, score=top[0].confidence)
 
     async def rungs(self, _: web.Request) -> web.Response:
-        listing = Rungs("imagenet", self.model, (Rung(self.model, (), self.fingerprint),))
+        rungs = (Rung(self.middle, (), self.middle_fingerprint),) if self.middle else ()
+        listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The door's own part, in memory: which members it asks, and what it makes of their answers."""
+"""The door's own part, in memory: which members it asks, what it makes of their answers, and how two looks are told."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,7 +17,7 @@ from starlette.types import Message
 
 from hawkvision.datacenter.catalog import Catalog, ServedRung
 from hawkvision.datacenter.door import Door, DoorLimits
-from hawkvision.datacenter.replica import VariantAnswer
+from hawkvision.datacenter.replica import VariantAnswer, Views
 from hawkvision.errors import Overloaded
 from hawkvision.hop import HopReply
 from hawkvision.types import Logits
@@ -31,16 +32,10 @@ class Fixed:
 
     rows: dict[str, Logits]
     full: bool = False
-    asked: list[tuple[str, bool]] = field(default_factory=list)
+    asked: list[tuple[str, Views]] = field(default_factory=list)
 
-    async def classify(
-        self,
-        variant: str,
-        picture: bytes,
-        mirrored: bool,
-        expires_at: float,
-    ) -> VariantAnswer:
-        self.asked.append((variant, mirrored))
+    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+        self.asked.append((variant, views))
         if self.full and variant == "c":
             raise Overloaded("the queue of variant 'c' is full", 1.0)
         return VariantAnswer(self.rows[variant][None], 1.0, 2.0, 3.0, 4)
@@ -89,13 +84,13 @@ def test_a_committee_temperature_is_applied_to_the_logarithm_of_the_mean(weights
 def test_every_member_is_asked_once_for_both_views() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
     post(door(variants))
-    assert variants.asked == [("a", True), ("b", True), ("c", True)]
+    assert variants.asked == [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.BOTH)]
 
 
 def test_a_single_rung_asks_one_variant_for_one_view() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
     post(door(variants), variant="a")
-    assert variants.asked == [("a", False)]
+    assert variants.asked == [("a", Views.UPRIGHT)]
 
 
 def test_a_full_member_sheds_the_whole_committee_with_retry_after() -> None:
@@ -107,3 +102,49 @@ def test_a_door_without_variants_is_not_ready() -> None:
     closed = door(Fixed({}))
     closed.variants = None
     assert post(closed).status_code == 503
+
+
+MIDDLE = {"variant": "a", "score": "top1", "otherwise": "all"}
+
+
+def unequal() -> Fixed:
+    """Variants of which "a" is sure of class 2 and the others know nothing."""
+    sure = np.array([0.04, 0.04, 0.8, 0.04, 0.04, 0.04], np.float32)
+    return Fixed({"a": sure, "b": np.full(6, 1 / 6, np.float32), "c": np.full(6, 1 / 6, np.float32)})
+
+
+@pytest.mark.parametrize(("accept_score", "model"), [("0.8", "a"), ("0.81", "all")])
+def test_the_reply_names_the_rung_that_answered_and_states_its_own_score(accept_score: str, model: str) -> None:
+    answer = msgspec.json.decode(post(door(unequal()), accept_score=accept_score, **MIDDLE).body, type=HopReply)
+    assert (answer.model, answer.top_k[0].index) == (model, 2)
+    assert answer.score == answer.top_k[0].confidence
+
+
+def test_the_times_of_two_looks_add_up() -> None:
+    answer = msgspec.json.decode(post(door(unequal()), accept_score="1", **MIDDLE).body, type=HopReply)
+    assert (answer.timing_ms.decode, answer.timing_ms.queue, answer.timing_ms.infer) == (2.0, 4.0, 6.0)
+
+
+def test_without_a_middle_rung_no_score_is_stated() -> None:
+    assert msgspec.json.decode(post(door(unequal()), variant="a").body, type=HopReply).score is None
+
+
+def test_a_full_committee_sheds_what_the_middle_rung_was_not_sure_of() -> None:
+    variants = unequal()
+    variants.full = True
+    assert post(door(variants), accept_score="0.81", **MIDDLE).status_code == 429
+    assert post(door(variants), accept_score="0.8", **MIDDLE).status_code == 200
+
+
+class Stuck(Fixed):
+    """Variants of which "b" never answers."""
+
+    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+        if variant == "b":
+            await asyncio.Event().wait()
+        return await super().classify(variant, picture, views, expires_at)
+
+
+def test_a_second_look_that_outlasts_the_deadline_is_given_up() -> None:
+    response = post(door(Stuck(unequal().rows)), accept_score="1", deadline_ms="50", **MIDDLE)
+    assert (response.status_code, msgspec.json.decode(response.body)["code"]) == (504, "deadline_missed")

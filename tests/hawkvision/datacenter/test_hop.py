@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hawkvision.errors import BadField
-from hawkvision.hop import MAX_DEADLINE_MS, MAX_TOP_K, HopRequest, parse_hop_headers
+from hawkvision.hop import MAX_DEADLINE_MS, MAX_TOP_K, HopRequest, Middle, parse_hop_headers
+from hawkvision.types import Score
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
+MIDDLE = {
+    "X-HawkVision-Variant": "medium",
+    "X-HawkVision-Accept-Score": "0.913",
+    "X-HawkVision-Score": "margin",
+    "X-HawkVision-Otherwise": "committee",
+}
+MIDDLES = st.builds(Middle, st.sampled_from(Score), st.floats(0.0, 1.0), NAMES)
 
 
 @given(
@@ -17,9 +25,11 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
         variant=st.none() | NAMES,
         deadline_ms=st.none() | st.floats(-1e6, MAX_DEADLINE_MS),
         top_k=st.integers(1, MAX_TOP_K),
+        middle=st.none() | MIDDLES,
     )
 )
 def test_headers_carry_every_request_back(request: HopRequest) -> None:
+    assume(request.middle is None or request.variant not in (None, request.middle.otherwise))
     assert parse_hop_headers(request.headers()) == request
 
 
@@ -48,3 +58,40 @@ def test_a_top_k_outside_its_range_is_refused_by_name(text: str) -> None:
 
 def test_absent_headers_leave_the_choice_to_the_tier() -> None:
     assert parse_hop_headers({}) == HopRequest(task=None, variant=None, deadline_ms=None, top_k=5)
+
+
+def test_a_middle_rung_is_read_from_its_three_headers() -> None:
+    assert parse_hop_headers(MIDDLE) == HopRequest(
+        variant="medium", middle=Middle(Score.MARGIN, accept_score=0.913, otherwise="committee")
+    )
+
+
+@pytest.mark.parametrize("absent", ["Accept-Score", "Score", "Otherwise", "Variant"])
+def test_a_middle_rung_with_a_header_missing_is_refused_by_its_name(absent: str) -> None:
+    name = f"X-HawkVision-{absent}"
+    with pytest.raises(BadField, match=f"^{name}: missing"):
+        parse_hop_headers({k: v for k, v in MIDDLE.items() if k != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("X-HawkVision-Accept-Score", text) for text in ("", "sure", "nan", "inf", "-0.1", "1.0000001")),
+        *(("X-HawkVision-Score", text) for text in ("", "entropy", "TOP1")),
+        *(("X-HawkVision-Otherwise", text) for text in ("", "medium")),
+    ],
+)
+def test_a_middle_rung_with_a_wrong_header_is_refused_by_its_name(name: str, text: str) -> None:
+    with pytest.raises(BadField, match=f"^{name}: expected"):
+        parse_hop_headers({**MIDDLE, name: text})
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
+def test_any_text_about_a_middle_rung_is_read_or_refused_as_bad_field(score: str, kind: str, otherwise: str) -> None:
+    texts = {"X-HawkVision-Accept-Score": score, "X-HawkVision-Score": kind, "X-HawkVision-Otherwise": otherwise}
+    try:
+        read = parse_hop_headers({**MIDDLE, **texts}).middle
+    except BadField:
+        return
+    assert read is not None
+    assert 0.0 <= read.accept_score <= 1.0

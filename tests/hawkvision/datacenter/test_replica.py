@@ -5,7 +5,7 @@ import math
 import time
 
 from hawkvision.config import DatacenterConfig
-from hawkvision.datacenter.replica import Replica, VariantAnswer, settings_of
+from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
 from hawkvision.errors import BadImage, DeadlineMissed, HawkVisionError, UnsupportedMedia
 from hawkvision.manifest import Manifest
 from tests.hawkvision.datacenter.conftest import picture
@@ -19,7 +19,7 @@ def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: 
     async def together() -> list[VariantAnswer | HawkVisionError]:
         loaded = replica(manifest, config)
         bodies = [picture(), b"not a picture", picture(), picture()[:600]]
-        return await asyncio.gather(*[loaded.classify(b, False, math.inf) for b in bodies])
+        return await asyncio.gather(*[loaded.classify(b, Views.UPRIGHT, math.inf) for b in bodies])
 
     answers = asyncio.run(together())
     assert [type(a) for a in answers] == [VariantAnswer, UnsupportedMedia, VariantAnswer, BadImage]
@@ -27,17 +27,17 @@ def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: 
 
 def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
     async def late() -> VariantAnswer | HawkVisionError:
-        return await replica(manifest, config).classify(b"not a picture", False, time.time() - 1.0)
+        return await replica(manifest, config).classify(b"not a picture", Views.UPRIGHT, time.time() - 1.0)
 
     assert isinstance(asyncio.run(late()), DeadlineMissed)
 
 
-def test_probabilities_sum_to_one_with_and_without_the_mirror(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def both() -> list[VariantAnswer | HawkVisionError]:
+def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def each() -> list[VariantAnswer | HawkVisionError]:
         loaded = replica(manifest, config)
-        return await asyncio.gather(*[loaded.classify(picture(), m, math.inf) for m in (False, True)])
+        return await asyncio.gather(*[loaded.classify(picture(), views, math.inf) for views in Views])
 
-    for answer in asyncio.run(both()):
+    for answer in asyncio.run(each()):
         assert isinstance(answer, VariantAnswer)
         assert answer.probabilities.shape == (1, 10)
         assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5

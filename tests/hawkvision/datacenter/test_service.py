@@ -24,6 +24,7 @@ from hawkvision.hop import HopReply, Rungs
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture
 
 pytestmark = pytest.mark.slow
+MIDDLE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -40,7 +41,7 @@ class Reply:
 
 def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infer", **headers: str) -> Reply:
     """One request on a connection of its own; `variant="x"` is the header X-HawkVision-Variant."""
-    short = {"variant", "task", "deadline_ms", "top_k"}
+    short = {"variant", "task", "deadline_ms", "top_k", "accept_score", "score", "otherwise"}
     named = {(f"X-HawkVision-{k}" if k in short else k).replace("_", "-"): v for k, v in headers.items()}
     url = service if isinstance(service, str) else service.url
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
@@ -85,6 +86,10 @@ def test_health_and_readiness_need_no_key(service: Running) -> None:
         (picture(), {"Authorization": "Bearer wrong"}, 401, "unauthorized"),
         (picture(), {"variant": "huge"}, 404, "not_found"),
         (picture(), {"task": "letters"}, 404, "not_found"),
+        (picture(), {**MIDDLE, "otherwise": "huge"}, 404, "not_found"),
+        (picture(), {**MIDDLE, "variant": "huge"}, 404, "not_found"),
+        (picture(), {**MIDDLE, "accept_score": "1.5"}, 400, "bad_field"),
+        (picture(), {"variant": "medium", "accept_score": "0.5"}, 400, "bad_field"),
         (picture(), {"path": "/v1/elsewhere"}, 404, "not_found"),
         (None, {}, 405, "method_not_allowed"),
         (b"x" * 200_001, {}, 413, "too_large"),
@@ -160,6 +165,16 @@ def test_metrics_count_an_answer_by_rung_and_its_members_by_variant(service: Run
         ),
     } <= grown
     assert after["hawkvision_dc_requests_in_flight"] == 0.0
+
+
+def test_metrics_count_second_looks_and_answers_by_the_rung_that_gave_them(service: Running) -> None:
+    before = series(service)
+    for accept_score in ("0", "1", "1"):
+        ask(service, picture(), **{**MIDDLE, "accept_score": accept_score})
+    after = series(service)
+    names = ['answers_total{rung="medium"}', 'answers_total{rung="committee"}', 'second_looks_total{rung="medium"}']
+    grown = [after[f"hawkvision_dc_{n}"] - before.get(f"hawkvision_dc_{n}", 0.0) for n in names]
+    assert grown == [1.0, 2.0, 2.0]
 
 
 def test_no_callers_text_becomes_a_label(service: Running) -> None:

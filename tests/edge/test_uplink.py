@@ -1,0 +1,68 @@
+"""What the uplink makes of a reply to a request that names a middle rung."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from edge.uplink import Escalated, Uplink
+from hawkvision.clock import MonotonicClock
+from hawkvision.errors import EscalationFailed
+from hawkvision.hop import HopRequest, Middle
+from hawkvision.trace import start_trace
+from hawkvision.types import Score
+from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
+
+REQUEST = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.75, "committee"))
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    with running_peer(middle="medium") as peer:
+        yield peer
+
+
+def infer(peer: Peer, behaviour: Mapping[str, object], request: HopRequest = REQUEST) -> Escalated:
+    async def ask() -> Escalated:
+        uplink = Uplink(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
+        try:
+            return await uplink.infer(b"picture", request, start_trace(), timeout_s=10.0)
+        finally:
+            await uplink.close()
+
+    peer.middle, peer.model, peer.middle_score, peer.knows_middle = "medium", "committee", 0.5, True
+    for name, value in behaviour.items():
+        setattr(peer, name, value)
+    return asyncio.run(ask())
+
+
+def test_a_sure_middle_rung_answers(peer: Peer) -> None:
+    reply = infer(peer, {"middle_score": 0.75}).reply
+    assert (reply.model, reply.score, reply.top_k[0].index) == ("medium", 0.75, MIDDLE_CLASS)
+
+
+def test_the_best_rung_answers_where_the_middle_one_is_not_sure(peer: Peer) -> None:
+    reply = infer(peer, {"middle_score": 0.7499}).reply
+    assert (reply.model, reply.score, reply.top_k[0].index) == ("committee", 0.99, ANSWER_CLASS)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        {"knows_middle": False},
+        {"knows_middle": False, "model": "medium"},
+        {"middle_score": 0.9, "middle": "another"},
+        {"model": "another"},
+        {"middle_score": 1.5},
+    ],
+)
+def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer, behaviour: dict[str, object]) -> None:
+    with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
+        infer(peer, behaviour)
+
+
+def test_a_middle_rungs_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
+    with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
+        infer(peer, {"model": "medium"}, HopRequest(variant="committee"))
