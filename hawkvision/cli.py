@@ -31,7 +31,14 @@ app.add_typer(edge_app, name="edge")
 app.add_typer(dc_app, name="dc")
 app.add_typer(models_app, name="models")
 
-EXTRA_OF = {"onnx": "build", "scipy": "build", "ray": "datacenter", "torch": "models", "torchvision": "models"}
+EXTRA_OF = {
+    "onnx": "build",
+    "safetensors": "build",
+    "scipy": "build",
+    "ray": "datacenter",
+    "torch": "models",
+    "torchvision": "models",
+}
 
 # Servers take one option per setting; their own parsers know them all, so they get the words unparsed.
 PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

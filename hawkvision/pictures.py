@@ -1,7 +1,9 @@
-"""Labelled pictures for calibrating and evaluating: an npz file of encoded pictures, or a directory per class.
+"""Pictures for training, calibrating and evaluating: an npz file, a directory per class, or an MNIST-like directory.
 
 npz: `data` (all encoded bytes in a row, uint8), `offsets` (n + 1), `labels` (n), and optionally `source` (n names of
-where each picture came from). Directory: `ROOT/<class>/<picture>`, where <class> is a label or an index of the task.
+where each picture came from) and `is_test` (n booleans). Directory per class: `ROOT/<class>/<picture>`, where <class>
+is a label or an index of the task. MNIST-like: `{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]` (`pictures_idx`).
+Without labels there is only the flat directory, which `read_unlabelled` reads.
 """
 
 from __future__ import annotations
@@ -19,19 +21,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.errors import ConfigError
+from hawkvision.pictures_idx import holds_idx_files, read_idx_parts
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+MAX_FOLDER_BYTES: Final = 4 << 30
+"""All bodies are held in memory: 4 GiB are some 40,000 photographs of 100 KB, and more than certifies anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledPictures:
-    """Encoded pictures with their labels; `sources` groups pictures that were taken alike."""
+    """Encoded pictures with their labels; `sources` groups pictures that were taken alike.
+
+    `is_test` marks those that a data set's makers set aside for testing; all False where nothing says so.
+    """
 
     name: str
     sha256: str
     bodies: Sequence[bytes]
     labels: NDArray[np.int64]
     sources: NDArray[np.str_]
+    is_test: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+
+@dataclass(frozen=True, slots=True)
+class UnlabelledPictures:
+    """Encoded pictures of which nothing is known; `sha256` is over their contents in the order of their names."""
+
+    name: str
+    sha256: str
+    bodies: Sequence[bytes]
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -44,10 +65,27 @@ def read_pictures(path: Path, labels: Sequence[str]) -> LabelledPictures:
         ConfigError: naming the file or folder and what was expected there.
     """
     if path.is_dir():
-        return _read_folder(path, labels)
+        return _read_idx(path, len(labels)) if holds_idx_files(path) else _read_folder(path, labels)
     if path.is_file():
         return _read_npz(path, len(labels))
-    raise ConfigError(f"{path}: expected an npz file or a directory of class directories")
+    raise ConfigError(f"{path}: expected an npz file or a directory of class directories, or of idx files")
+
+
+def read_unlabelled(root: Path) -> UnlabelledPictures:
+    """Read a flat folder of pictures, in the order of their names. Other files are passed over.
+
+    Raises:
+        ConfigError: if it is no folder, holds no pictures, or more than `MAX_FOLDER_BYTES` of them.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"{root}: expected a folder of pictures")
+    digest = hashlib.sha256()
+    bodies = _read_files(root, _pictures_in(root))
+    for body in bodies:
+        digest.update(f"{len(body)}:".encode() + body)
+    if not bodies:
+        raise ConfigError(f"{root}: no pictures (expected files ending in {', '.join(SUFFIXES)})")
+    return UnlabelledPictures(root.name, digest.hexdigest(), bodies)
 
 
 def _read_npz(path: Path, classes: int) -> LabelledPictures:
@@ -61,13 +99,20 @@ def _read_npz(path: Path, classes: int) -> LabelledPictures:
                 raise ConfigError(f"{path}: expected arrays data, offsets and labels; {min(missing)} is missing")
             data, offsets, labels = (np.asarray(archive[name]) for name in ("data", "offsets", "labels"))
             sources = np.asarray(archive["source"]) if "source" in archive.files else np.full(labels.shape, "")
+            is_test = np.asarray(archive["is_test"]) if "is_test" in archive.files else np.zeros(labels.shape, np.bool_)
     except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path}: not a readable npz file: {error}") from None
     _check(path, data, offsets, labels, classes)
     if sources.shape != labels.shape:
         raise ConfigError(f"{path}: expected as many sources as labels, got {sources.shape} and {labels.shape}")
+    if is_test.shape != labels.shape or not np.isin(is_test, (0, 1)).all():
+        raise ConfigError(
+            f"{path}: is_test must be {labels.shape} booleans, one per label, got {is_test.dtype} of {is_test.shape}"
+        )
     bodies = [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
-    return LabelledPictures(path.name, digest, bodies, labels.astype(np.int64), sources.astype(np.str_))
+    return LabelledPictures(
+        path.name, digest, bodies, labels.astype(np.int64), sources.astype(np.str_), is_test.astype(np.bool_)
+    )
 
 
 def _check(path: Path, data: NDArray[Any], offsets: NDArray[Any], labels: NDArray[Any], classes: int) -> None:
@@ -82,10 +127,27 @@ def _check(path: Path, data: NDArray[Any], offsets: NDArray[Any], labels: NDArra
         raise ConfigError(f"{path}: labels must be whole numbers from 0 to {classes - 1}")
 
 
+def _read_idx(root: Path, classes: int) -> LabelledPictures:
+    parts = read_idx_parts(root)
+    digest = hashlib.sha256()
+    for part in parts:
+        if part.labels.max() >= classes:
+            raise ConfigError(f"{root}: {part.name}: a label is {part.labels.max()}; expected 0 to {classes - 1}")
+        digest.update(part.digest())
+    sizes = [len(part.labels) for part in parts]
+    return LabelledPictures(
+        root.name,
+        digest.hexdigest(),
+        [body for part in parts for body in part.bodies()],
+        np.concatenate([part.labels for part in parts]).astype(np.int64),
+        np.repeat([part.name for part in parts], sizes).astype(np.str_),
+        np.repeat([part.is_test for part in parts], sizes),
+    )
+
+
 def _read_folder(root: Path, labels: Sequence[str]) -> LabelledPictures:
     numbers = {label: index for index, label in enumerate(labels)} | {str(i): i for i in range(len(labels))}
-    digest = hashlib.sha256()
-    bodies: list[bytes] = []
+    paths: list[Path] = []
     found: list[int] = []
     for folder in sorted(p for p in root.iterdir() if p.is_dir()):
         if folder.name not in numbers:
@@ -93,13 +155,43 @@ def _read_folder(root: Path, labels: Sequence[str]) -> LabelledPictures:
                 f"{folder}: the directory is named after no class; expected a label such as {labels[0]!r} "
                 f"or an index from 0 to {len(labels) - 1}"
             )
-        for picture in sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES):
-            body = picture.read_bytes()
-            digest.update(f"{numbers[folder.name]}:{len(body)}:".encode() + body)
-            bodies.append(body)
-            found.append(numbers[folder.name])
+        pictures = _pictures_in(folder)
+        paths += pictures
+        found += [numbers[folder.name]] * len(pictures)
+    bodies = _read_files(root, paths)
     if not bodies:
         raise ConfigError(f"{root}: no pictures in class directories (expected files ending in {', '.join(SUFFIXES)})")
+    digest = hashlib.sha256()
+    for label, body in zip(found, bodies, strict=True):
+        digest.update(f"{label}:{len(body)}:".encode() + body)
     return LabelledPictures(
-        root.name, digest.hexdigest(), bodies, np.array(found, np.int64), np.full(len(bodies), root.name)
+        root.name,
+        digest.hexdigest(),
+        bodies,
+        np.array(found, np.int64),
+        np.full(len(bodies), root.name),
+        np.zeros(len(bodies), np.bool_),
     )
+
+
+def _pictures_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+
+
+def _read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:
+    """The files' contents.
+
+    Raises:
+        ConfigError: if one cannot be read, or all together exceed `MAX_FOLDER_BYTES`.
+    """
+    bodies: list[bytes] = []
+    left = MAX_FOLDER_BYTES
+    for path in paths:
+        try:
+            left -= path.stat().st_size
+            if left < 0:
+                raise ConfigError(f"{root}: the pictures exceed {MAX_FOLDER_BYTES} bytes together; take a sample")
+            bodies.append(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot read the picture: {error.strerror}") from None
+    return bodies

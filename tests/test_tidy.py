@@ -24,6 +24,7 @@ L1 = frozenset(
         "hawkvision.hop",
         "hawkvision.artifacts",
         "hawkvision.pictures",
+        "hawkvision.pictures_idx",
         "hawkvision.process",
     }
 )
@@ -144,12 +145,17 @@ def test_linters_are_content(command: tuple[str, ...]) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_no_data_or_foreign_weights_are_committed() -> None:
+def test_no_data_and_only_small_weights_of_our_own_are_committed() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     files = [ROOT / name for name in listed.stdout.splitlines()]
-    forbidden = [f for f in files if f.suffix in (".npz", ".onnx", ".pth", ".h5", ".pkl", ".jpg", ".jpeg")]
+    foreign = (".npz", ".onnx", ".pth", ".pt", ".h5", ".pkl", ".jpg", ".jpeg")
+    forbidden = [f for f in files if f.suffix in foreign]
     assert not forbidden, forbidden
     large = [f for f in files if f.is_file() and f.stat().st_size > 3_000_000]
     assert not large, large
+    weights = [f for f in files if f.suffix == ".safetensors"]
+    astray = [f for f in weights if f.parent.name != "weights" or not (f.parents[1] / "recipe.toml").is_file()]
+    assert not astray, astray
+    assert sum(f.stat().st_size for f in weights if f.is_file()) <= 12_000_000

@@ -1,8 +1,9 @@
-"""Builds a task's artefacts on this machine: pinned weight packages in, verified ONNX files out.
+"""Builds a task's artefacts on this machine: pinned weights in, verified ONNX files out.
 
-Weights are never shipped: they come from packages of the Python registry (or from files at hand), are checked against
-the manifest's SHA-256, turned into graphs by `hawkvision.zoo.graphs`, quantised where the variant says so, and must
-come out with the SHA-256 that the manifest names, since accuracies and certificates hold for those bytes only.
+Weights of others are never shipped: they come from packages of the Python registry, or from files at hand. The small
+ones that the project trained itself lie beside the manifest. All are checked against the SHA-256 of the manifest,
+turned into graphs by `hawkvision.zoo.architectures`, quantised where the variant says so, and must come out with the
+SHA-256 that it names, since accuracies and certificates hold for those bytes only.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hawkvision.artifacts import load_variant, sha256_of, write_atomic
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import (
+    FileSource,
     Manifest,
+    PackageSource,
     Variant,
-    WeightSource,
     artifact_path,
     cache_dir,
     load_manifest,
     models_dir,
 )
+from hawkvision.zoo.architectures import emit
 from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.fetch import fetch
-from hawkvision.zoo.graphs import emit
 from hawkvision.zoo.quantize import quantise_model
 from hawkvision.zoo.ranges import load_ranges
 
@@ -96,7 +98,7 @@ def build(
         for name in done:
             report(name, "kept")
         todo = [v for v in variants if v.name not in done]
-        for variant, weights in weights_of(todo, wheels, files or {}, report):
+        for variant, weights in weights_of(task, todo, models, wheels, files or {}, report):
             report(variant.name, "emit")
             data = emit_variant(manifest.task, variant, models, weights)
             _check_pin(variant, data)
@@ -113,7 +115,7 @@ def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> b
     Raises:
         ArtifactError: if the weights do not fit the architecture, or activation ranges are missing.
     """
-    where = f"{variant.source.package}=={variant.source.version}:{variant.source.member}"
+    where = f"{task}: {variant.source}"
     if sha256_of(weights) != variant.source.sha256:
         raise ArtifactError(f"{where}: expected SHA-256 {variant.source.sha256}, found {sha256_of(weights)}")
     model = emit(variant.architecture, parse_checkpoint(weights, variant.source.reader, where), variant.input, where)
@@ -153,7 +155,7 @@ def list_variants(task: str, models: Path | None = None, cache: Path | None = No
     return tuple(states)
 
 
-def weight_bytes(source: WeightSource, archive: Path) -> bytes:
+def weight_bytes(source: PackageSource, archive: Path) -> bytes:
     """The pinned weight file, from its package (.whl or .tar.gz) or lying bare.
 
     Raises:
@@ -171,10 +173,27 @@ def weight_bytes(source: WeightSource, archive: Path) -> bytes:
             data = archive.read_bytes()
     except (OSError, KeyError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
         raise ArtifactError(f"{archive}: cannot read {source.member!r}: {error}") from None
-    if sha256_of(data) != source.sha256:
+    return _checked(source.sha256, data, f"{archive}: {source.member}")
+
+
+def _file_bytes(source: FileSource, path: Path) -> bytes:
+    """The pinned weight file, lying at `path`.
+
+    Raises:
+        ArtifactError: if it is missing or unreadable, or its SHA-256 is not the pinned one.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot read the weight file: {error.strerror}") from None
+    return _checked(source.sha256, data, str(path))
+
+
+def _checked(sha256: str, data: bytes, where: str) -> bytes:
+    if sha256_of(data) != sha256:
         raise ArtifactError(
-            f"{archive}: {source.member}: expected SHA-256 {source.sha256}, found {sha256_of(data)}; "
-            f"this is not the weight file of {source.package}=={source.version}"
+            f"{where}: expected SHA-256 {sha256}, found {sha256_of(data)}; this is not the weight file that the "
+            "manifest means"
         )
     return data
 
@@ -208,20 +227,33 @@ def _check_pin(variant: Variant, data: bytes) -> None:
 
 
 def weights_of(
-    variants: Sequence[Variant], wheels: Path | None, files: Mapping[str, Path], report: Report
+    task: str,
+    variants: Sequence[Variant],
+    models: Path,
+    wheels: Path | None,
+    files: Mapping[str, Path],
+    report: Report,
 ) -> Iterator[tuple[Variant, bytes]]:
-    """Each variant with its weight file, in the order in which downloads end: building overlaps with fetching."""
-    by_source: dict[WeightSource, list[Variant]] = {}
+    """Each variant with its weight file, in the order in which downloads end: building overlaps with fetching.
+
+    Raises:
+        ArtifactError: if a weight file cannot be had, or is not the pinned one.
+    """
+    by_source: dict[PackageSource, list[Variant]] = {}
     for variant in variants:
-        if variant.name in files:
-            yield variant, weight_bytes(variant.source, files[variant.name])
-        else:
-            by_source.setdefault(variant.source, []).append(variant)
+        source, at_hand = variant.source, files.get(variant.name)
+        match source:
+            case FileSource():
+                yield variant, _file_bytes(source, at_hand or models / task / source.file)
+            case PackageSource() if at_hand is None:
+                by_source.setdefault(source, []).append(variant)
+            case PackageSource():
+                yield variant, weight_bytes(source, at_hand)
     if not by_source:
         return
     # One download per package at once: a default ladder has five, and pip itself mostly waits.
     with tempfile.TemporaryDirectory(prefix="hawkvision-") as folder, ThreadPoolExecutor(4) as pool:
-        futures: dict[Future[Path], WeightSource] = {}
+        futures: dict[Future[Path], PackageSource] = {}
         for source, users in by_source.items():
             for variant in users:
                 report(variant.name, "fetch")

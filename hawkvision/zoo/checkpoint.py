@@ -1,8 +1,9 @@
 """Weight files of other frameworks, read into NumPy arrays without running anything they contain.
 
-Three formats: torch's zip archive (since 1.6), torch's older stream of pickles, and a pickled dictionary of lists of
-NumPy arrays. All go through `PickleMachine`, which cannot call code. Arrays are read-only views of the file's bytes;
-a tensor with gaps or overlaps in its storage is refused, so nothing is ever expanded beyond the file's size.
+Four formats: torch's zip archive (since 1.6), torch's older stream of pickles, a pickled dictionary of lists of NumPy
+arrays, and safetensors. Pickles go through `PickleMachine`, which cannot call code. Arrays of pickles are read-only
+views of the file's bytes; a tensor with gaps or overlaps in its storage is refused, so nothing is ever expanded beyond
+the file's size (safetensors' own reader sees to both).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
 
 from hawkvision.errors import ArtifactError
 from hawkvision.zoo.pickle_machine import Built, PickleMachine, PickleRefused, Symbol
 
 StateDict: TypeAlias = dict[str, NDArray[Any]]
-Format: TypeAlias = Literal["torch", "numpy_pickle"]
+Format: TypeAlias = Literal["torch", "numpy_pickle", "safetensors"]
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _STREAM_MAGIC = 0x1950A86A20F9469CFC6C  # torch/serialization.py, MAGIC_NUMBER
@@ -75,7 +77,7 @@ def read_checkpoint(path: Path, kind: Format) -> StateDict:
     """The arrays of a weight file by name.
 
     A torch file must hold a state dict (name → tensor), bare or under the key `state_dict`; a NumPy pickle
-    a dictionary of lists, whose entries are named `<key>.<position>`.
+    a dictionary of lists, whose entries are named `<key>.<position>`; safetensors name their arrays themselves.
 
     Raises:
         ArtifactError: naming the file and what in it is missing, malformed or refused.
@@ -92,11 +94,23 @@ def parse_checkpoint(data: bytes, kind: Format, where: str) -> StateDict:
     try:
         if kind == "numpy_pickle":
             return _read_numpy_pickle(data)
+        if kind == "safetensors":
+            return _read_safetensors(data)
         if data.startswith(_ZIP_MAGIC):
             return _read_zip(data)
         return _read_stream(data)
     except PickleRefused as error:
         raise ArtifactError(f"{where}: refused as a {kind} weight file: {error}") from None
+
+
+def _read_safetensors(data: bytes) -> StateDict:
+    try:
+        state = safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: a type that NumPy lacks, as BF16
+        raise PickleRefused(f"{type(error).__name__}: {error}") from None
+    if not state:
+        raise PickleRefused("it holds no arrays")
+    return state
 
 
 def _read_stream(data: bytes) -> StateDict:

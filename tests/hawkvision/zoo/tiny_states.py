@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hawkvision.zoo.checkpoint import StateDict
+from hawkvision.zoo.convnet import CONVNETS, ConvNet
 
 
 def random_state(architecture: str) -> StateDict:
@@ -14,7 +15,22 @@ def random_state(architecture: str) -> StateDict:
         return _squeezenet(rng)
     if architecture == "mobilenet_v2":
         return _mobilenet(rng)
+    if architecture in CONVNETS:
+        return convnet_state(CONVNETS[architecture], rng)
     return _efficientnet_lite(rng, {"0": 1.0, "1": 1.1, "2": 1.2}[architecture[-1]])
+
+
+def convnet_state(net: ConvNet, rng: np.random.Generator, side: int = 32, classes: int = 10) -> StateDict:
+    """Random weights as `hawkvision models train` writes them."""
+    state: StateDict = {}
+    inside = net.input_channels
+    for index, layer in enumerate(net.layers):
+        _conv(rng, state, f"layers.{index}.conv", f"layers.{index}.norm", layer.channels, inside, 3)
+        del state[f"layers.{index}.norm.num_batches_tracked"]
+        inside = layer.channels
+    state["head.weight"] = (rng.normal(size=(classes, net.features(side, side))) * 0.05).astype(np.float32)
+    state["head.bias"] = rng.normal(size=classes).astype(np.float32)
+    return state
 
 
 def _conv(

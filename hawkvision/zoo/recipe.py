@@ -1,0 +1,123 @@
+"""Recipes: how a ladder that the project trains itself is made, read from `models/<task>/recipe.toml`.
+
+A recipe is everything that `hawkvision models train` needs besides the pictures; manifest, weights and profile follow
+from it. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from hawkvision.errors import ManifestError, NotFound
+from hawkvision.manifest import Committee, Ladder, Name
+from hawkvision.zoo.convnet import CONVNETS
+
+Positive = Annotated[float, Meta(gt=0.0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class Network(_Strict, frozen=True):
+    """One network's training. Stochastic gradient descent with Nesterov momentum and a one-cycle learning rate."""
+
+    name: Name
+    architecture: Name
+    seed: int
+    epochs: Count
+    batch: Count = 256
+    learning_rate: Positive = 0.2
+    """At the peak."""
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 5e-4
+    label_smoothing: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    shift: Annotated[int, Meta(ge=0, le=8)] = 4
+    """Pixels by which pictures are moved at most, their border mirrored."""
+    flip: bool = True
+    cutout: Annotated[int, Meta(ge=0)] = 0
+    """Side of a square that is greyed out at a random place (DeVries and Taylor, arXiv 1708.04552); 0 for none."""
+
+
+class Pictures(_Strict, frozen=True):
+    """Which pictures train. Those marked as test pictures never do; of the rest, `train` chosen by `seed`."""
+
+    train: Count
+    seed: int
+
+
+class InputFacts(_Strict, frozen=True):
+    """Side of the square input in pixels, mean and standard deviation of its channels on the 0..255 scale."""
+
+    side: Annotated[int, Meta(ge=8, le=512)]
+    mean: tuple[float, float, float]
+    std: tuple[Positive, Positive, Positive]
+
+
+class Recipe(_Strict, frozen=True):
+    """A ladder to be trained."""
+
+    format: Literal[1]
+    task: Name
+    labels: str
+    license: str
+    pictures: Pictures
+    input: InputFacts
+    networks: Annotated[tuple[Network, ...], Meta(min_length=1)]
+    ladder: Ladder
+    committees: tuple[Committee, ...] = ()
+
+    def network(self, name: str) -> Network:
+        """The network of that name.
+
+        Raises:
+            ManifestError: if there is none.
+        """
+        for network in self.networks:
+            if network.name == name:
+                return network
+        raise ManifestError(f"the recipe of {self.task!r} trains no {name!r}; it has {[n.name for n in self.networks]}")
+
+
+def load_recipe(task: str, models: Path) -> Recipe:
+    """Read `models/<task>/recipe.toml`.
+
+    Raises:
+        NotFound: if the task has no recipe there; the message lists those that have.
+        ManifestError: if the file breaks the schema, or names an architecture that is none.
+    """
+    path = models / task / "recipe.toml"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in models.glob("*/recipe.toml"))
+        raise NotFound(f"no recipe for task {task!r} under {models}; trained here are: {', '.join(known) or 'none'}")
+    try:
+        recipe = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Recipe)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: {error}") from None
+    for network in recipe.networks:
+        if network.architecture not in CONVNETS:
+            raise ManifestError(
+                f"{path}: {network.name}: no architecture {network.architecture!r}; known are {', '.join(CONVNETS)}"
+            )
+    return recipe
+
+
+def training_mask(is_test: NDArray[np.bool_], pictures: Pictures) -> NDArray[np.bool_]:
+    """Which pictures train (n,), given which are test pictures (n,): the same ones every time.
+
+    Raises:
+        ManifestError: if there are too few.
+    """
+    usable = np.flatnonzero(~is_test)
+    if len(usable) <= pictures.train:
+        raise ManifestError(f"{pictures.train} pictures are to train and some to certify, but only {len(usable)} exist")
+    mask = np.zeros(len(is_test), np.bool_)
+    mask[np.random.default_rng(pictures.seed).permutation(usable)[: pictures.train]] = True
+    return mask
