@@ -4,11 +4,12 @@
         └─────── less ──► second rung ──► the second's answer, whatever its score
 
 A look asks all members of a rung at once; the second look begins when the first has ended, under the same deadline.
-Of the members that have looked already, it asks only for what is missing: nothing if the views are the same, the mirror
-image alone if the first look was at the upright picture. ImageNet's committee is three members with two views each, of
-which the largest member's upright view, some two ninths of the work, is saved. Asking both rungs at once would answer
-sooner where the second is needed, and would waste the committee's work where it is not, which is what a middle rung is
-there to save.
+Asking both rungs at once would answer sooner where the second is needed, and waste the second's work where it is not,
+which is what a middle rung is there to save.
+
+Of members that have looked already, the second look asks only for what is missing: nothing if the views are the same,
+the mirror image alone if the first look was at the upright picture. ImageNet's committee takes 36 ms of processor time
+(three members, two views each, one thread), of which 8.5 ms for the largest member's upright view are saved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The committee on the zoo's real models, against NumPy and direct ONNX Runtime runs."""
+"""The zoo's real ladders in the tier, against NumPy and direct ONNX Runtime runs; skipped where they are not built."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import http.client
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,21 +16,57 @@ import onnxruntime
 import pytest
 from scipy.special import softmax
 
+from hawkvision.cascade import scores
+from hawkvision.cascade.scores import Score, score
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
-from hawkvision.hop import HopReply
+from hawkvision.errors import NotFound
+from hawkvision.hop import INFER_PATH, HopReply, HopRequest, Middle
 from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Pixels
+from hawkvision.vision.backends import open_backend
 from hawkvision.vision.image import load_input
-from tests.hawkvision.datacenter.conftest import ROOT, Running, picture, ready_url, stop
+from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
+from tests.pictures import encoded
+
+pytestmark = pytest.mark.slow
+PICTURES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]
 
 
-def built() -> Catalog:
-    catalog = load_catalog(DatacenterConfig())
-    missing = [v.name for v in catalog.variants if not artifact_path(cache_dir(), catalog.task, v.name).is_file()]
+@dataclass(frozen=True)
+class Tier:
+    """A running tier on a task's whole ladder."""
+
+    running: Running
+    catalog: Catalog
+
+    def infer(self, body: bytes, request: HopRequest) -> HopReply:
+        connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=60)
+        connection.request("POST", INFER_PATH, body, request.headers())
+        answer = msgspec.json.decode(connection.getresponse().read(), type=HopReply)
+        connection.close()
+        return answer
+
+
+def built(task: str) -> Catalog:
+    try:
+        catalog = load_catalog(DatacenterConfig(task=task))
+    except NotFound as error:
+        pytest.skip(str(error))
+    missing = [v.name for v in catalog.variants if not artifact_path(cache_dir(), task, v.name).is_file()]
     if missing:
-        pytest.skip(f"models not built on this machine: {', '.join(missing)}; run `hawkvision models build`")
+        pytest.skip(f"{task}: not built on this machine: {', '.join(missing)}; run `hawkvision models build`")
     return catalog
+
+
+@pytest.fixture(scope="module", params=["imagenet", "cifar10", "fashion_mnist"])
+def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+    catalog = built(request.param)
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--task", catalog.task]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
+    running = Running(process, ready_url(process), "")
+    yield Tier(running, catalog)
+    stop(running)
 
 
 def member_mean(variant: Variant, catalog: Catalog, body: bytes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -45,24 +83,31 @@ def member_mean(variant: Variant, catalog: Catalog, body: bytes) -> np.ndarray[t
         )
         return result
 
-    return (view(pixels) + view(pixels[:, ::-1])) / 2
+    return (view(pixels) + view(pixels[:, ::-1])) / 2 if catalog.best.mirrored else view(pixels)
 
 
-@pytest.mark.slow
-def test_the_committee_is_the_numpy_average_of_its_members() -> None:
-    catalog, body = built(), picture(300)
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--variants", catalog.best.name]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
-    running = Running(process, ready_url(process), "")
-    try:
-        connection = http.client.HTTPConnection(urlsplit(running.url).netloc, timeout=60)
-        connection.request("POST", "/v1/infer", body, {"X-HawkVision-Top-K": "1000"})
-        answer = msgspec.json.decode(connection.getresponse().read(), type=HopReply)
-        connection.close()
-    finally:
-        stop(running)
+def test_the_best_rung_is_the_numpy_average_of_its_members(tier: Tier) -> None:
+    catalog = tier.catalog
+    answer = tier.infer(PICTURES[0], HopRequest(top_k=catalog.classes))
     members = [v for v in catalog.variants if v.name in catalog.best.members]
-    mean = np.mean([member_mean(v, catalog, body) for v in members], axis=0)
+    mean = np.mean([member_mean(v, catalog, PICTURES[0]) for v in members], axis=0)
     expected = softmax(np.log(mean) / catalog.best.temperature)
     served = {c.index: c.confidence for c in answer.top_k}
-    np.testing.assert_allclose([served[i] for i in range(len(expected))], expected, atol=2e-5)
+    np.testing.assert_allclose([served[i] for i in range(catalog.classes)], expected, atol=2e-5)
+
+
+def test_the_middle_rung_accepts_what_an_offline_computation_accepts(tier: Tier) -> None:
+    middle, best = tier.catalog.rungs[0].name, tier.catalog.best.name
+    variant = next(v for v in tier.catalog.variants if v.name == middle)
+    path = artifact_path(cache_dir(), tier.catalog.task, middle)
+    backend = open_backend("onnxruntime", path, variant.input, tier.catalog.classes)
+    inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in PICTURES]
+    logits = np.concatenate([backend.infer(pixels) for pixels in inputs])
+    backend.close()
+    expected = score(scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
+    threshold = float(np.median(expected))
+    request = HopRequest(variant=middle, middle=Middle(Score.MARGIN, threshold, best))
+    replies = [tier.infer(body, request) for body in PICTURES]
+    assert [r.model == middle for r in replies] == (expected >= threshold).tolist()
+    stated = {i: r.score for i, r in enumerate(replies) if r.model == middle}
+    assert stated == {i: expected[i] for i in stated}
