@@ -1,90 +1,96 @@
-"""A threshold with a guarantee: how far the edge may lower its bar before accuracy could suffer.
+"""Thresholds with a guarantee: how far a ladder may lower its bars before accuracy could suffer.
 
-Theory. Let a request be accepted at the edge when its score is at least τ, and answered by the ladder's best rung
-otherwise. The accuracy given up is E ℓ with
+Thresholds are tried in an order that was fixed before looking at the certification labels, from "the best rung answers
+everything" downwards, each by a test of level δ (`bounds`), until the first failure (fixed sequence testing, Maurer et
+al. 1995). So with probability at least 1 − δ over the certification sample, the drop of the threshold that was kept is
+below ε, for traffic exchangeable with that sample, however many thresholds were tried.
 
-    ℓ = 1{score ≥ τ} · (right_best − right_edge)  ∈ {−1, 0, +1},
-
-so only the discordant accepted pictures count: b of them lost (+1), c of them gained (−1), out of n. For one τ we test
-H0: E ℓ ≥ ε. Given the discordance rate q = P(ℓ ≠ 0), the number of discordant pictures is binomial(n, q) and, on the
-boundary of H0, each is a loss with probability (q + ε) / 2q. The p-value is P(b − c ≤ observed), made free of the
-nuisance q by taking its supremum over a (1 − β) confidence interval of q and adding β (Berger and Boos, JASA 1994).
-On the boundary is enough: for fixed q, a larger drop makes b − c stochastically larger.
-
-Thresholds are tested in an order fixed before looking at labels, from +∞ downwards, until the first failure (fixed
-sequence testing, Maurer et al. 1995). So with probability at least 1 − δ over the certification sample, the drop of the
-threshold that was kept is below ε, for traffic exchangeable with that sample. Pairing is what makes it cheap: at
-n = 1,000 and half the gap it escalates 18 % where certifying absolute accuracy needs 34 to 56 %.
-
-τ = +∞ needs no test: the best rung answers everything, and nothing is given up.
+A step of the path is a pair of thresholds: the edge's answer is accepted from `edge` on, and of what is escalated the
+middle rung's from `middle` on. With `middle` = +∞ there are two levels, with both +∞ the best rung answers all, which
+needs no test: nothing is given up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta as beta_distribution
-from scipy.stats import binom
 
+from hawkvision.cascade.bounds import agreement_p, paired_betting_p, paired_exact_p
 from hawkvision.cascade.scores import Floats
 
-NUISANCE_BETA = 0.004
-"""Share of δ spent on the confidence interval of the discordance rate."""
+Flags = NDArray[np.bool_]
 
-NUISANCE_POINTS = 33
-"""Discordance rates at which the supremum is sought. The tail is smooth in q between them: brute-force enumeration
-(tests) finds no rate where the test exceeds its level."""
 
-TAIL_SIGMAS = 8.0
-"""Binomial mass further than this many standard deviations from the mean is left out. It is largest for small rates
-and reaches 1.2e-11 (scan over n from 100 to 100,000): less than a billionth of any δ worth asking for."""
+class Method(StrEnum):
+    """Which test certifies; the theory of each is in `bounds`."""
+
+    EXACT = "exact"
+    BETTING = "betting"
+    AGREEMENT = "agreement"
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
-    """Accept at the edge when score ≥ `value`; +∞ escalates everything, −∞ nothing."""
+class Rung:
+    """What a rung below the best said on a sample: scores (n,), and whether it was right and differed from the best."""
 
-    value: float
+    scores: Floats
+    right: Flags
+    differs: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A certification sample of n pictures. Without labels every `right` is all False and only agreement certifies."""
+
+    edge: Rung
+    best_right: Flags
+    middle: Rung | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.best_right)}
+        for rung in (self.edge, self.middle):
+            if rung is not None:
+                lengths |= {len(rung.scores), len(rung.right), len(rung.differs)}
+        if len(lengths) != 1 or lengths == {0}:
+            raise ValueError(f"all parts of a sample must have the same length, at least 1; got lengths {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.best_right)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Accept the edge's answer when its score is ≥ `edge`, else the middle rung's when its score is ≥ `middle`."""
+
+    edge: float
+    middle: float = math.inf
+
+
+BEST_ONLY = Thresholds(math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a pair of thresholds did on a sample."""
+
+    thresholds: Thresholds
     escalation: float
-    """Share of the certification sample that was escalated, 0..1."""
+    """Share that left the edge, 0..1."""
+    to_best: float
+    """Share that the best rung answered, 0..1."""
     drop: float
-    """Mean of ℓ on the certification sample: the plug-in estimate of what is given up."""
-
-
-def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
-    """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n pictures.
-
-    Raises:
-        ValueError: if the counts do not fit n or max_drop is not in (0, 1].
-    """
-    if lost < 0 or gained < 0 or lost + gained > n or n < 1:
-        raise ValueError(f"expected counts with lost + gained <= n and n >= 1, got {lost}, {gained}, {n}")
-    if not 0.0 < max_drop <= 1.0:
-        raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
-    discordant = lost + gained
-    half = NUISANCE_BETA / 2
-    low = 0.0 if discordant == 0 else float(beta_distribution.ppf(half, discordant, n - discordant + 1))
-    high = 1.0 if discordant == n else float(beta_distribution.ppf(1 - half, discordant + 1, n - discordant))
-    # |E ℓ| ≤ q, so on the boundary of H0 no rate below max_drop is possible.
-    rates = np.linspace(max(low, max_drop), max(high, max_drop), NUISANCE_POINTS)
-    worst = max(_lower_tail(lost - gained, n, float(rate), max_drop) for rate in rates)
-    return min(1.0, worst + NUISANCE_BETA)
-
-
-def _lower_tail(observed: int, n: int, rate: float, drop: float) -> float:
-    """P(b − c ≤ observed) with discordance `rate` and E ℓ = drop, exactly, as a mixture over b + c."""
-    spread = TAIL_SIGMAS * math.sqrt(n * rate * (1 - rate) + 1) + 1
-    first = max(0, math.floor(n * rate - spread))
-    last = min(n, math.ceil(n * rate + spread))
-    discordant = np.arange(first, last + 1)
-    loss_share = min(1.0, (rate + drop) / (2 * rate))
-    # b − c ≤ observed with b + c = k is b ≤ (k + observed) / 2.
-    tail = binom.cdf(np.floor((discordant + observed) / 2), discordant, loss_share)
-    return float((binom.pmf(discordant, n, rate) * tail).sum())
+    """Mean of ℓ: the plug-in estimate of what is given up."""
+    lost: int
+    gained: int
+    differing: int
+    """Pictures answered below the best rung with another label than the best rung's."""
+    edge_differing: int
+    """Those of them that the edge answered."""
 
 
 def threshold_grid(scores: Floats, points: int = 200) -> Floats:
@@ -93,69 +99,99 @@ def threshold_grid(scores: Floats, points: int = 200) -> Floats:
     return np.concatenate([[np.inf], inner, [-np.inf]])
 
 
-def sweep(
-    scores: Floats, edge_right: NDArray[np.bool_], best_right: NDArray[np.bool_], grid: Floats
-) -> Iterator[tuple[Threshold, int, int]]:
-    """For every τ of the descending grid: what it would do on this sample, and (lost, gained) among the accepted."""
-    n = len(scores)
-    order = np.argsort(-scores, kind="stable")
-    lost = np.concatenate([[0], np.cumsum((best_right & ~edge_right)[order])])
-    gained = np.concatenate([[0], np.cumsum((edge_right & ~best_right)[order])])
-    accepted = np.searchsorted(-scores[order], -grid, side="right")
-    for value, count in zip(grid, accepted, strict=True):
-        b, c = int(lost[count]), int(gained[count])
-        yield Threshold(float(value), 1.0 - int(count) / n, (b - c) / n), b, c
+def two_levels(grid: Floats) -> tuple[Thresholds, ...]:
+    """The path of a ladder without a middle rung, from a descending grid."""
+    return tuple(Thresholds(float(value)) for value in grid)
+
+
+def sweep(sample: Sample, path: Sequence[Thresholds]) -> Iterator[Step]:
+    """What each pair of thresholds would do on this sample, in the order of the path."""
+    n, edge, middle, best = len(sample), sample.edge, sample.middle, sample.best_right
+    for thresholds in path:
+        accepted = edge.scores >= thresholds.edge
+        lost = int((accepted & best & ~edge.right).sum())
+        gained = int((accepted & edge.right & ~best).sum())
+        differing = at_edge = int((accepted & edge.differs).sum())
+        answered = int(accepted.sum())
+        escalated = n - answered
+        if middle is not None and thresholds.middle < math.inf:
+            halfway = ~accepted & (middle.scores >= thresholds.middle)
+            lost += int((halfway & best & ~middle.right).sum())
+            gained += int((halfway & middle.right & ~best).sum())
+            differing += int((halfway & middle.differs).sum())
+            answered += int(halfway.sum())
+        yield Step(thresholds, escalated / n, (n - answered) / n, (lost - gained) / n, lost, gained, differing, at_edge)
 
 
 def certify(
-    scores: Floats,
-    edge_right: NDArray[np.bool_],
-    best_right: NDArray[np.bool_],
-    grid: Floats,
+    sample: Sample,
+    path: Sequence[Thresholds],
     max_drop: float,
     delta: float = 0.05,
-) -> Threshold:
-    """The lowest threshold whose drop below the best rung is certified to be less than `max_drop`.
+    method: Method = Method.EXACT,
+    cost: Callable[[Step], float] | None = None,
+) -> Step:
+    """The cheapest step of the path whose drop below the best rung is certified to be less than `max_drop`.
+
+    All steps before the first failure are certified at once, so any of them may be chosen.
 
     Args:
-        scores: (n,) edge scores of the labelled certification sample.
-        edge_right: (n,) whether the edge rung was right.
-        best_right: (n,) whether the ladder's best rung was right.
-        grid: descending thresholds starting with +∞, chosen without these labels (`threshold_grid`).
-        max_drop: ε, the accuracy that may be given up, in [0, 1]; 0 can only be kept by escalating everything.
+        sample: pictures that neither chose the path nor trained a model.
+        path: thresholds from (+∞, +∞) on, chosen without the sample's labels.
+        max_drop: ε, the accuracy that may be given up, in [0, 1]; 0 can only be kept by the best rung alone.
         delta: probability, over samples, that the certificate is wrong.
+        method: the test. Betting takes pictures in the sample's order, which must not depend on what they show.
+        cost: of a step; None means that each is cheaper than those before it, as with two levels.
 
     Raises:
-        ValueError: if shapes differ or the grid does not descend from +∞.
+        ValueError: if the path does not start with (+∞, +∞) or raises a threshold on its way.
     """
-    if not len(scores) == len(edge_right) == len(best_right) or len(scores) == 0:
-        raise ValueError("scores, edge_right and best_right must have the same length, at least 1")
-    if grid[0] != np.inf or np.any(np.diff(grid) >= 0):
-        raise ValueError("the grid must start at +inf and descend")
-    kept = Threshold(np.inf, 1.0, 0.0)
+    check_path(path)
+    kept = next(sweep(sample, path[:1]))
     if max_drop <= 0.0:
         return kept
-    n = len(scores)
-    last_counts, last_passed = (-1, -1), True
-    for candidate, lost, gained in sweep(scores, edge_right, best_right, grid):
-        if candidate.value == np.inf:
-            continue
-        if (lost, gained) != last_counts:
-            last_counts = (lost, gained)
-            last_passed = paired_exact_p(lost, gained, n, max_drop) <= delta
+    last_counts, last_passed = (-1, -1, -1), True
+    for step in sweep(sample, path[1:]):
+        counts = (step.lost, step.gained, step.differing)
+        # Equal counts are the same evidence, except for betting, which also sees their order: it is asked each time.
+        if counts != last_counts or method is Method.BETTING:
+            last_counts = counts
+            last_passed = _p_value(sample, step, max_drop, delta, method) <= delta
         if not last_passed:
             break
-        kept = candidate
+        if cost is None or cost(step) < cost(kept):
+            kept = step
     return kept
 
 
-def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> float:
-    """The smallest ε that a single threshold certifies: an upper confidence bound on its drop, to 1e-4."""
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        if paired_exact_p(lost, gained, n, middle) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high
+def check_path(path: Sequence[Thresholds]) -> None:
+    """State that a path is in testing order.
+
+    Raises:
+        ValueError: if it does not start with (+∞, +∞) or raises a threshold on its way.
+    """
+    if not path or path[0] != BEST_ONLY:
+        raise ValueError("the path must start with +inf, where the best rung answers everything")
+    edges, middles = (np.array([getattr(t, name) for t in path]) for name in ("edge", "middle"))
+    if np.any(edges[1:] > edges[:-1]) or np.any(middles[1:] > middles[:-1]):
+        raise ValueError("the thresholds of a path must descend, or stay")
+
+
+def losses(sample: Sample, thresholds: Thresholds) -> NDArray[np.int8]:
+    """ℓ of every picture (n,), in −1, 0, +1."""
+    accepted = sample.edge.scores >= thresholds.edge
+    lost = np.where(accepted, sample.best_right.astype(np.int8) - sample.edge.right, 0).astype(np.int8)
+    if sample.middle is not None and thresholds.middle < math.inf:
+        halfway = ~accepted & (sample.middle.scores >= thresholds.middle)
+        lost += np.where(halfway, sample.best_right.astype(np.int8) - sample.middle.right, 0).astype(np.int8)
+    return lost
+
+
+def _p_value(sample: Sample, step: Step, max_drop: float, delta: float, method: Method) -> float:
+    match method:
+        case Method.EXACT:
+            return paired_exact_p(step.lost, step.gained, len(sample), max_drop)
+        case Method.BETTING:
+            return paired_betting_p(losses(sample, step.thresholds), max_drop, delta)
+        case Method.AGREEMENT:
+            return agreement_p(step.differing, len(sample), max_drop)

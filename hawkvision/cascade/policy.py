@@ -6,11 +6,25 @@ score. What happens after a decision (uploads, timers) is `edge.node`'s affair.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 
-from hawkvision.cascade.profile import Certificate, Pair, Profile, threshold_value
-from hawkvision.errors import TargetUnreachable
+import msgspec
+
+from hawkvision.cascade.online import Terms
+from hawkvision.cascade.profile import (
+    Certificate,
+    Condition,
+    Pair,
+    Profile,
+    ScoreCurve,
+    SiteCertificates,
+    Watch,
+    threshold_value,
+)
+from hawkvision.cascade.scores import Score
+from hawkvision.errors import ManifestError, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,
     Basis,
@@ -26,6 +40,24 @@ from hawkvision.types import (
 
 
 @dataclass(frozen=True, slots=True)
+class MiddleRoute:
+    """A datacenter rung that is asked before the best one, and believed from `threshold` on."""
+
+    rung: str
+    score: Score
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What the certificate says to the controllers of the edge and of the middle rung."""
+
+    edge: Terms | None
+    """None where the edge's own answer is never or always accepted: there is nothing to control."""
+    middle: Terms | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """What a target means on a ladder.
 
@@ -38,6 +70,11 @@ class Route:
     escalation: float
     """Expected share of escalations, 0..1."""
     by_confidence: bool = False
+    to_best: float = 1.0
+    """Expected share that the best rung answers, 0..1."""
+    middle: MiddleRoute | None = None
+    controls: Controls | None = None
+    """None for targets that no certificate stands behind."""
 
     @property
     def direct(self) -> bool:
@@ -78,14 +115,41 @@ after the deadline on two busy cores: waking up and writing takes that long by i
 class Policy:
     """Maps targets to routes for one edge rung backed by one best rung."""
 
-    def __init__(self, profile: Profile, edge: str, best: str, *, alone: bool = False) -> None:
-        """Map targets for `edge` backed by `best`; `alone` if there is no datacenter to run `best`."""
+    def __init__(
+        self, profile: Profile, edge: str, best: str, *, alone: bool = False, site: SiteCertificates | None = None
+    ) -> None:
+        """Map targets for `edge` backed by `best`.
+
+        Args:
+            profile: of the ladder.
+            edge: the edge rung.
+            best: the rung that certificates compare with.
+            alone: whether there is no datacenter to run `best`.
+            site: certificates that take the place of the profile's.
+
+        Raises:
+            ManifestError: if profile or site has no such pair, or the site's certificates were made for other models
+                or another way of scoring.
+        """
         self.alone = alone
         self.pair: Pair = profile.pair(edge, best)
         self.edge_accuracy = profile.rung(edge).accuracy
         self.best_accuracy = profile.rung(best).accuracy
+        self.accuracy_known = True
+        """Whether absolute accuracies were measured where the certificates were."""
+        conditions = self.pair.conditions
+        if site is not None:
+            conditions = _site_conditions(profile, self.pair, site)
+            measured = [(site.rung(edge), "edge_accuracy"), (site.rung(best), "best_accuracy")]
+            for rung, name in measured:
+                if rung is None or rung.accuracy is None:
+                    self.accuracy_known = False
+                else:
+                    setattr(self, name, rung.accuracy)
         # Until lossy pictures arrive, every picture is whole: the first condition.
-        self._condition = self.pair.conditions[0]
+        self._condition: Condition = conditions[0]
+        rungs = (edge, best, *(() if self.pair.middle is None else (self.pair.middle.name,)))
+        self._models = tuple(profile.rung(rung).fingerprint for rung in rungs)
         self._routes: dict[Target, Route] = {quality: self._quality(quality) for quality in Quality}
 
     def route(self, target: Target) -> Route:
@@ -110,20 +174,20 @@ class Policy:
     def _quality(self, quality: Quality) -> Route:
         match quality:
             case Quality.FAST:
-                return _certified(quality, self._condition.fast)
+                return self._certified(quality, self._condition.fast)
             case Quality.BALANCED:
-                return _certified(quality, self._condition.balanced)
+                return self._certified(quality, self._condition.balanced)
             case Quality.BEST:
                 return _best(quality)
 
     def _drop(self, target: Target, max_drop: float) -> Route:
         """The certificate with the largest ε that does not exceed the target's."""
         if max_drop >= self._condition.fast.max_drop:
-            return _certified(target, self._condition.fast)
-        usable = [c for c in self._condition.certificates if c.max_drop <= max_drop and c.threshold != "always"]
+            return self._certified(target, self._condition.fast)
+        usable = [c for c in self._condition.certificates if c.max_drop <= max_drop and _settles_something(c)]
         if not usable:
             return _best(target)
-        return _certified(target, max(usable, key=lambda c: c.max_drop))
+        return self._certified(target, max(usable, key=lambda c: c.max_drop))
 
     @property
     def maximum_accuracy(self) -> float:
@@ -150,18 +214,19 @@ class Policy:
                 maximum=measured.value,
             )
         if accuracy <= self.edge_accuracy.value:
+            # Measured at the edge itself: no certificate is needed, and none is claimed near the measurement.
             promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=self.edge_accuracy.n)
-            if accuracy <= self.edge_accuracy.low:
+            if accuracy <= self.edge_accuracy.low and self.accuracy_known:
                 promise = replace(
                     promise, status=PromiseStatus.HELD, basis=Basis.LABELLED, delta=INTERVAL_DELTA,
                     max_drop=self._condition.fast.max_drop,
                 )  # fmt: skip
-            return Route(-math.inf, promise, 0.0)
+            return Route(-math.inf, promise, 0.0, to_best=0.0)
         # Rounded, so that an accuracy that was listed maps back to the very drop it was listed for.
         route = self._drop(target, round(self.best_accuracy.value - accuracy, 9))
         promise = route.promise
         drop = promise.max_drop or 0.0
-        held = accuracy <= self.held_accuracy(drop)
+        held = accuracy <= self.held_accuracy(drop) and self.accuracy_known
         return replace(
             route,
             promise=replace(
@@ -169,7 +234,7 @@ class Policy:
                 status=PromiseStatus.HELD if held else PromiseStatus.BEST_EFFORT,
                 delta=round((promise.delta or 0.0) + INTERVAL_DELTA, 6) if held else promise.delta,
                 n=self.best_accuracy.n,
-                basis=Basis.LABELLED,
+                basis=Basis.LABELLED if self.accuracy_known else promise.basis,
             ),
         )
 
@@ -177,22 +242,75 @@ class Policy:
         """Per answer, calibrated but not certified: probabilities are right on average, not one by one."""
         promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=self.best_accuracy.n)
         escalation = next(
-            (p.escalation for p in reversed(self._condition.frontier) if threshold_value(p.threshold) >= confidence),
-            1.0,
+            (p.escalation for p in reversed(self.pair.path) if threshold_value(p.threshold) >= confidence), 1.0
         )
-        return Route(confidence, promise, escalation, by_confidence=True)
+        return Route(confidence, promise, escalation, by_confidence=True, to_best=escalation)
+
+    def _certified(self, target: Target, certificate: Certificate) -> Route:
+        promise = AccuracyPromise(
+            target,
+            PromiseStatus.HELD,
+            Basis(certificate.basis),
+            max_drop=certificate.max_drop,
+            delta=certificate.delta,
+            n=certificate.n,
+        )
+        threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold)
+        middle, pair = None, self.pair
+        controlled: list[Terms | None] = [None, None]
+        if math.isfinite(threshold):
+            controlled[0] = self._terms("edge", certificate, threshold, certificate.edge_watch, pair.curve)
+        if pair.middle is not None and certificate.middle_watch is not None and bar < math.inf:
+            middle = MiddleRoute(pair.middle.name, pair.middle.score, bar)
+            if math.isfinite(bar):
+                controlled[1] = self._terms("middle", certificate, bar, certificate.middle_watch, pair.middle.curve)
+        return Route(
+            threshold,
+            promise,
+            certificate.escalation,
+            to_best=certificate.to_best,
+            middle=middle,
+            controls=Controls(*controlled) if any(controlled) else None,
+        )
+
+    def _terms(self, place: str, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve) -> Terms:
+        facts = [place, self._models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)]
+        return Terms(
+            key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],
+            threshold=threshold,
+            max_drop=watch.max_drop,
+            disagreement=watch.disagreement,
+            difficulty=watch.difficulty,
+            scores=curve.scores,
+            disagreements=curve.disagreement,
+            drops=curve.drop,
+            delta=certificate.delta,
+        )
 
 
-def _certified(target: Target, certificate: Certificate) -> Route:
-    promise = AccuracyPromise(
-        target,
-        PromiseStatus.HELD,
-        Basis(certificate.basis),
-        max_drop=certificate.max_drop,
-        delta=certificate.delta,
-        n=certificate.n,
-    )
-    return Route(threshold_value(certificate.threshold), promise, certificate.escalation)
+def _settles_something(certificate: Certificate) -> bool:
+    """Whether any picture is answered below the best rung."""
+    return certificate.threshold != "always" or certificate.middle_threshold != "always"
+
+
+def _site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tuple[Condition, ...]:
+    found = site.pair(pair.edge, pair.best)
+    if site.task != profile.task:
+        raise ManifestError(f"the site's certificates are for task {site.task!r}, the profile for {profile.task!r}")
+    middle = None if pair.middle is None else pair.middle.name
+    if found.score != pair.score or found.middle not in (None, middle):
+        raise ManifestError(
+            f"the site's certificates compare the {found.score} score of {pair.edge} (middle rung {found.middle}), but "
+            f"the profile the {pair.score} score (middle rung {middle}); run `hawkvision certify` again"
+        )
+    for rung in site.rungs:
+        expected = profile.rung(rung.name).fingerprint
+        if rung.fingerprint != expected:
+            raise ManifestError(
+                f"the site's certificates were made for {rung.name} with fingerprint {rung.fingerprint}, but the "
+                f"profile has {expected}; run `hawkvision certify` again"
+            )
+    return found.conditions
 
 
 def _best(target: Target) -> Route:

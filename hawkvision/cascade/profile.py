@@ -1,15 +1,17 @@
 """A ladder's profile: what was measured of its rungs, and the certificates that targets are mapped to.
 
 A profile is made by `hawkvision calibrate`, committed beside the manifest, and names by sha256 both the pictures it
-came from and the models it holds for. Thresholds of ±∞ are written "always" (escalate) and "never".
+came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from pictures of that
+site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
 Several conditions per pair leave room for pictures that arrive incomplete; today there is one, the whole picture.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -52,51 +54,110 @@ class RungProfile(_Strict, frozen=True):
     temperature: Annotated[float, Meta(gt=0.0)]
     accuracy: MeasuredAccuracy
     calibration_error: Fraction
+    cost_ms: Annotated[float, Meta(ge=0.0)]
+    """Inference of one picture on one core of the calibrating machine, in batches of eight; weighs rungs against each
+    other, and is no latency."""
 
 
-class Certificate(_Strict, frozen=True):
-    """A threshold with its guarantee: the drop is below `max_drop`, wrong with probability at most `delta`."""
+class Watch(_Strict, frozen=True, kw_only=True):
+    """What traffic as certified looks like at one rung, as shares of the pictures that reach it.
+
+    The bounds are upper ends of exact one-sided intervals at the certificate's δ.
+    """
+
+    max_drop: Fraction
+    """The part of the certificate's ε that this rung may give up, in proportion to its disagreement."""
+    disagreement: Fraction
+    """Bound on the share answered here with another label than the best rung's."""
+    difficulty: Fraction
+    """Bound on the share that this rung passes on."""
+
+
+class Certificate(_Strict, frozen=True, kw_only=True):
+    """Thresholds with their guarantee: the drop is below `max_drop`, wrong with probability at most `delta`."""
 
     max_drop: Fraction
     threshold: EscalationThreshold
+    """The edge's answer is accepted from this score on."""
+    middle_threshold: EscalationThreshold = "always"
+    """Of what is escalated, the middle rung's answer is accepted from this score on; "always" does not ask it."""
     delta: Fraction
     n: Annotated[int, Meta(ge=1)]
     basis: Literal["labelled", "agreement", "profile"]
     escalation: Fraction
+    """Share that leaves the edge."""
+    to_best: Fraction
+    """Share that the best rung answers."""
     observed_drop: float
+    """Mean drop on the certification pictures; without labels, the disagreement, which bounds it."""
+    edge_watch: Watch
+    middle_watch: Watch | None = None
+    """None where the middle rung is not asked."""
 
 
-class FrontierPoint(_Strict, frozen=True):
-    """What a threshold did on the certification split; for planning, not a guarantee."""
+class PathStep(_Strict, frozen=True, kw_only=True):
+    """What a pair of thresholds did on the certification split; for planning, not a guarantee."""
 
     threshold: EscalationThreshold
+    middle_threshold: EscalationThreshold = "always"
     escalation: Fraction
+    to_best: Fraction
     drop: float
 
 
-class Condition(_Strict, frozen=True):
+class Condition(_Strict, frozen=True, kw_only=True):
     """Certificates that hold when at least this fraction of the picture was received."""
 
     min_received_fraction: Fraction
     balanced: Certificate
     fast: Certificate
     certificates: tuple[Certificate, ...]
-    frontier: tuple[FrontierPoint, ...]
 
 
-class Pair(_Strict, frozen=True):
-    """An edge rung backed by the ladder's best rung."""
+class ScoreCurve(_Strict, frozen=True, kw_only=True):
+    """What a score is worth: knots that divide the profile split into equal shares, from least to most sure."""
+
+    scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    disagreement: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    """P(another label than the best rung's | score)."""
+    drop: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    """Expected drop given the score, at least 0."""
+
+    def __post_init__(self) -> None:
+        if not len(self.scores) == len(self.disagreement) == len(self.drop):
+            raise ValueError("a curve needs as many disagreements and drops as scores")
+        for name, values, sign in (("scores", self.scores, 1), ("disagreement", self.disagreement, -1)):
+            if any(sign * (after - before) < 0 for before, after in itertools.pairwise(values)):
+                raise ValueError(f"the {name} of a curve must be sorted")
+
+
+class Middle(_Strict, frozen=True, kw_only=True):
+    """A datacenter rung between the edge and the best: asked first, and believed when it is sure."""
+
+    name: Name
+    score: Score
+    curve: ScoreCurve
+
+
+class Pair(_Strict, frozen=True, kw_only=True):
+    """An edge rung backed by the ladder's best rung, with or without a middle rung between them."""
 
     edge: Name
     best: Name
     score: Score
+    hop_ms: Annotated[float, Meta(ge=0.0)]
+    """What an escalation was taken to weigh besides the datacenter's own work."""
+    middle: Middle | None = None
+    curve: ScoreCurve
+    path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
+    """All thresholds that were tried, in testing order."""
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
 
 
 class Profile(_Strict, frozen=True):
     """All that was measured of a ladder."""
 
-    format: Literal[1]
+    format: Literal[2]
     task: Name
     data: ProfileData
     rungs: tuple[RungProfile, ...]
@@ -129,11 +190,72 @@ class Profile(_Strict, frozen=True):
         )
 
 
+class SiteData(_Strict, frozen=True):
+    """The pictures behind a site's certificates."""
+
+    name: str
+    sha256: Sha256
+    n: Annotated[int, Meta(ge=1)]
+    labelled: bool
+
+
+class SiteRung(_Strict, frozen=True, kw_only=True):
+    """A rung as it was certified at a site; its accuracy there is known only with labels."""
+
+    name: Name
+    fingerprint: Sha256
+    accuracy: MeasuredAccuracy | None = None
+
+
+class SitePair(_Strict, frozen=True, kw_only=True):
+    """A site's certificates for one pair of the profile."""
+
+    edge: Name
+    best: Name
+    middle: Name | None = None
+    score: Score
+    conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
+
+
+class SiteCertificates(_Strict, frozen=True, kw_only=True):
+    """Certificates made from a site's own pictures, which take the place of the profile's there."""
+
+    format: Literal[1]
+    task: Name
+    as_of: str
+    """Date of certification, YYYY-MM-DD."""
+    data: SiteData
+    rungs: tuple[SiteRung, ...]
+    pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
+
+    def rung(self, name: str) -> SiteRung | None:
+        """The rung of that name, if it was certified."""
+        return next((rung for rung in self.rungs if rung.name == name), None)
+
+    def pair(self, edge: str, best: str) -> SitePair:
+        """The pair of those rungs.
+
+        Raises:
+            ManifestError: if the site has none.
+        """
+        for pair in self.pairs:
+            if (pair.edge, pair.best) == (edge, best):
+                return pair
+        known = [f"{p.edge} → {p.best}" for p in self.pairs]
+        raise ManifestError(
+            f"the site's certificates have none for {edge} → {best}, only for {known}; "
+            f"run `hawkvision certify --edge {edge} …`"
+        )
+
+
 def threshold_value(written: float | str) -> float:
     """A written threshold as a number to compare scores with: +∞ for "always", −∞ for "never"."""
     if isinstance(written, str):
         return math.inf if written == "always" else -math.inf
     return written
+
+
+_File = TypeVar("_File", Profile, SiteCertificates)
 
 
 def load_profile(path: Path) -> Profile:
@@ -142,14 +264,29 @@ def load_profile(path: Path) -> Profile:
     Raises:
         ManifestError: if the file is missing or breaks the schema; names the file and the key.
     """
+    return _load(path, Profile, "profile", "hawkvision calibrate")
+
+
+def load_site(path: Path) -> SiteCertificates:
+    """Read a site's certificates.
+
+    Raises:
+        ManifestError: if the file is missing or breaks the schema; names the file and the key.
+    """
+    return _load(path, SiteCertificates, "site certificates", "hawkvision certify")
+
+
+def _load(path: Path, kind: type[_File], what: str, command: str) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Profile)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        raise ManifestError(f"{path}: no such profile; make one with `hawkvision calibrate`") from None
+        raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: {error}") from None
+        raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
 
 
-def dump_profile(profile: Profile) -> bytes:
-    """The profile as indented JSON, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n"
+def dump(document: Profile | SiteCertificates) -> bytes:
+    """The document as indented JSON, ending in a newline."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"

@@ -6,22 +6,40 @@ Apart from `profile` because it needs SciPy, whose import would cost a starting 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade import calibration, certificate
+from hawkvision.cascade import calibration
+from hawkvision.cascade.bounds import drop_upper_bound
+from hawkvision.cascade.certificate import (
+    Flags,
+    Method,
+    Rung,
+    Sample,
+    Step,
+    Thresholds,
+    certify,
+    sweep,
+    threshold_grid,
+    two_levels,
+)
+from hawkvision.cascade.levels import Costs, Curve, expected_cost, measure_curve, plan_path
 from hawkvision.cascade.profile import (
     CERTIFIED_DROPS,
     Certificate,
     Condition,
-    FrontierPoint,
+    EscalationThreshold,
+    Middle,
     Pair,
+    PathStep,
     RungProfile,
+    ScoreCurve,
+    Watch,
+    threshold_value,
 )
-from hawkvision.cascade.scores import Probabilities, Score, score, softmax
+from hawkvision.cascade.scores import Floats, Probabilities, Score, score, softmax
 from hawkvision.manifest import MeasuredAccuracy
 from hawkvision.types import Logits
 
@@ -32,6 +50,10 @@ escalations as the first three."""
 BALANCED_LARGEST_SHARE = 0.5
 """What it may give up where a quarter is less than the certification pictures can show at all, whatever is on them:
 with 680 that is 0.65 points, and a rung within 2.6 points of the best would always escalate for want of pictures."""
+
+HOP_MS = 5.0
+"""What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: a hop on
+a good network. On a machine that is both edge and datacenter nothing would be too far away."""
 
 SMALLEST_GROUP = 10
 """Pictures of a source that is split by itself: the fewest of which the three parts get some each, and roughly their
@@ -79,6 +101,23 @@ def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str) -> MeasuredAc
     )  # fmt: skip
 
 
+class Looked(msgspec.Struct, frozen=True):
+    """What a rung said of all pictures: calibrated probabilities (n, classes) exactly as it serves them."""
+
+    name: str
+    probabilities: Probabilities
+    cost_ms: float
+
+    def labels(self) -> NDArray[np.intp]:
+        """The most probable class of each picture (n,)."""
+        found: NDArray[np.intp] = self.probabilities.argmax(axis=1)
+        return found
+
+    def scores(self, kind: Score) -> Floats:
+        """How sure it is of each picture (n,)."""
+        return score(self.probabilities, kind).astype(np.float64)
+
+
 def profile_rung(
     name: str,
     models: dict[str, str],
@@ -87,16 +126,14 @@ def profile_rung(
     labels: NDArray[np.integer],
     split: Split,
     data_sha256: str,
-) -> tuple[RungProfile, Probabilities]:
-    """Fit one rung's temperature on the profile split and measure it on the certification split.
-
-    Returns the rung and its calibrated probabilities for all pictures (n, classes).
-    """
+    cost_ms: float,
+) -> tuple[RungProfile, Looked]:
+    """Fit one rung's temperature on the profile split and measure it on the certification split."""
     # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
     temperature = round(calibration.fit_temperature(logits[split.profile], labels[split.profile]), 6)
-    probabilities = softmax(logits, temperature)
-    right = probabilities.argmax(axis=1) == labels
-    confidence = probabilities.max(axis=1)[split.certify].astype(np.float64)
+    looked = Looked(name, softmax(logits, temperature), round(cost_ms, 3))
+    right = looked.labels() == labels
+    confidence = looked.scores(Score.TOP1)[split.certify]
     return RungProfile(
         name=name,
         models=models,
@@ -104,73 +141,181 @@ def profile_rung(
         temperature=temperature,
         accuracy=measure_accuracy(right[split.certify], data_sha256),
         calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),
-    ), probabilities  # fmt: skip
+        cost_ms=looked.cost_ms,
+    ), looked  # fmt: skip
 
 
 def profile_pair(
-    edge: str,
-    best: str,
-    edge_probabilities: Probabilities,
-    best_probabilities: Probabilities,
+    edge: Looked,
+    best: Looked,
     labels: NDArray[np.integer],
     split: Split,
+    middle: Looked | None = None,
     delta: float = 0.05,
+    hop_ms: float = HOP_MS,
 ) -> Pair:
-    """Certify a pair: grid and score from the profile split, certificates from the certification split."""
-    edge_right = edge_probabilities.argmax(axis=1) == labels
-    best_right = best_probabilities.argmax(axis=1) == labels
-    kind = _choose_score(edge_probabilities[split.profile], edge_right[split.profile], best_right[split.profile])
-    scores = score(edge_probabilities, kind).astype(np.float64)
-    grid = certificate.threshold_grid(scores[split.profile])
-    sample = split.certify
-    s, e, b = scores[sample], edge_right[sample], best_right[sample]
+    """Certify a pair: scores, curves and path from the profile split, certificates from the certification split."""
+    planned = split.profile
+    kind = _choose_score(edge, best, labels, planned)
+    middle_kind = _choose_score(middle, best, labels, planned) if middle else None
+    chosen = make_sample(edge, kind, best, labels, planned, middle, middle_kind)
+    costs = Costs(edge.cost_ms, best.cost_ms, hop_ms, middle.cost_ms if middle else None)
+    path = rounded_path(plan_path(chosen, costs))
+    sample = make_sample(edge, kind, best, labels, split.certify, middle, middle_kind)
+    gap = float((chosen.best_right.astype(np.float64) - chosen.edge.right).mean())
+    whole = certify_condition(sample, path, costs, balanced_drop(gap, len(sample), delta), delta, Method.EXACT)
+    return Pair(
+        edge=edge.name,
+        best=best.name,
+        score=kind,
+        hop_ms=hop_ms,
+        middle=None
+        if middle is None or middle_kind is None or chosen.middle is None
+        else Middle(
+            name=middle.name, score=middle_kind, curve=_written_curve(measure_curve(chosen.middle, chosen.best_right))
+        ),
+        curve=_written_curve(measure_curve(chosen.edge, chosen.best_right)),
+        path=tuple(_path_step(step) for step in sweep(sample, path)),
+        conditions=(whole,),
+    )
+
+
+def make_sample(
+    edge: Looked,
+    kind: Score,
+    best: Looked,
+    labels: NDArray[np.integer] | None,
+    chosen: NDArray[np.intp],
+    middle: Looked | None = None,
+    middle_kind: Score | None = None,
+) -> Sample:
+    """The pictures `chosen` as a sample; without labels nothing counts as right, and only agreement can certify."""
+    truth = None if labels is None else labels[chosen]
+    best_labels = best.labels()[chosen]
+
+    def rung(looked: Looked, kind: Score) -> Rung:
+        said = looked.labels()[chosen]
+        return Rung(looked.scores(kind)[chosen], _right(said, truth), said != best_labels)
+
+    between = None if middle is None or middle_kind is None else rung(middle, middle_kind)
+    return Sample(rung(edge, kind), _right(best_labels, truth), between)
+
+
+def certify_condition(
+    sample: Sample, path: tuple[Thresholds, ...], costs: Costs, balanced: float, delta: float, method: Method
+) -> Condition:
+    """Certificates of whole pictures for all `CERTIFIED_DROPS`, for `balanced` and for never escalating."""
+    n = len(sample)
 
     def certified(max_drop: float) -> Certificate:
-        found = certificate.certify(s, e, b, grid, max_drop, delta)
-        return Certificate(
-            max_drop=round(max_drop, 6), threshold=_written(found.value), delta=delta, n=len(sample), basis="labelled",
-            escalation=round(found.escalation, 6), observed_drop=round(found.drop, 6),
-        )  # fmt: skip
+        step = certify(sample, path, max_drop, delta, method, lambda step: expected_cost(costs, step))
+        return _certificate(step, max_drop, n, delta, method)
 
-    gap = float(best_right[split.profile].mean() - edge_right[split.profile].mean())
-    lost, gained = int((b & ~e).sum()), int((e & ~b).sum())
-    fast = Certificate(
-        max_drop=math.ceil(certificate.drop_upper_bound(lost, gained, len(sample), delta) * 1e4) / 1e4,
-        threshold="never", delta=delta, n=len(sample), basis="labelled",
-        escalation=0.0, observed_drop=round((lost - gained) / len(sample), 6),
-    )  # fmt: skip
-    frontier = tuple(
-        FrontierPoint(threshold=_written(t.value), escalation=round(t.escalation, 6), drop=round(t.drop, 6))
-        for t, _, _ in certificate.sweep(s, e, b, grid[:: max(1, len(grid) // 50)])
-    )
-    whole = Condition(
+    never = next(sweep(sample, (Thresholds(-math.inf),)))
+    if method is Method.AGREEMENT:
+        bound = calibration.clopper_pearson(never.differing, n, 2 * delta)[1]
+    else:
+        bound = drop_upper_bound(never.lost, never.gained, n, delta)
+    return Condition(
         min_received_fraction=1.0,
-        balanced=certified(balanced_drop(gap, len(sample), delta)),
-        fast=fast,
+        balanced=certified(balanced),
+        fast=_certificate(never, math.ceil(bound * 1e4) / 1e4, n, delta, method),
         certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS),
-        frontier=frontier,
     )
-    return Pair(edge=edge, best=best, score=kind, conditions=(whole,))
+
+
+def rounded_path(path: tuple[Thresholds, ...]) -> tuple[Thresholds, ...]:
+    """The path as a profile holds it, so that what is certified is, bit for bit, what a node compares with."""
+    return tuple(
+        dict.fromkeys(
+            Thresholds(threshold_value(written(step.edge)), threshold_value(written(step.middle))) for step in path
+        )
+    )
+
+
+def path_of(pair: Pair) -> tuple[Thresholds, ...]:
+    """The path that a profile was certified along."""
+    return tuple(Thresholds(threshold_value(s.threshold), threshold_value(s.middle_threshold)) for s in pair.path)
 
 
 def balanced_drop(gap: float, n: int, delta: float) -> float:
     """The ε of `balanced`, from the gap on the profile split and the number of certification pictures alone."""
-    least = certificate.drop_upper_bound(0, 0, n, delta)
+    least = drop_upper_bound(0, 0, n, delta)
     return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
 
 
-def _choose_score(probabilities: Probabilities, edge_right: NDArray[np.bool_], best_right: NDArray[np.bool_]) -> Score:
+def written(value: float) -> EscalationThreshold:
+    """A threshold as profiles write it: eight decimals tell apart all float32 scores, even close to 1."""
+    if math.isinf(value):
+        return "always" if value > 0 else "never"
+    return round(min(max(value, 0.0), 1.0), 8)
+
+
+def _right(said: NDArray[np.intp], truth: NDArray[np.integer] | None) -> Flags:
+    return np.zeros(len(said), np.bool_) if truth is None else np.asarray(said == truth)
+
+
+def _choose_score(looked: Looked, best: Looked, labels: NDArray[np.integer], chosen: NDArray[np.intp]) -> Score:
     """The score with the smaller area under its drop-against-escalation curve; top-1 when there is no difference."""
     area: dict[Score, float] = {}
     for kind in Score:
-        values = score(probabilities, kind).astype(np.float64)
-        grid = certificate.threshold_grid(values)
-        points = [t for t, _, _ in certificate.sweep(values, edge_right, best_right, grid)]
-        area[kind] = float(np.trapezoid([t.drop for t in points][::-1], [t.escalation for t in points][::-1]))
+        sample = make_sample(looked, kind, best, labels, chosen)
+        steps = list(sweep(sample, two_levels(threshold_grid(sample.edge.scores))))
+        area[kind] = float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
     return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1
 
 
-def _written(value: float) -> float | Literal["always", "never"]:
-    if math.isinf(value):
-        return "always" if value > 0 else "never"
-    return float(value)
+def _certificate(step: Step, max_drop: float, n: int, delta: float, method: Method) -> Certificate:
+    agreement = method is Method.AGREEMENT
+    return Certificate(
+        max_drop=round(max_drop, 6),
+        threshold=written(step.thresholds.edge),
+        middle_threshold=written(step.thresholds.middle),
+        delta=delta,
+        n=n,
+        basis="agreement" if agreement else "labelled",
+        escalation=round(step.escalation, 6),
+        to_best=round(step.to_best, 6),
+        observed_drop=round(step.differing / n if agreement else step.drop, 6),
+        edge_watch=_edge_watch(step, max_drop, n, delta),
+        middle_watch=_middle_watch(step, max_drop, n, delta),
+    )
+
+
+def _edge_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch:
+    share = step.edge_differing / step.differing if step.differing else 1.0
+    return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
+
+
+def _middle_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | None:
+    escalated = round(step.escalation * n)
+    if step.thresholds.middle == math.inf or not escalated:
+        return None
+    differing = step.differing - step.edge_differing
+    share = differing / step.differing if step.differing else 1.0
+    return _watch(max_drop * share * n / escalated, differing, round(step.to_best * n), escalated, delta)
+
+
+def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:
+    return Watch(
+        max_drop=round(min(1.0, max_drop), 6),
+        disagreement=round(calibration.clopper_pearson(differing, n, 2 * delta)[1], 6),
+        difficulty=round(calibration.clopper_pearson(passed_on, n, 2 * delta)[1], 6),
+    )
+
+
+def _path_step(step: Step) -> PathStep:
+    return PathStep(
+        threshold=written(step.thresholds.edge),
+        middle_threshold=written(step.thresholds.middle),
+        escalation=round(step.escalation, 6),
+        to_best=round(step.to_best, 6),
+        drop=round(step.drop, 6),
+    )
+
+
+def _written_curve(curve: Curve) -> ScoreCurve:
+    def rounded(values: Floats) -> tuple[float, ...]:
+        return tuple(round(min(max(float(v), 0.0), 1.0), 6) for v in values)
+
+    return ScoreCurve(scores=rounded(curve.scores), disagreement=rounded(curve.disagreement), drop=rounded(curve.drop))

@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 
-from hawkvision.cascade.profile import Profile, ProfileData
-from hawkvision.cascade.profiling import profile_pair, profile_rung, split_indices
+from hawkvision.cascade.profile import Profile, ProfileData, RungProfile
+from hawkvision.cascade.profiling import Looked, profile_pair, profile_rung, split_indices
 from hawkvision.types import Logits
 
 SHA = "a" * 64
@@ -21,15 +21,22 @@ def make_logits(rng: np.random.Generator, labels: np.ndarray, strength: float, c
 
 
 @functools.cache
-def make_profile(seed: int = 7, n: int = 3_000) -> Profile:
-    """A profile of two rungs, `small` (about 75 % right) and `large` (about 95 %)."""
+def make_profile(seed: int = 7, n: int = 3_000, middle: bool = False) -> Profile:
+    """A profile of two rungs, `small` (about 75 % right) and `large` (about 95 %); with `medium` between, if asked."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, n)
     split = split_indices(np.where(np.arange(n) % 3 == 0, "a", "b"), seed)
-    small, edge = profile_rung("small", {"small": SHA}, SHA, make_logits(rng, labels, 3.0), labels, split, SHA)
-    large, best = profile_rung("large", {"large": SHA}, SHA, make_logits(rng, labels, 8.0), labels, split, SHA)
+
+    def rung(name: str, strength: float, cost_ms: float) -> tuple[RungProfile, Looked]:
+        return profile_rung(
+            name, {name: SHA}, SHA, make_logits(rng, labels, strength), labels, split, SHA, cost_ms
+        )  # fmt: skip
+
+    small, edge = rung("small", 3.0, 1.0)
+    large, best = rung("large", 8.0, 20.0)
+    medium, between = rung("medium", 6.0, 4.0)
     return Profile(
-        format=1,
+        format=2,
         task="digits",
         data=ProfileData(
             name="synthetic",
@@ -39,6 +46,6 @@ def make_profile(seed: int = 7, n: int = 3_000) -> Profile:
             certify=len(split.certify),
             held_out=len(split.held_out),
         ),
-        rungs=(small, large),
-        pairs=(profile_pair("small", "large", edge, best, labels, split),),
+        rungs=(small, medium, large) if middle else (small, large),
+        pairs=(profile_pair(edge, best, labels, split, between if middle else None),),
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certificate import paired_exact_p
-from hawkvision.cascade.profile import dump_profile, load_profile, threshold_value
+from hawkvision.cascade.profile import dump, load_profile, threshold_value
 from hawkvision.cascade.profiling import balanced_drop, profile_rung, split_indices
 from hawkvision.cascade.scores import softmax
 from hawkvision.errors import ManifestError
@@ -19,13 +19,13 @@ from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 def test_profile_survives_the_file(tmp_path: Path) -> None:
     profile = make_profile()
     path = tmp_path / "profile.json"
-    path.write_bytes(dump_profile(profile))
+    path.write_bytes(dump(profile))
     assert load_profile(path) == profile
 
 
 def test_same_seed_gives_the_same_bytes() -> None:
     again = make_profile.__wrapped__(seed=3, n=600)
-    assert dump_profile(make_profile.__wrapped__(seed=3, n=600)) == dump_profile(again)
+    assert dump(make_profile.__wrapped__(seed=3, n=600)) == dump(again)
 
 
 def test_missing_file_names_the_command(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_garbage_is_refused_by_name(data: bytes) -> None:
 
 def test_unknown_key_is_named(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_bytes(dump_profile(make_profile()).replace(b'"format": 1,', b'"format": 1, "fromat": 2,', 1))
+    path.write_bytes(dump(make_profile()).replace(b'"format": 2,', b'"format": 1, "fromat": 2,', 1))
     with pytest.raises(ManifestError, match="fromat"):
         load_profile(path)
 

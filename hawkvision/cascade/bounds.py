@@ -1,0 +1,132 @@
+"""Tests of one threshold: is the accuracy it gives up below ε? Three p-values, each valid at any sample size.
+
+Let a picture be answered below the ladder's best rung when its score is at least τ. The accuracy given up is E ℓ with
+
+    ℓ = 1{answered below} · (right_best − right_below)  ∈ {−1, 0, +1}.
+
+Only discordant pictures count: b of them lost (+1), c of them gained (−1), out of n. All three test H0: E ℓ ≥ ε.
+
+*Exact* (`paired_exact_p`). Given the discordance rate q = P(ℓ ≠ 0), the number of discordant pictures is
+binomial(n, q) and, on the boundary of H0, each is a loss with probability (q + ε) / 2q. The p-value is
+P(b − c ≤ observed), made free of the nuisance q by taking its supremum over a (1 − β) confidence interval of q and
+adding β (Berger and Boos, JASA 1994). On the boundary is enough: for fixed q, a larger drop makes b − c
+stochastically larger. Pairing is what makes it cheap: at n = 1,000 and half the gap it escalates 18 % where certifying
+absolute accuracy needs 34 to 56 %.
+
+*Betting* (`paired_betting_p`). A gambler bets against H0 picture by picture, with stakes that depend on the past only;
+if H0 is true the expected wealth never grows, so wealth K is evidence with p = 1/K (Waudby-Smith and Ramdas,
+"Estimating means of bounded random variables by betting", JRSS-B 2024). Valid however often one looks, and so for
+samples that grow; a few points weaker than the exact test at a fixed n.
+
+*Agreement* (`agreement_p`). Without labels: an answer that equals the best rung's gives nothing up, so E ℓ is at most
+the probability of answering below with another label, a plain binomial proportion (Clopper and Pearson, 1934).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta as beta_distribution
+from scipy.stats import binom
+
+NUISANCE_BETA: Final = 0.004
+"""Share of δ spent on the confidence interval of the discordance rate."""
+
+NUISANCE_POINTS: Final = 33
+"""Discordance rates at which the supremum is sought. The tail is smooth in q between them: brute-force enumeration
+(tests) finds no rate where the test exceeds its level."""
+
+TAIL_SIGMAS: Final = 8.0
+"""Binomial mass further than this many standard deviations from the mean is left out. It is largest for small rates
+and reaches 1.2e-11 (scan over n from 100 to 100,000): less than a billionth of any δ worth asking for."""
+
+
+def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
+    """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n pictures.
+
+    Raises:
+        ValueError: if the counts do not fit n or max_drop is not in (0, 1].
+    """
+    if lost < 0 or gained < 0 or lost + gained > n or n < 1:
+        raise ValueError(f"expected counts with lost + gained <= n and n >= 1, got {lost}, {gained}, {n}")
+    if not 0.0 < max_drop <= 1.0:
+        raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
+    discordant = lost + gained
+    half = NUISANCE_BETA / 2
+    low = 0.0 if discordant == 0 else float(beta_distribution.ppf(half, discordant, n - discordant + 1))
+    high = 1.0 if discordant == n else float(beta_distribution.ppf(1 - half, discordant + 1, n - discordant))
+    # |E ℓ| ≤ q, so on the boundary of H0 no rate below max_drop is possible.
+    rates = np.linspace(max(low, max_drop), max(high, max_drop), NUISANCE_POINTS)
+    return min(1.0, float(_lower_tails(lost - gained, n, rates, max_drop).max()) + NUISANCE_BETA)
+
+
+def _lower_tails(observed: int, n: int, rates: NDArray[np.float64], drop: float) -> NDArray[np.float64]:
+    """P(b − c ≤ observed) for discordance `rates` (m,) and E ℓ = drop, exactly, as a mixture over b + c."""
+    spread = TAIL_SIGMAS * np.sqrt(n * rates * (1 - rates) + 1) + 1
+    first = max(0, math.floor((n * rates - spread).min()))
+    last = min(n, math.ceil((n * rates + spread).max()))
+    discordant = np.arange(first, last + 1)
+    weights = binom.pmf(discordant, n, rates[:, None])
+    loss_share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
+    # b − c ≤ observed with b + c = k is b ≤ (k + observed) / 2.
+    tails = binom.cdf(np.floor((discordant + observed) / 2), discordant, loss_share)
+    mixed: NDArray[np.float64] = np.asarray(weights * tails).sum(axis=1)
+    return mixed
+
+
+LARGEST_STAKE: Final = 0.75
+"""Share of the wealth that may be lost on one picture: 1 would let a single loss end the game."""
+
+
+def paired_betting_p(losses: NDArray[np.int8], max_drop: float, delta: float = 0.05) -> float:
+    """p-value of H0: E ℓ ≥ max_drop, from losses (n,) in −1, 0, +1 in the order in which they were drawn.
+
+    Stakes are the predictable plug-in of the source above (its equation 26), on (ℓ + 1) / 2. `delta` only tunes them.
+
+    Raises:
+        ValueError: if there are no losses or max_drop is not in (0, 1].
+    """
+    if len(losses) == 0:
+        raise ValueError("expected at least one loss")
+    if not 0.0 < max_drop <= 1.0:
+        raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
+    n = len(losses)
+    x = (losses.astype(np.float64) + 1.0) / 2.0
+    null_mean = (max_drop + 1.0) / 2.0
+    seen = np.arange(1, n + 1)
+    mean = (0.5 + np.cumsum(x)) / (seen + 1)
+    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (seen + 1)
+    past_variance = np.concatenate([[0.25], variance[:-1]])
+    # The most that one picture can cost is stake · (1 − null_mean); max_drop = 1 can cost nothing.
+    ceiling = LARGEST_STAKE / max(1.0 - null_mean, 1e-12)
+    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
+    wealth = np.cumsum(np.log1p(stake * (null_mean - x)))
+    return float(min(1.0, math.exp(-wealth.max())))
+
+
+def agreement_p(differing: int, n: int, max_drop: float) -> float:
+    """p-value of H0: P(answered below with another label than the best rung's) ≥ max_drop.
+
+    Raises:
+        ValueError: if the count does not fit n or max_drop is not in (0, 1].
+    """
+    if not 0 <= differing <= n or n < 1:
+        raise ValueError(f"expected 0 <= differing <= n and n >= 1, got {differing}, {n}")
+    if not 0.0 < max_drop <= 1.0:
+        raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
+    return float(binom.cdf(differing, n, max_drop))
+
+
+def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> float:
+    """The smallest ε that a single threshold certifies: an upper confidence bound on its drop, to 1e-4."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if paired_exact_p(lost, gained, n, middle) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
