@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -19,6 +19,8 @@ from hawkvision.cascade.scores import Floats
 EDGE_POINTS: Final = 100
 MIDDLE_POINTS: Final = 24
 CURVE_KNOTS: Final = 65
+
+Path: TypeAlias = tuple[Thresholds, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +67,20 @@ def measure_curve(rung: Rung, best_right: Flags) -> Curve:
     )
 
 
-def plan_path(sample: Sample, costs: Costs) -> tuple[Thresholds, ...]:
-    """The path to be certified, from pictures of the profile split.
+def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
+    """The paths to be certified, from pictures of the profile split: that of two levels, and one of three if it pays.
 
     With a middle rung both thresholds come down together, a bin of scores at a time: always the bin next whose
-    acceptance is expected to give up least for what it saves. Whether that or a path of two levels is cheaper at the
-    same drop is decided here too.
+    acceptance is expected to give up least for what it saves.
     """
     two = two_levels(threshold_grid(sample.edge.scores))
     if sample.middle is None or costs.middle is None:
-        return two
+        return (two,)
     three = _three_levels(sample, sample.middle, costs)
-    return three if _area(sample, three, costs) < _area(sample, two, costs) else two
+    return (two, three) if _area(sample, three, costs) < _area(sample, two, costs) else (two,)
 
 
-def _three_levels(sample: Sample, middle: Rung, costs: Costs) -> tuple[Thresholds, ...]:
+def _three_levels(sample: Sample, middle: Rung, costs: Costs) -> Path:
     edge_grid = threshold_grid(sample.edge.scores, EDGE_POINTS)
     middle_grid = threshold_grid(middle.scores, MIDDLE_POINTS)
     assert costs.middle is not None

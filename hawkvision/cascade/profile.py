@@ -137,6 +137,8 @@ class Middle(_Strict, frozen=True, kw_only=True):
     name: Name
     score: Score
     curve: ScoreCurve
+    path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
+    """All pairs of thresholds that were tried with this rung in between, in testing order."""
 
 
 class Pair(_Strict, frozen=True, kw_only=True):
@@ -150,7 +152,7 @@ class Pair(_Strict, frozen=True, kw_only=True):
     middle: Middle | None = None
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
-    """All thresholds that were tried, in testing order."""
+    """All thresholds that were tried without a middle rung, in testing order."""
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
 
 

@@ -6,6 +6,7 @@ Apart from `profile` because it needs SciPy, whose import would cost a starting 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from hawkvision.cascade.certificate import (
     threshold_grid,
     two_levels,
 )
-from hawkvision.cascade.levels import Costs, Curve, expected_cost, measure_curve, plan_path
+from hawkvision.cascade.levels import Costs, Curve, Path, expected_cost, measure_curve, plan_paths
 from hawkvision.cascade.profile import (
     CERTIFIED_DROPS,
     Certificate,
@@ -160,22 +161,27 @@ def profile_pair(
     middle_kind = _choose_score(middle, best, labels, planned) if middle else None
     chosen = make_sample(edge, kind, best, labels, planned, middle, middle_kind)
     costs = Costs(edge.cost_ms, best.cost_ms, hop_ms, middle.cost_ms if middle else None)
-    path = rounded_path(plan_path(chosen, costs))
+    paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
     sample = make_sample(edge, kind, best, labels, split.certify, middle, middle_kind)
     gap = float((chosen.best_right.astype(np.float64) - chosen.edge.right).mean())
-    whole = certify_condition(sample, path, costs, balanced_drop(gap, len(sample), delta), delta, Method.EXACT)
+    balanced = balanced_drop(gap, len(sample), delta / len(paths))
+    whole = certify_condition(sample, paths, costs, balanced, delta, Method.EXACT)
+    between = None
+    if middle is not None and middle_kind is not None and chosen.middle is not None and len(paths) > 1:
+        between = Middle(
+            name=middle.name,
+            score=middle_kind,
+            curve=_written_curve(measure_curve(chosen.middle, chosen.best_right)),
+            path=tuple(_path_step(step) for step in sweep(sample, paths[1])),
+        )
     return Pair(
         edge=edge.name,
         best=best.name,
         score=kind,
         hop_ms=hop_ms,
-        middle=None
-        if middle is None or middle_kind is None or chosen.middle is None
-        else Middle(
-            name=middle.name, score=middle_kind, curve=_written_curve(measure_curve(chosen.middle, chosen.best_right))
-        ),
+        middle=between,
         curve=_written_curve(measure_curve(chosen.edge, chosen.best_right)),
-        path=tuple(_path_step(step) for step in sweep(sample, path)),
+        path=tuple(_path_step(step) for step in sweep(sample, paths[0])),
         conditions=(whole,),
     )
 
@@ -202,13 +208,20 @@ def make_sample(
 
 
 def certify_condition(
-    sample: Sample, path: tuple[Thresholds, ...], costs: Costs, balanced: float, delta: float, method: Method
+    sample: Sample, paths: Sequence[Path], costs: Costs, balanced: float, delta: float, method: Method
 ) -> Condition:
-    """Certificates of whole pictures for all `CERTIFIED_DROPS`, for `balanced` and for never escalating."""
+    """Certificates of whole pictures for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
+
+    Of several paths each gets its share of δ, so that the cheapest of their results may be chosen.
+    """
     n = len(sample)
 
+    def cost(step: Step) -> float:
+        return expected_cost(costs, step)
+
     def certified(max_drop: float) -> Certificate:
-        step = certify(sample, path, max_drop, delta, method, lambda step: expected_cost(costs, step))
+        found = [certify(sample, path, max_drop, delta / len(paths), method, cost) for path in paths]
+        step = min(found, key=cost)
         return _certificate(step, max_drop, n, delta, method)
 
     never = next(sweep(sample, (Thresholds(-math.inf),)))
@@ -224,7 +237,7 @@ def certify_condition(
     )
 
 
-def rounded_path(path: tuple[Thresholds, ...]) -> tuple[Thresholds, ...]:
+def rounded_path(path: Path) -> Path:
     """The path as a profile holds it, so that what is certified is, bit for bit, what a node compares with."""
     return tuple(
         dict.fromkeys(
@@ -233,9 +246,13 @@ def rounded_path(path: tuple[Thresholds, ...]) -> tuple[Thresholds, ...]:
     )
 
 
-def path_of(pair: Pair) -> tuple[Thresholds, ...]:
-    """The path that a profile was certified along."""
-    return tuple(Thresholds(threshold_value(s.threshold), threshold_value(s.middle_threshold)) for s in pair.path)
+def paths_of(pair: Pair) -> tuple[Path, ...]:
+    """The paths that a profile was certified along."""
+    written_paths = (pair.path,) if pair.middle is None else (pair.path, pair.middle.path)
+    return tuple(
+        tuple(Thresholds(threshold_value(step.threshold), threshold_value(step.middle_threshold)) for step in steps)
+        for steps in written_paths
+    )
 
 
 def balanced_drop(gap: float, n: int, delta: float) -> float:
