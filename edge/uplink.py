@@ -134,7 +134,10 @@ class Uplink:
         except msgspec.DecodeError as error:
             self._failed()
             raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
-        sound = all(0 <= c.index < self._classes and 0.0 <= c.confidence <= 1.0 for c in reply.top_k)
+        seen = [(c.index, c.confidence) for c in reply.top_k]
+        if reply.passed_over is not None:
+            seen.append((reply.passed_over.index, reply.passed_over.score))
+        sound = all(0 <= index < self._classes and 0.0 <= sure <= 1.0 for index, sure in seen)
         if not reply.top_k or not sound or not _answers(reply, request):
             self._failed()
             raise EscalationFailed(f"{self.url} sent a reply that cannot be: {payload[:200]!r}")
@@ -193,7 +196,8 @@ def _answers(reply: HopReply, request: HopRequest) -> bool:
         return False
     if reply.model == request.variant:
         return reply.score >= middle.accept_score
-    return reply.model == middle.otherwise
+    passed_over = reply.passed_over
+    return reply.model == middle.otherwise and passed_over is not None and passed_over.score < middle.accept_score
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -13,7 +13,8 @@
         <the caller's own encoded picture, never re-encoded>
 
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
-         "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …}, "batch_size": 3, "score": null}
+         "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …}, "batch_size": 3,
+         "score": null, "passed_over": null}
 
     GET /v1/rungs
     200 {"task": "imagenet", "best": "committee",
@@ -27,7 +28,8 @@ The certificate of an edge rung may cover three levels: edge, a middle rung, the
 taken in the tier, for the price of one round trip:
 
     score of the variant ≥ Accept-Score ──►  200, "model": the variant,        "score": its own, ≥ Accept-Score
-    else, within the same deadline      ──►  200, "model": the otherwise-rung, "score": its own, whatever it is
+    else, within the same deadline      ──►  200, "model": the otherwise-rung, "score": its own, whatever it is,
+                                             "passed_over": {"index": 282, "score": 0.41}   what the variant said
 
 The score is `cascade.scores.score` of the rung's calibrated probabilities as served (the manifest's temperatures), in
 float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
@@ -113,6 +115,16 @@ class HopTiming(msgspec.Struct, frozen=True):
     total: float
 
 
+class PassedOver(msgspec.Struct, frozen=True):
+    """What a middle rung saw that was not sure enough: its most probable class, and its score.
+
+    With the answer that counts it tells, for nothing, whether the two rungs agree; online control learns from that.
+    """
+
+    index: int
+    score: float
+
+
 class HopReply(msgspec.Struct, frozen=True):
     """The answer; `top_k[0]` is the most probable class, `batch_size` the most pictures inferred together."""
 
@@ -123,6 +135,8 @@ class HopReply(msgspec.Struct, frozen=True):
     batch_size: int
     score: float | None = None
     """The answering rung's own score, of the kind that `Middle.score` asked for; None if no middle rung was named."""
+    passed_over: PassedOver | None = None
+    """The middle rung's answer where the otherwise-rung gave the one that counts."""
 
 
 class RungMember(msgspec.Struct, frozen=True):

@@ -46,9 +46,11 @@ from hawkvision.hop import (
     HopReply,
     HopRequest,
     HopTiming,
+    PassedOver,
     parse_hop_headers,
 )
 from hawkvision.trace import parse_traceparent, start_trace
+from hawkvision.types import Score
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +241,13 @@ def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float) -> HopRe
         timing_ms=timing,
         batch_size=max(a.batch_size for answers in work for a in answers),
         score=None if asked.middle is None else counts.score(asked.middle.score),
+        passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks[0], asked.middle.score),
     )
+
+
+def _passed_over(look: Look, kind: Score) -> PassedOver:
+    (index,) = top_classes(look.probabilities[0], 1)
+    return PassedOver(int(index), look.score(kind))
 
 
 async def _unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:

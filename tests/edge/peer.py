@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from hawkvision.hop import HopClass, HopReply, HopTiming, Rung, Rungs, parse_hop_headers
+from hawkvision.hop import HopClass, HopReply, HopTiming, PassedOver, Rung, Rungs, parse_hop_headers
 
 ANSWER_CLASS = 7
 MIDDLE_CLASS = 6
@@ -57,7 +57,8 @@ class Peer:
         if self.middle_score >= asked.middle.accept_score:
             seen = (HopClass(MIDDLE_CLASS, self.middle_score),)
             return msgspec.structs.replace(answer, top_k=seen, model=self.middle, score=self.middle_score)
-        return msgspec.structs.replace(answer, score=top[0].confidence)
+        passed_over = PassedOver(MIDDLE_CLASS, self.middle_score)
+        return msgspec.structs.replace(answer, score=top[0].confidence, passed_over=passed_over)
 
     async def rungs(self, _: web.Request) -> web.Response:
         rungs = (Rung(self.middle, (), self.middle_fingerprint),) if self.middle else ()

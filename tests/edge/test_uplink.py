@@ -10,7 +10,7 @@ import pytest
 from edge.uplink import Escalated, Uplink
 from hawkvision.clock import MonotonicClock
 from hawkvision.errors import EscalationFailed
-from hawkvision.hop import HopRequest, Middle
+from hawkvision.hop import HopRequest, Middle, PassedOver
 from hawkvision.trace import start_trace
 from hawkvision.types import Score
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
@@ -46,6 +46,7 @@ def test_a_sure_middle_rung_answers(peer: Peer) -> None:
 def test_the_best_rung_answers_where_the_middle_one_is_not_sure(peer: Peer) -> None:
     reply = infer(peer, {"middle_score": 0.7499}).reply
     assert (reply.model, reply.score, reply.top_k[0].index) == ("committee", 0.99, ANSWER_CLASS)
+    assert reply.passed_over == PassedOver(MIDDLE_CLASS, 0.7499)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def test_the_best_rung_answers_where_the_middle_one_is_not_sure(peer: Peer) -> N
         {"middle_score": 0.9, "middle": "another"},
         {"model": "another"},
         {"middle_score": 1.5},
+        {"middle_score": -0.5},
     ],
 )
 def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer, behaviour: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ from hawkvision.datacenter.catalog import Catalog, ServedRung
 from hawkvision.datacenter.door import Door, DoorLimits
 from hawkvision.datacenter.replica import VariantAnswer, Views
 from hawkvision.errors import Overloaded
-from hawkvision.hop import HopReply
+from hawkvision.hop import HopReply, PassedOver
 from hawkvision.types import Logits
 
 ROWS = arrays(np.float32, (3, 6), elements=st.floats(0.0078125, 1.0, width=32))
@@ -118,6 +118,7 @@ def test_the_reply_names_the_rung_that_answered_and_states_its_own_score(accept_
     answer = msgspec.json.decode(post(door(unequal()), accept_score=accept_score, **MIDDLE).body, type=HopReply)
     assert (answer.model, answer.top_k[0].index) == (model, 2)
     assert answer.score == answer.top_k[0].confidence
+    assert answer.passed_over == (None if model == "a" else PassedOver(2, float(np.float32(0.8))))
 
 
 def test_the_times_of_two_looks_add_up() -> None:
@@ -126,7 +127,8 @@ def test_the_times_of_two_looks_add_up() -> None:
 
 
 def test_without_a_middle_rung_no_score_is_stated() -> None:
-    assert msgspec.json.decode(post(door(unequal()), variant="a").body, type=HopReply).score is None
+    answer = msgspec.json.decode(post(door(unequal()), variant="a").body, type=HopReply)
+    assert (answer.score, answer.passed_over) == (None, None)
 
 
 def test_a_full_committee_sheds_what_the_middle_rung_was_not_sure_of() -> None:

@@ -140,6 +140,7 @@ def test_the_pictures_accepted_and_every_score_are_those_of_an_offline_computati
     assert [r.model == "medium" for r in replies] == accepted.tolist()
     assert 0 < accepted.sum() < len(PICTURES)
     assert [r.score for r in replies] == np.where(accepted, *expected).tolist()
+    assert [r.passed_over.score for r in replies if r.passed_over] == expected[0][~accepted].tolist()
 
 
 def test_a_second_look_answers_what_the_committee_answers_alone(tier: Tier) -> None:
