@@ -197,9 +197,7 @@ class _InvertedResiduals:
         """The 3x3 convolution of stride 2 that reads pixels."""
         kernel, bias = weights.convolution(conv, norm, self._epsilon)
         pads = self._pads(kernel.shape[2], 2)
-        return self._builder.relu6(
-            self._builder.conv(x, "stem", first_kernel(kernel, spec), bias, stride=2, pads=pads)
-        )
+        return self._builder.relu6(self._builder.conv(x, "stem", first_kernel(kernel, spec), bias, stride=2, pads=pads))
 
     def block(
         self, x: str, name: str, weights: Weights, layers: list[tuple[str, str]], *, stride: int, add: bool
