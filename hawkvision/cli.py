@@ -16,6 +16,7 @@ from hawkvision import __version__
 from hawkvision.errors import HawkVisionError
 
 if TYPE_CHECKING:
+    from hawkvision.manifest import Committee, Variant
     from hawkvision.zoo.build import Artifact
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
 dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
-models_app = typer.Typer(no_args_is_help=True, help="The zoo: build, list and verify models.")
+models_app = typer.Typer(no_args_is_help=True, help="The zoo: build, train, list and verify models.")
 app.add_typer(edge_app, name="edge")
 app.add_typer(dc_app, name="dc")
 app.add_typer(models_app, name="models")
@@ -151,6 +152,32 @@ def models_build(
         files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
         built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
     typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
+
+
+@models_app.command("train")
+def models_train(
+    task: Annotated[str, typer.Argument(help="A task that has a recipe, such as cifar10.")],
+    data: Annotated[Path, typer.Option(help="Labelled pictures: npz, idx files, or a directory per class.")],
+    only: Annotated[list[str] | None, typer.Option(help="Networks to train now; default: all that are left.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="A trial of so many epochs; needs --out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write there instead of where the recipe lies.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Train a ladder from its recipe, on the CPU; goes on where it was interrupted."""
+    from hawkvision import manifest
+    from hawkvision.zoo.ladder import train_ladder
+
+    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    trained = train_ladder(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
+    if trained.manifest is None:
+        typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
+        return
+    measured: tuple[Variant | Committee, ...] = (*trained.manifest.variants, *trained.manifest.committees)
+    for model in measured:
+        if model.accuracy is not None:
+            typer.echo(f"{model.name}: {model.accuracy.value:.4f} of {model.accuracy.n} pictures")
+    typer.echo(f"written to {trained.folder}; next: `hawkvision models build --task {task}`, then `calibrate`")
 
 
 @models_app.command("list")
