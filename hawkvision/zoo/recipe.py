@@ -91,7 +91,7 @@ def load_recipe(task: str, models: Path) -> Recipe:
 
     Raises:
         NotFound: if the task has no recipe there; the message lists those that have.
-        ManifestError: if the file breaks the schema, or names an architecture that is none.
+        ManifestError: if the file breaks the schema, or names an architecture, network or rung that is none.
     """
     path = models / task / "recipe.toml"
     if not path.is_file():
@@ -101,12 +101,29 @@ def load_recipe(task: str, models: Path) -> Recipe:
         recipe = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Recipe)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: {error}") from None
+    _check_rungs(recipe, str(path))
     for network in recipe.networks:
         if network.architecture not in CONVNETS:
             raise ManifestError(
                 f"{path}: {network.name}: no architecture {network.architecture!r}; known are {', '.join(CONVNETS)}"
             )
     return recipe
+
+
+def recipe_labels(recipe: Recipe, models: Path) -> tuple[str, ...]:
+    """The class names in index order, one a line of the file that the recipe names.
+
+    Raises:
+        ManifestError: if it is missing, or has fewer than two lines or one of them twice.
+    """
+    path = models / recipe.task / recipe.labels
+    try:
+        labels = tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot read the labels of task {recipe.task!r}: {error}") from None
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ManifestError(f"{path}: expected at least two labels, one a line, all distinct; found {len(labels)}")
+    return labels
 
 
 def training_mask(is_test: NDArray[np.bool_], pictures: Pictures) -> NDArray[np.bool_]:
@@ -121,3 +138,20 @@ def training_mask(is_test: NDArray[np.bool_], pictures: Pictures) -> NDArray[np.
     mask = np.zeros(len(is_test), np.bool_)
     mask[np.random.default_rng(pictures.seed).permutation(usable)[: pictures.train]] = True
     return mask
+
+
+def _check_rungs(recipe: Recipe, where: str) -> None:
+    networks = [network.name for network in recipe.networks]
+    names = networks + [committee.name for committee in recipe.committees]
+    if len(set(names)) != len(names):
+        raise ManifestError(f"{where}: networks and committees must have distinct names, got {sorted(names)}")
+    for committee in recipe.committees:
+        if strange := sorted(set(committee.members) - set(networks)):
+            raise ManifestError(f"{where}: {committee.name}: members {strange} are not among the networks {networks}")
+    ladder = recipe.ladder
+    if strange := sorted({*ladder.edge, *ladder.dc} - set(names)):
+        raise ManifestError(f"{where}: ladder names {strange}, which are neither networks nor committees")
+    if ladder.default_edge not in ladder.edge:
+        raise ManifestError(f"{where}: ladder.default_edge {ladder.default_edge!r} is not in ladder.edge")
+    if recipe.task != Path(where).parent.name:
+        raise ManifestError(f"{where}: it is the recipe of {recipe.task!r}, which belongs into a folder of that name")

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.errors import ArtifactError
-from hawkvision.zoo.checkpoint import parse_checkpoint, read_checkpoint
+from hawkvision.zoo.checkpoint import StateDict, parse_checkpoint, read_checkpoint
 from tests.hawkvision.zoo.weight_files import archive, c_strides, state_of, state_pickle, stream, tensor
 
 ARRAYS = {
@@ -166,3 +167,38 @@ def test_any_order_of_axes_survives(shape: list[int], order: Any) -> None:
     pickled = state_pickle({"w": tensor("0", stored.size, [shape[a] for a in axes], strides)})
     found = parse_checkpoint(archive(pickled, {"0": stored.ravel()}), "torch", "t")["w"]
     np.testing.assert_array_equal(found, stored.transpose(axes))
+
+
+def test_safetensors_give_back_every_array() -> None:
+    arrays: StateDict = {"a": np.arange(6, dtype=np.float16).reshape(2, 3), "b": np.array([1.5], np.float32)}
+    state = parse_checkpoint(safetensors.numpy.save(arrays), "safetensors", "here")
+    assert {key: (array.dtype, array.tolist()) for key, array in state.items()} == {
+        key: (array.dtype, array.tolist()) for key, array in arrays.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        safetensors.numpy.save({"a": np.zeros(3, np.float32)})[:-1],
+        safetensors.numpy.save({}),
+        safetensors.numpy.save({"a": np.zeros(4, np.float16)}).replace(b'"F16"', b'"BF16"').replace(b"    ", b"   ", 1),
+        safetensors.numpy.save({"a": np.zeros(4, np.float32)}).replace(b"[4]", b"[5]"),
+    ],
+)
+def test_malformed_safetensors_are_refused_by_name(data: bytes) -> None:
+    with pytest.raises(ArtifactError, match="here: refused as a safetensors weight file"):
+        parse_checkpoint(data, "safetensors", "here")
+
+
+@given(st.binary(max_size=40), st.integers(0, 100))
+def test_damaged_safetensors_are_weights_or_an_error(data: bytes, position: int) -> None:
+    whole = safetensors.numpy.save({"a": np.arange(4, dtype=np.float32), "b": np.zeros((2, 2), np.float16)})
+    try:
+        state = parse_checkpoint(whole[:position] + data + whole[position + len(data) :], "safetensors", "here")
+    except ArtifactError as error:
+        assert "here" in str(error)  # noqa: PT017
+    else:
+        assert state

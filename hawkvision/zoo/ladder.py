@@ -1,0 +1,130 @@
+"""`hawkvision models train`: a recipe and its pictures in, a ladder ready to be built and calibrated out.
+
+Trains what is not trained yet; once all networks are, measures the ladder, and writes a weight file each and the
+manifest. Needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ConfigError, RequestError
+from hawkvision.manifest import InputSpec, Manifest
+from hawkvision.pictures import LabelledPictures, read_pictures
+from hawkvision.types import Pixels
+from hawkvision.vision.image import load_input
+from hawkvision.zoo.manifest_text import format_manifest
+from hawkvision.zoo.measure import input_spec, measured_manifest, weight_path
+from hawkvision.zoo.recipe import Recipe, load_recipe, recipe_labels, training_mask
+from hawkvision.zoo.train import TrainingSet, is_finished, progress_reports, train_network, weight_file
+
+MAX_PIXELS: Final = 50_000_000
+HEADER: Final = """Written by `hawkvision models train {task}` from recipe.toml: change that one and train again.
+Temperatures were fitted on the profile part, accuracies measured on the certification and held-out parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedLadder:
+    """What a training has come to."""
+
+    folder: Path
+    """Where weights and manifest belong."""
+    left: tuple[str, ...]
+    """Networks still to be trained. While there are any nothing is written, so that weights and manifest always fit."""
+    manifest: Manifest | None
+
+
+def train_ladder(
+    task: str,
+    data: Path,
+    *,
+    models: Path,
+    cache: Path,
+    only: Sequence[str] = (),
+    epochs: int | None = None,
+    out: Path | None = None,
+) -> TrainedLadder:
+    """Train the networks of `models/<task>/recipe.toml`, or go on where an earlier run was interrupted.
+
+    Args:
+        task: whose recipe is meant.
+        data: labelled pictures (`hawkvision.pictures`).
+        models: where recipes lie; weights and manifest are written there too, unless `out` says otherwise.
+        cache: trainings are kept in `training/<task>` below it.
+        only: networks to train now; none means all of the recipe.
+        epochs: instead of each network's own number, for a trial.
+        out: another folder to write to, which `models build --models-dir` then takes.
+
+    Raises:
+        NotFound: if the task has no recipe.
+        ManifestError: if the recipe is malformed, or asks for more pictures than there are.
+        ConfigError: for bad data, or a trial that would overwrite the ladder.
+        ArtifactError: if a kept training is damaged, or a file cannot be written.
+    """
+    recipe = load_recipe(task, models)
+    if epochs is not None:
+        if out is None or out.resolve() == models.resolve():
+            raise ConfigError(f"a trial of {epochs} epochs must not overwrite the ladder; give another folder as --out")
+        shorter = tuple(msgspec.structs.replace(network, epochs=epochs) for network in recipe.networks)
+        recipe = msgspec.structs.replace(recipe, networks=shorter)
+    wanted = {recipe.network(name).name for name in only} or {network.name for network in recipe.networks}
+    labels = recipe_labels(recipe, models)
+    pictures = read_pictures(data, labels)
+    inputs = decode_all(pictures, input_spec(recipe))
+    folder = (out or models) / task
+    weights = _train_all(recipe, len(labels), pictures, inputs, wanted, cache)
+    left = tuple(network.name for network in recipe.networks if network.name not in weights)
+    if left:
+        return TrainedLadder(folder, left, None)
+    manifest = measured_manifest(recipe, len(labels), weights, pictures, inputs)
+    for name, content in weights.items():
+        write_atomic(folder / weight_path(name), content)
+    if out is not None:
+        write_atomic(folder / recipe.labels, (models / task / recipe.labels).read_bytes())
+    write_atomic(folder / "manifest.toml", format_manifest(manifest, HEADER.format(task=task)).encode())
+    return TrainedLadder(folder, (), manifest)
+
+
+def decode_all(pictures: LabelledPictures, spec: InputSpec) -> Pixels:
+    """All pictures as (n, height, width, 3), made by the very code that serves.
+
+    Raises:
+        ConfigError: naming the first that cannot be read.
+    """
+    inputs = np.empty((len(pictures), spec.height, spec.width, 3), np.uint8)
+    for index, body in enumerate(pictures.bodies):
+        try:
+            inputs[index] = load_input(body, spec, max_pixels=MAX_PIXELS)[0]
+        except RequestError as error:
+            raise ConfigError(f"{pictures.name}: picture {index}: {error}") from None
+    return inputs
+
+
+def _train_all(
+    recipe: Recipe, classes: int, pictures: LabelledPictures, inputs: Pixels, wanted: set[str], cache: Path
+) -> dict[str, bytes]:
+    """The weight files of all networks that are wanted or were finished before, by name."""
+    chosen = training_mask(pictures.is_test, recipe.pictures)
+    data = TrainingSet(inputs[chosen], pictures.labels[chosen], pictures.sha256)
+    kept = cache / "training" / recipe.task
+    weights: dict[str, bytes] = {}
+    for network in recipe.networks:
+        finished = is_finished(network, recipe.input, data, classes, kept)
+        if not finished and network.name not in wanted:
+            continue
+        with nullcontext(_silent) if finished else progress_reports(network, len(data.labels)) as report:
+            model = train_network(network, recipe.input, data, classes, kept, report)
+        weights[network.name] = weight_file(model)
+    return weights
+
+
+def _silent(epoch: int, index: int, loss: float) -> None:
+    """Reports nothing: a finished training has no batches to report."""

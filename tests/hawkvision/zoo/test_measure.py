@@ -1,0 +1,133 @@
+"""From weight files to a measured manifest that builds without any network, and the ladders that are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from hawkvision.artifacts import load_variant, write_atomic
+from hawkvision.cascade.calibration import fit_temperature
+from hawkvision.errors import ArtifactError
+from hawkvision.manifest import InputSpec, Manifest, load_labels, load_manifest, models_dir
+from hawkvision.pictures import read_pictures
+from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backends import open_backend
+from hawkvision.vision.image import load_input
+from hawkvision.zoo.build import build, list_variants, verify
+from hawkvision.zoo.convnet import CONVNETS
+from hawkvision.zoo.manifest_text import format_manifest
+from hawkvision.zoo.measure import measured_manifest, weight_path
+from hawkvision.zoo.recipe import load_recipe
+from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
+from tests.hawkvision.zoo.synthetic_task import LABELS, pictures_of, write_task
+from tests.hawkvision.zoo.tiny_states import convnet_state
+from tests.pictures import DATA
+
+PICTURES = {"cifar10": DATA / "cifar10.npz", "fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Manifest]:
+    """Models folder, pictures and manifest of two untrained networks."""
+    models, data = write_task(tmp_path_factory.mktemp("task"))
+    recipe, pictures = load_recipe("shapes", models), pictures_of(data)
+    rng = np.random.default_rng(5)
+    weights = {
+        network.name: safetensors.numpy.save(convnet_state(CONVNETS[network.architecture], rng, 12, len(LABELS)))
+        for network in recipe.networks
+    }
+    manifest = measured_manifest(recipe, len(LABELS), weights, pictures, _inputs(pictures.bodies, 12))
+    for name, content in weights.items():
+        write_atomic(models / "shapes" / weight_path(name), content)
+    write_atomic(models / "shapes" / "manifest.toml", format_manifest(manifest, "made by a test").encode())
+    return models, data, manifest
+
+
+def test_manifest_reads_back_the_same_and_builds_without_packages(
+    task: tuple[Path, Path, Manifest], tmp_path: Path
+) -> None:
+    models, _, manifest = task
+    assert load_manifest("shapes", models) == manifest
+    built = build("shapes", models=models, cache=tmp_path, wheels=tmp_path / "none")
+    assert [(a.variant, a.sha256) for a in built] == [(v.name, v.sha256) for v in manifest.variants]
+    assert verify("shapes", models=models, cache=tmp_path)
+    assert {s.state for s in list_variants("shapes", models, tmp_path)} == {"built"}
+
+
+def test_temperatures_are_of_the_profile_part_and_accuracies_of_the_rest(
+    task: tuple[Path, Path, Manifest], tmp_path: Path
+) -> None:
+    models, data, manifest = task
+    build("shapes", models=models, cache=tmp_path)
+    pictures = pictures_of(data)
+    split = split_pictures(manifest, pictures, SPLIT_SEED)
+    variant = manifest.variant("tiny")
+    logits = _logits(load_variant(tmp_path, "shapes", variant), manifest, pictures.bodies)
+    unseen = np.concatenate([split.certify, split.held_out])
+    assert variant.temperature == pytest.approx(
+        fit_temperature(logits[split.profile], pictures.labels[split.profile]), abs=1e-3
+    )
+    assert variant.accuracy is not None
+    assert variant.accuracy.value == pytest.approx((logits.argmax(axis=1) == pictures.labels)[unseen].mean(), abs=1e-6)
+    assert (variant.accuracy.n, len(split.held_out)) == (len(unseen), 64)
+
+
+def test_weight_file_that_changed_or_is_missing_is_named(task: tuple[Path, Path, Manifest], tmp_path: Path) -> None:
+    models, _, manifest = task
+    copy = tmp_path / "models" / "shapes"
+    write_atomic(copy / "manifest.toml", format_manifest(manifest).encode())
+    with pytest.raises(ArtifactError, match=r"weights/tiny\.safetensors: cannot read the weight file: No such file"):
+        build("shapes", ["tiny"], models=tmp_path / "models", cache=tmp_path)
+    content = (models / "shapes" / weight_path("tiny")).read_bytes()
+    write_atomic(copy / weight_path("tiny"), content[:-1] + b"\x7f")
+    with pytest.raises(ArtifactError, match=r"weights/tiny\.safetensors: expected SHA-256"):
+        build("shapes", ["tiny"], models=tmp_path / "models", cache=tmp_path)
+    at_hand = {"tiny": models / "shapes" / weight_path("tiny")}
+    assert build("shapes", ["tiny"], models=tmp_path / "models", cache=tmp_path, files=at_hand)[0].variant == "tiny"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "fashion_mnist"])
+def test_committed_ladder_builds_to_the_pinned_bytes_from_what_is_committed(name: str, tmp_path: Path) -> None:
+    models = models_dir()
+    manifest, recipe = load_manifest(name, models), load_recipe(name, models)
+    built = build(name, models=models, cache=tmp_path, wheels=tmp_path / "none")
+    assert [a.sha256 for a in built] == [v.sha256 for v in manifest.variants]
+    assert manifest.ladder == recipe.ladder
+    assert manifest.training is not None
+    assert (manifest.training.pictures, manifest.training.seed) == (recipe.pictures.train, recipe.pictures.seed)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "fashion_mnist"])
+def test_committed_ladder_is_as_right_as_it_says_on_test_pictures(name: str, tmp_path: Path) -> None:
+    if not PICTURES[name].exists():
+        pytest.skip(f"{PICTURES[name]} is not here; the data are never part of the repository")
+    models = models_dir()
+    manifest = load_manifest(name, models)
+    pictures = read_pictures(PICTURES[name], load_labels(manifest, models))
+    assert manifest.training is not None
+    assert pictures.sha256 == manifest.training.data_sha256
+    first = np.flatnonzero(pictures.is_test)[:200]
+    build(name, models=models, cache=tmp_path)
+    for variant in manifest.variants:
+        logits = _logits(load_variant(tmp_path, name, variant), manifest, [pictures.bodies[i] for i in first])
+        right = float((logits.argmax(axis=1) == pictures.labels[first]).mean())
+        assert variant.accuracy is not None
+        # Four standard errors of 200 pictures: beyond them it is another network, or other pictures.
+        spread = 4 * np.sqrt(variant.accuracy.value * (1 - variant.accuracy.value) / 200)
+        assert right == pytest.approx(variant.accuracy.value, abs=spread), variant.name
+
+
+def _inputs(bodies: Sequence[bytes], side: int) -> Pixels:
+    spec = InputSpec(height=side, width=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return np.stack([load_input(body, spec, max_pixels=10**6)[0] for body in bodies])
+
+
+def _logits(model: bytes, manifest: Manifest, bodies: Sequence[bytes]) -> Logits:
+    spec = manifest.variants[0].input
+    with closing(open_backend("onnxruntime", model, spec, manifest.classes, threads=1)) as backend:
+        return backend.infer(_inputs(bodies, spec.height))
