@@ -63,8 +63,8 @@ class PackageSource(_Strict, frozen=True, tag_field="kind", tag="package"):
 class FileSource(_Strict, frozen=True, tag_field="kind", tag="file"):
     """A weight file beside the manifest, committed with it."""
 
-    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*\.safetensors$", max_length=128)]
-    """Below `models/<task>/`; the pattern leaves no way out of that folder."""
+    file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.safetensors$", max_length=128)]
+    """Below `models/<task>/`. No part of the path begins with a dot, so there is no way out of that folder."""
     sha256: Sha256
 
     @property

@@ -2,7 +2,8 @@
 
 Every epoch draws its own random numbers from (seed, epoch), and its end is written to disk, so a training that was
 interrupted ends with the same weights as one that was not, on the same machine and thread count. Weights are stored as
-float16: measured on the CIFAR-10 ladder this changes no answer's class in a thousand, and halves the files.
+float16, which halves the files and changes the answers to 5 and 2 of 13,000 CIFAR-10 pictures (tiny, small) and to 8
+and 2 of 30,000 of Fashion-MNIST, accuracies by less than 0.01 points.
 """
 
 from __future__ import annotations

@@ -125,6 +125,14 @@ def test_weights_come_from_a_package_or_from_a_file_beside_the_manifest() -> Non
     assert manifest.variant("large").source == PackageSource(package="p", version="1", member="w.pth", sha256="a" * 64)
 
 
+@pytest.mark.parametrize("name", ["a", "v1.5-b", "deep_3"])
+def test_any_name_of_a_variant_names_a_weight_file(name: str) -> None:
+    source = FILE_SOURCE.replace("weights/small", f"weights/{name}")
+    assert str(parse_manifest(GOOD.replace(PACKAGE_SOURCE, source, 1), "here").variant("small").source).startswith(
+        f"weights/{name}."
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -134,6 +142,7 @@ def test_weights_come_from_a_package_or_from_a_file_beside_the_manifest() -> Non
         ),
         ('file = "w.safetensors", reader = "torch"', r"variants\[0\].source: expected either .*reader"),
         ('file = "../w.safetensors"', r"regex.*variants\[0\].source.file"),
+        ('file = "weights/../../w.safetensors"', r"regex.*variants\[0\].source.file"),
         ('file = "/etc/w.safetensors"', r"regex.*variants\[0\].source.file"),
         ('file = "w.pth"', r"regex.*variants\[0\].source.file"),
         ('file = "w.safetensors", kind = "file"', r"variants\[0\].source: unknown field `kind`"),
