@@ -15,8 +15,9 @@ absolute accuracy needs 34 to 56 %.
 
 *Betting* (`paired_betting_p`). A gambler bets against H0 picture by picture, with stakes that depend on the past only;
 if H0 is true the expected wealth never grows, so wealth K is evidence with p = 1/K (Waudby-Smith and Ramdas,
-"Estimating means of bounded random variables by betting", JRSS-B 2024). Valid however often one looks, and so for
-samples that grow; a few points weaker than the exact test at a fixed n.
+"Estimating means of bounded random variables by betting", JRSS-B 2024). It is the better of the two where few
+pictures are discordant. The stakes are tuned to n and the best moment of the game counts, so it tests one sample of a
+size that was fixed before; looking again at every size of a growing sample would need stakes that do not know n.
 
 *Agreement* (`agreement_p`). Without labels: an answer that equals the best rung's gives nothing up, so E ℓ is at most
 the probability of answering below with another label, a plain binomial proportion (Clopper and Pearson, 1934).

@@ -173,7 +173,7 @@ def check_path(path: Sequence[Thresholds]) -> None:
     if not path or path[0] != BEST_ONLY:
         raise ValueError("the path must start with +inf, where the best rung answers everything")
     edges, middles = (np.array([getattr(t, name) for t in path]) for name in ("edge", "middle"))
-    if np.any(edges[1:] > edges[:-1]) or np.any(middles[1:] > middles[:-1]):
+    if not (np.all(edges[1:] <= edges[:-1]) and np.all(middles[1:] <= middles[:-1])):  # nor is NaN in any order
         raise ValueError("the thresholds of a path must descend, or stay")
 
 

@@ -47,11 +47,11 @@ class Curve:
 
 def smooth(scores: Floats, values: Floats) -> Floats:
     """Isotonic regression: for every picture (n,) the expectation of its value given its score, falling with it."""
-    order = np.argsort(scores, kind="stable")
-    fitted = isotonic_regression(values[order], increasing=False).x
-    smoothed = np.empty(len(scores))
-    smoothed[order] = fitted
-    return smoothed
+    # Equal scores get one value: a sure network says exactly 1.0 of many pictures, in whatever order they come.
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    means = np.bincount(place, weights=values) / count
+    fitted: Floats = isotonic_regression(means, weights=count, increasing=False).x[place]
+    return fitted
 
 
 def measure_curve(rung: Rung, best_right: Flags) -> Curve:
@@ -130,7 +130,8 @@ def _area(sample: Sample, path: Sequence[Thresholds], costs: Costs) -> float:
     steps = list(sweep(sample, path))
     drops = np.maximum.accumulate([step.drop for step in steps])
     spent = np.minimum.accumulate([expected_cost(costs, step) for step in steps])
-    wanted = np.linspace(0.0, max(float(drops[-1]), 1e-6), 41)[1:-1]
+    # All paths end at never escalating, so all are measured over the same drops.
+    wanted = np.linspace(0.0, max(steps[-1].drop, 1e-6), 41)[1:-1]
     reached = np.searchsorted(drops, wanted, side="right") - 1
     return float(spent[reached].mean())
 

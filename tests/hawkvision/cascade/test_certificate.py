@@ -1,165 +1,251 @@
-"""The exact paired test against brute force, and the guarantee of the thresholds it keeps."""
+"""Thresholds that are kept: what a sweep counts, where fixed-sequence testing stops, and that the promise holds."""
+
+from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import multinomial
+from numpy.typing import NDArray
 
+from hawkvision.cascade.bounds import agreement_p, paired_betting_p, paired_exact_p
 from hawkvision.cascade.certificate import (
-    NUISANCE_BETA,
-    _lower_tail,
+    BEST_ONLY,
+    Method,
+    Rung,
+    Sample,
+    Step,
+    Thresholds,
     certify,
-    drop_upper_bound,
-    paired_exact_p,
+    check_path,
+    losses,
     sweep,
     threshold_grid,
+    two_levels,
 )
 
-
-def enumerate_outcomes(n: int) -> tuple[np.ndarray, np.ndarray]:
-    lost, gained = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
-    possible = lost + gained <= n
-    return lost[possible], gained[possible]
+Labels = NDArray[np.int64]
 
 
-def trinomial(lost: np.ndarray, gained: np.ndarray, n: int, rate: float, drop: float) -> np.ndarray:
-    p_lost, p_gained = (rate + drop) / 2, (rate - drop) / 2
-    cells = np.column_stack([lost, gained, n - lost - gained])
-    pmf: np.ndarray = multinomial.pmf(cells, n, [p_lost, p_gained, max(0.0, 1 - p_lost - p_gained)])
-    return pmf
+def draw_sample(rng: np.random.Generator, n: int, *, middle: bool = False) -> Sample:
+    """A ladder whose truth is known: right rises with the score; a wrong answer is one of two wrong labels."""
+    best = np.where(rng.random(n) < 0.9, 0, rng.integers(1, 3, n))
+
+    def rung(base: float, copies: float) -> Rung:
+        scores = rng.random(n)
+        own = np.where(rng.random(n) < base + (1 - base) * scores, 0, rng.integers(1, 3, n))
+        said = np.where(rng.random(n) < copies, best, own)
+        return Rung(scores, said == 0, said != best)
+
+    return Sample(rung(0.5, 0.3), best == 0, rung(0.7, 0.5) if middle else None)
 
 
-@pytest.mark.parametrize(("n", "rate", "drop"), [(7, 0.4, 0.1), (25, 0.2, 0.2), (40, 0.9, 0.05), (30, 1.0, 0.3)])
-def test_tail_equals_the_sum_over_all_outcomes(n: int, rate: float, drop: float) -> None:
-    lost, gained = enumerate_outcomes(n)
-    pmf = trinomial(lost, gained, n, rate, drop)
-    for observed in range(-n, n + 1, 3):
-        expected = pmf[lost - gained <= observed].sum()
-        assert _lower_tail(observed, n, rate, drop) == pytest.approx(expected, abs=1e-10)
+def sample_of(scores: list[float], edge_right: list[int], best_right: list[int]) -> Sample:
+    edge, best = np.array(edge_right, bool), np.array(best_right, bool)
+    return Sample(Rung(np.array(scores), edge, edge != best), best)
 
 
-@pytest.mark.parametrize(("n", "drop", "delta"), [(30, 0.12, 0.05), (40, 0.1, 0.05), (40, 0.2, 0.1), (60, 0.06, 0.05)])
-def test_never_rejects_a_true_null_more_often_than_delta(n: int, drop: float, delta: float) -> None:
-    """Brute force over every outcome and a fine grid of discordance rates that the test itself does not use."""
-    lost, gained = enumerate_outcomes(n)
-    rejected = np.array([paired_exact_p(int(b), int(c), n, drop) <= delta for b, c in zip(lost, gained, strict=True)])
-    assert rejected.any(), "the test must be able to reject at this size"
-    size = max(trinomial(lost, gained, n, q, drop)[rejected].sum() for q in np.linspace(drop, 1.0, 97))
-    assert size <= delta
+def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...]:
+    bars = np.sort(rng.random((steps, 2)), axis=0)[::-1]
+    return (BEST_ONLY, *(Thresholds(float(e), float(m)) for e, m in bars), Thresholds(-math.inf, -math.inf))
 
 
-@given(st.integers(1, 60), st.data())
-@settings(max_examples=60, deadline=None)
-def test_p_value_grows_with_losses_and_shrinks_with_the_allowed_drop(n: int, data: st.DataObject) -> None:
-    lost = data.draw(st.integers(0, n))
-    gained = data.draw(st.integers(0, n - lost))
-    drop = data.draw(st.floats(0.01, 0.9))
-    p = paired_exact_p(lost, gained, n, drop)
-    assert NUISANCE_BETA <= p <= 1.0
-    if lost + gained < n:
-        assert paired_exact_p(lost + 1, gained, n, drop) >= p - 0.02
-    assert paired_exact_p(lost, gained, n, min(1.0, drop + 0.05)) <= p + 1e-9
+@given(st.integers(1, 120), st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_sweep_counts_what_going_through_the_pictures_one_by_one_counts(n: int, seed: int, ties: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sample = draw_sample(rng, n, middle=True)
+    assert sample.middle is not None
+    if ties:
+        edge = replace(sample.edge, scores=np.round(sample.edge.scores, 1))
+        sample = replace(sample, edge=edge, middle=replace(sample.middle, scores=np.round(sample.middle.scores, 1)))
+    for step in sweep(sample, path_of_three(rng, 6)):
+        assert step == count_one_by_one(sample, step.thresholds)
 
 
-@pytest.mark.parametrize(
-    ("lost", "gained", "n", "drop"), [(-1, 0, 5, 0.1), (3, 3, 5, 0.1), (0, 0, 0, 0.1), (0, 0, 5, 0.0), (0, 0, 5, 1.5)]
-)
-def test_impossible_counts_and_drops_are_refused(lost: int, gained: int, n: int, drop: float) -> None:
-    with pytest.raises(ValueError, match=r"lost \+ gained|max_drop"):
-        paired_exact_p(lost, gained, n, drop)
+def count_one_by_one(sample: Sample, thresholds: Thresholds) -> Step:
+    middle = sample.middle
+    assert middle is not None
+    lost = gained = differing = edge_differing = at_edge = at_middle = 0
+    for i in range(len(sample)):
+        if sample.edge.scores[i] >= thresholds.edge:
+            rung, at_edge = sample.edge, at_edge + 1
+            edge_differing += int(rung.differs[i])
+        elif middle.scores[i] >= thresholds.middle:
+            rung, at_middle = middle, at_middle + 1
+        else:
+            continue
+        lost += int(sample.best_right[i] and not rung.right[i])
+        gained += int(rung.right[i] and not sample.best_right[i])
+        differing += int(rung.differs[i])
+    n = len(sample)
+    shares = (n - at_edge) / n, (n - at_edge - at_middle) / n, (lost - gained) / n
+    return Step(thresholds, *shares, lost, gained, differing, edge_differing)
 
 
-def draw_traffic(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A cascade whose truth is known: the edge is right with its score, the best rung right with 0.9."""
-    scores = rng.random(n)
-    edge_right = rng.random(n) < 0.5 + 0.5 * scores
-    best_right = np.where(rng.random(n) < 0.8, edge_right | (rng.random(n) < 0.7), rng.random(n) < 0.9)
-    return scores, edge_right, best_right
+@given(st.integers(1, 80), st.integers(0, 2**32 - 1), st.booleans())
+@settings(deadline=None)
+def test_losses_add_up_to_what_the_sweep_counts(n: int, seed: int, middle: bool) -> None:
+    rng = np.random.default_rng(seed)
+    sample = draw_sample(rng, n, middle=middle)
+    for step in sweep(sample, path_of_three(rng, 4)):
+        each = losses(sample, step.thresholds)
+        assert (int((each == 1).sum()), int((each == -1).sum())) == (step.lost, step.gained)
 
 
-def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples() -> None:
+@given(st.integers(1, 80), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_disagreement_bounds_the_drop_of_every_sample(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sample = draw_sample(rng, n, middle=True)
+    for step in sweep(sample, path_of_three(rng, 4)):
+        assert step.lost - step.gained <= step.lost + step.gained <= step.differing
+
+
+def test_an_infinite_middle_threshold_never_asks_the_middle_rung() -> None:
+    sample = draw_sample(np.random.default_rng(6), 300, middle=True)
+    path = two_levels(threshold_grid(sample.edge.scores, 20))
+    assert list(sweep(sample, path)) == list(sweep(replace(sample, middle=None), path))
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(method: Method) -> None:
     rng = np.random.default_rng(20261121)
-    population = draw_traffic(rng, 400_000)
-    grid = threshold_grid(draw_traffic(rng, 2_000)[0], points=60)
-    truth = {t.value: t.drop for t, _, _ in sweep(*population, grid)}
-    epsilon, delta, runs = 0.03, 0.05, 150
-    violations, kept_values = 0, set()
+    population = draw_sample(rng, 400_000, middle=True)
+    path = path_of_three(rng, 40)
+    truth = {step.thresholds: step.drop for step in sweep(population, path)}
+    epsilon, delta, runs = 0.04, 0.05, 150
+    violations, kept_steps = 0, set()
     for _ in range(runs):
-        kept = certify(*draw_traffic(rng, 600), grid, epsilon, delta)
-        kept_values.add(kept.value)
-        violations += truth[kept.value] > epsilon
+        kept = certify(draw_sample(rng, 600, middle=True), path, epsilon, delta, method).thresholds
+        kept_steps.add(kept)
+        violations += truth[kept] > epsilon
     # 5 % of 150 plus two standard errors.
     assert violations <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
-    assert min(kept_values) < math.inf
+    assert kept_steps != {BEST_ONLY}
 
 
-def test_everything_is_escalated_when_nothing_may_be_given_up() -> None:
-    scores, edge, best = draw_traffic(np.random.default_rng(1), 500)
-    kept = certify(scores, edge, best, threshold_grid(scores), max_drop=0.0)
-    assert (kept.value, kept.escalation, kept.drop) == (math.inf, 1.0, 0.0)
+@pytest.mark.parametrize("method", list(Method))
+def test_the_kept_step_is_the_last_before_the_first_failure(method: Method) -> None:
+    sample = draw_sample(np.random.default_rng(8), 800, middle=True)
+    path = path_of_three(np.random.default_rng(9), 30)
+    steps = list(sweep(sample, path))
 
+    def p_value(step: Step) -> float:
+        match method:
+            case Method.EXACT:
+                return paired_exact_p(step.lost, step.gained, 800, 0.05)
+            case Method.BETTING:
+                return paired_betting_p(losses(sample, step.thresholds), 0.05)
+            case Method.AGREEMENT:
+                return agreement_p(step.differing, 800, 0.05)
 
-def test_too_few_pictures_certify_nothing() -> None:
-    scores, edge, best = draw_traffic(np.random.default_rng(2), 50)
-    assert certify(scores, edge, best, threshold_grid(scores), max_drop=0.02).value == math.inf
+    passed = [p_value(step) <= 0.05 for step in steps[1:]]
+    assert 0 < passed.index(False) < len(passed) - 1
+    assert certify(sample, path, 0.05, method=method) == steps[passed.index(False)]
 
 
 def test_search_stops_at_the_first_failure_even_if_later_thresholds_would_pass() -> None:
     # The edge loses badly on its surest half and wins on the rest: overall fine, but the order was fixed before.
     n = 400
-    scores = np.linspace(1.0, 0.0, n)
-    edge = np.concatenate([np.zeros(n // 2, bool), np.ones(n // 2, bool)])
-    best = ~edge
-    assert certify(scores, edge, best, threshold_grid(scores), max_drop=0.2).value > 0.8
+    edge = [0] * (n // 2) + [1] * (n // 2)
+    sample = sample_of(list(np.linspace(1.0, 0.0, n)), edge, [1 - right for right in edge])
+    path = two_levels(threshold_grid(sample.edge.scores))
+    assert next(s.drop for s in reversed(list(sweep(sample, path)))) == 0.0
+    assert certify(sample, path, max_drop=0.2).thresholds.edge > 0.8
 
 
-def test_a_larger_allowed_drop_never_escalates_more() -> None:
-    scores, edge, best = draw_traffic(np.random.default_rng(3), 1_000)
-    grid = threshold_grid(scores)
-    escalations = [certify(scores, edge, best, grid, drop).escalation for drop in (0.01, 0.02, 0.04, 0.08, 0.16)]
+def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> None:
+    sample = draw_sample(np.random.default_rng(11), 1_000, middle=True)
+    path = path_of_three(np.random.default_rng(12), 30)
+    last = certify(sample, path, 0.06)
+    certified = list(sweep(sample, path))[: path.index(last.thresholds) + 1]
+    expensive_edge = certify(sample, path, 0.06, cost=lambda step: 1.0 - step.escalation)
+    assert expensive_edge == certified[0]
+    odd = certify(sample, path, 0.06, cost=lambda step: abs(step.escalation - 0.9))
+    assert odd == min(certified, key=lambda step: abs(step.escalation - 0.9))
+    assert odd not in (certified[0], last)
+
+
+def test_betting_depends_on_the_order_of_the_pictures_and_the_exact_test_does_not() -> None:
+    sample = draw_sample(np.random.default_rng(13), 500)
+    order = np.argsort(sample.edge.right, kind="stable")
+    edge = Rung(sample.edge.scores[order], sample.edge.right[order], sample.edge.differs[order])
+    turned = Sample(edge, sample.best_right[order])
+    path = two_levels(threshold_grid(sample.edge.scores, 50))
+    assert certify(turned, path, 0.06) == certify(sample, path, 0.06)
+    kept = [certify(s, path, 0.06, method=Method.BETTING).thresholds for s in (sample, turned)]
+    assert kept[0] != kept[1]
+
+
+def test_agreement_needs_no_labels() -> None:
+    sample = draw_sample(np.random.default_rng(14), 1_000)
+    nothing = np.zeros(1_000, bool)
+    unlabelled = Sample(Rung(sample.edge.scores, nothing, sample.edge.differs), nothing)
+    path = two_levels(threshold_grid(sample.edge.scores, 50))
+    kept = certify(unlabelled, path, 0.1, method=Method.AGREEMENT)
+    assert kept.thresholds == certify(sample, path, 0.1, method=Method.AGREEMENT).thresholds
+    assert kept.thresholds.edge < math.inf
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_everything_is_escalated_when_nothing_may_be_given_up(method: Method) -> None:
+    sample = draw_sample(np.random.default_rng(1), 500)
+    kept = certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.0, method=method)
+    assert (kept.thresholds, kept.escalation, kept.to_best, kept.drop) == (BEST_ONLY, 1.0, 1.0, 0.0)
+
+
+def test_too_few_pictures_certify_nothing() -> None:
+    sample = draw_sample(np.random.default_rng(2), 50)
+    assert certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.02).thresholds == BEST_ONLY
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_a_larger_allowed_drop_never_escalates_more(method: Method) -> None:
+    sample = draw_sample(np.random.default_rng(3), 1_000)
+    path = two_levels(threshold_grid(sample.edge.scores, 60))
+    escalations = [certify(sample, path, drop, method=method).escalation for drop in (0.01, 0.03, 0.06, 0.12, 0.25)]
     assert escalations == sorted(escalations, reverse=True)
     assert escalations[0] > escalations[-1]
 
 
-def test_sweep_counts_what_a_direct_computation_counts() -> None:
-    rng = np.random.default_rng(4)
-    scores, edge, best = draw_traffic(rng, 300)
-    scores = np.round(scores, 1)  # many ties
-    grid = np.array([np.inf, 0.95, 0.9, 0.5, 0.45, -np.inf])
-    for threshold, lost, gained in sweep(scores, edge, best, grid):
-        accepted = scores >= threshold.value
-        assert lost == int((accepted & best & ~edge).sum())
-        assert gained == int((accepted & edge & ~best).sum())
-        assert threshold.escalation == pytest.approx(1 - accepted.mean())
-        assert threshold.drop == pytest.approx((lost - gained) / 300)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(2, 80))
+def test_grid_descends_from_infinity_to_minus_infinity(scores: list[float], points: int) -> None:
+    grid = threshold_grid(np.array(scores), points)
+    assert (grid[0], grid[-1]) == (np.inf, -np.inf)
+    assert len(grid) <= points + 1
+    assert np.all(grid[1:] < grid[:-1])
+    check_path(two_levels(grid))
 
 
-def test_grid_descends_from_infinity_and_needs_no_labels() -> None:
-    grid = threshold_grid(np.repeat([0.2, 0.7], 50))
-    assert grid[0] == np.inf
-    assert grid[-1] == -np.inf
-    assert np.all(np.diff(grid) < 0)
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ((), "start with"),
+        ((Thresholds(0.9),), "start with"),
+        ((Thresholds(math.inf, 0.5), Thresholds(0.9, 0.4)), "start with"),
+        ((BEST_ONLY, Thresholds(0.5), Thresholds(0.6)), "descend"),
+        ((BEST_ONLY, Thresholds(0.5, 0.5), Thresholds(0.4, 0.6)), "descend"),
+        ((BEST_ONLY, Thresholds(math.nan)), "descend"),
+    ],
+)
+def test_paths_that_are_not_in_testing_order_are_refused(path: tuple[Thresholds, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        certify(draw_sample(np.random.default_rng(5), 10), path, 0.1)
 
 
-def test_misshapen_input_is_refused() -> None:
-    scores, edge, best = draw_traffic(np.random.default_rng(5), 10)
+def test_a_path_may_hold_one_threshold_while_the_other_descends() -> None:
+    check_path((BEST_ONLY, Thresholds(math.inf, 0.9), Thresholds(0.8, 0.9), Thresholds(0.8, 0.7)))
+
+
+def test_misshapen_samples_are_refused() -> None:
+    three, four = np.zeros(3, bool), np.zeros(4, bool)
     with pytest.raises(ValueError, match="same length"):
-        certify(scores[:-1], edge, best, threshold_grid(scores), 0.1)
-    with pytest.raises(ValueError, match="descend"):
-        certify(scores, edge, best, np.array([0.1, 0.2]), 0.1)
-
-
-def test_upper_bound_on_the_drop_is_the_edge_of_what_is_certified() -> None:
-    bound = drop_upper_bound(lost=60, gained=20, n=700)
-    assert 40 / 700 < bound < 0.12
-    assert paired_exact_p(60, 20, 700, bound) <= 0.05
-    assert paired_exact_p(60, 20, 700, bound - 2e-4) > 0.05
-
-
-@pytest.mark.parametrize("n", [100, 680, 5_000, 100_000])
-@pytest.mark.parametrize("mean", [0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
-def test_mass_left_out_of_the_tails_is_as_small_as_stated(n: int, mean: float) -> None:
-    assert 1.0 - _lower_tail(n, n, rate=mean / n, drop=mean / n / 2) < 2e-11
+        Sample(Rung(np.zeros(3), three, three), four)
+    with pytest.raises(ValueError, match="same length"):
+        Sample(Rung(np.zeros(3), three, three), three, Rung(np.zeros(4), four, four))
+    with pytest.raises(ValueError, match="at least 1"):
+        Sample(Rung(np.zeros(0), three[:0], three[:0]), three[:0])
