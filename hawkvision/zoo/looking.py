@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import sched_getaffinity
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from hawkvision.cascade.profiling import Looked
 from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax
 from hawkvision.errors import ConfigError, RequestError
 from hawkvision.manifest import Manifest, Variant
-from hawkvision.pictures import LabelledPictures
+from hawkvision.pictures import LabelledPictures, UnlabelledPictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import BackendKind, open_backend
@@ -33,7 +33,8 @@ from hawkvision.vision.image import load_input
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
 
-Corruption = Callable[[Pixels, int], Pixels]
+AnyPictures: TypeAlias = LabelledPictures | UnlabelledPictures
+Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
 """Input pixels (height, width, 3) and the picture's number to other pixels of the same shape; deterministic."""
 
 
@@ -86,7 +87,7 @@ class Looks:
 def look(
     manifest: Manifest,
     rungs: Sequence[str],
-    pictures: LabelledPictures,
+    pictures: AnyPictures,
     *,
     backend: BackendKind = "onnxruntime",
     cache: Path,
@@ -135,7 +136,7 @@ class _Run:
         self,
         manifest: Manifest,
         variant: Variant,
-        pictures: LabelledPictures,
+        pictures: AnyPictures,
         backend: BackendKind,
         cache: Path,
         flip: bool,
@@ -178,7 +179,7 @@ class _Run:
         return pixels if self._corruption is None else self._corruption(pixels, index)
 
 
-def _kept_path(cache: Path, task: str, variant: Variant, pictures: LabelledPictures, name: str, flip: bool) -> Path:
+def _kept_path(cache: Path, task: str, variant: Variant, pictures: AnyPictures, name: str, flip: bool) -> Path:
     facts = msgspec.json.encode([pictures.sha256, variant.sha256, variant.input, name, flip], order="sorted")
     return cache / "looks" / task / f"{variant.name}-{sha256_of(facts)[:20]}.npz"
 
