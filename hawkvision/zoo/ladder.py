@@ -17,16 +17,19 @@ import numpy as np
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, RequestError
-from hawkvision.manifest import InputSpec, Manifest
+from hawkvision.manifest import InputSpec
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.types import Pixels
 from hawkvision.vision.image import load_input
 from hawkvision.zoo.manifest_text import format_manifest
-from hawkvision.zoo.measure import input_spec, measured_manifest, weight_path
+from hawkvision.zoo.measure import MeasuredLadder, input_spec, measured_ladder, training_of, weight_path
 from hawkvision.zoo.recipe import Recipe, load_recipe, recipe_labels, training_mask
+from hawkvision.zoo.splits import SPLIT_SEED, split_after_training
 from hawkvision.zoo.train import TrainingSet, is_finished, progress_reports, train_network, weight_file
 
 MAX_PIXELS: Final = 50_000_000
+FEWEST_MEASURED: Final = 10
+"""Pictures in each part: fewer than that say nothing, and an empty part cannot be fitted on."""
 HEADER: Final = """Written by `hawkvision models train {task}` from recipe.toml: change that one and train again.
 Temperatures were fitted on the profile part, accuracies measured on the certification and held-out parts."""
 
@@ -39,7 +42,7 @@ class TrainedLadder:
     """Where weights and manifest belong."""
     left: tuple[str, ...]
     """Networks still to be trained. While there are any nothing is written, so that weights and manifest always fit."""
-    manifest: Manifest | None
+    measured: MeasuredLadder | None
 
 
 def train_ladder(
@@ -66,7 +69,7 @@ def train_ladder(
     Raises:
         NotFound: if the task has no recipe.
         ManifestError: if the recipe is malformed, or asks for more pictures than there are.
-        ConfigError: for bad data, or a trial that would overwrite the ladder.
+        ConfigError: for bad data, too few of them to measure with, or a trial that would overwrite the ladder.
         ArtifactError: if a kept training is damaged, or a file cannot be written.
     """
     recipe = load_recipe(task, models)
@@ -78,19 +81,26 @@ def train_ladder(
     wanted = {recipe.network(name).name for name in only} or {network.name for network in recipe.networks}
     labels = recipe_labels(recipe, models)
     pictures = read_pictures(data, labels)
+    split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
+    if min(len(split.profile), len(split.certify), len(split.held_out)) < FEWEST_MEASURED:
+        raise ConfigError(
+            f"{data}: {recipe.pictures.train} pictures train, which leaves {len(split.profile)} to fit on, "
+            f"{len(split.certify)} to certify with and {len(split.held_out)} held out; expected at least "
+            f"{FEWEST_MEASURED} each"
+        )
     inputs = decode_all(pictures, input_spec(recipe))
     folder = (out or models) / task
     weights = _train_all(recipe, len(labels), pictures, inputs, wanted, cache)
     left = tuple(network.name for network in recipe.networks if network.name not in weights)
     if left:
         return TrainedLadder(folder, left, None)
-    manifest = measured_manifest(recipe, len(labels), weights, pictures, inputs)
+    measured = measured_ladder(recipe, len(labels), weights, pictures, inputs, split)
     for name, content in weights.items():
         write_atomic(folder / weight_path(name), content)
     if out is not None:
         write_atomic(folder / recipe.labels, (models / task / recipe.labels).read_bytes())
-    write_atomic(folder / "manifest.toml", format_manifest(manifest, HEADER.format(task=task)).encode())
-    return TrainedLadder(folder, (), manifest)
+    write_atomic(folder / "manifest.toml", format_manifest(measured.manifest, HEADER.format(task=task)).encode())
+    return TrainedLadder(folder, (), measured)
 
 
 def decode_all(pictures: LabelledPictures, spec: InputSpec) -> Pixels:

@@ -1,13 +1,14 @@
 """Measuring a ladder that was trained here: weight files in, its manifest with temperatures and accuracies out.
 
-Temperatures are fitted on the profile part of `split_pictures`, the part that `hawkvision calibrate` fits on as well;
+Temperatures are fitted on the profile part of `split_after_training`, where `hawkvision calibrate` fits them as well;
 accuracies are measured on what nothing is fitted on, the certification and the held-out part. Training pictures are in
-neither.
+none of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import sched_getaffinity
 from pathlib import Path
 from typing import Final
@@ -20,23 +21,50 @@ from rich.progress import track
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.calibration import fit_temperature
 from hawkvision.cascade.profiling import Split, measure_accuracy
-from hawkvision.manifest import FileSource, InputSpec, Manifest, Training, Variant
+from hawkvision.manifest import FileSource, InputSpec, Manifest, MeasuredAccuracy, Training, Variant
 from hawkvision.pictures import LabelledPictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backends import open_backend
 from hawkvision.zoo.build import emit_variant
 from hawkvision.zoo.looking import Looks, Views
 from hawkvision.zoo.recipe import Network, Recipe
-from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
 
 BATCH: Final = 64
 """Pictures a run: more does not run faster on two cores."""
 
 
-def measured_manifest(
-    recipe: Recipe, classes: int, weights: Mapping[str, bytes], pictures: LabelledPictures, inputs: Pixels
-) -> Manifest:
-    """The ladder's manifest, from its weight files by name and the pictures with their pixels (n, side, side, 3).
+@dataclass(frozen=True, slots=True)
+class MeasuredRung:
+    """How a variant or committee did on each part of the pictures."""
+
+    name: str
+    temperature: float
+    profile: MeasuredAccuracy
+    """Fitted on, by one parameter: shown beside the others, never quoted."""
+    certify: MeasuredAccuracy
+    held_out: MeasuredAccuracy
+    unseen: MeasuredAccuracy
+    """On the certification and the held-out part together, as the manifest states it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLadder:
+    """A manifest with temperatures and accuracies, and where the latter come from."""
+
+    manifest: Manifest
+    rungs: tuple[MeasuredRung, ...]
+    """Variants, then committees."""
+
+
+def measured_ladder(
+    recipe: Recipe,
+    classes: int,
+    weights: Mapping[str, bytes],
+    pictures: LabelledPictures,
+    inputs: Pixels,
+    split: Split,
+) -> MeasuredLadder:
+    """A trained ladder, from its weight files by name and the pictures with their pixels (n, side, side, 3).
 
     Raises:
         ArtifactError: if a weight file does not fit its architecture.
@@ -56,9 +84,16 @@ def measured_manifest(
         ladder=recipe.ladder,
         variants=tuple(variants),
         committees=recipe.committees,
-        training=Training(data_sha256=pictures.sha256, pictures=recipe.pictures.train, seed=recipe.pictures.seed),
+        training=training_of(recipe, pictures),
     )
-    return _measured(manifest, graphs, pictures, inputs)
+    used = np.sort(np.concatenate([split.profile, split.certify, split.held_out]))
+    place = Split(*(np.searchsorted(used, part) for part in (split.profile, split.certify, split.held_out)))
+    return _measured(manifest, graphs, inputs[used], _Judge(pictures.labels[used], place, pictures.sha256))
+
+
+def training_of(recipe: Recipe, pictures: LabelledPictures) -> Training:
+    """Which of the pictures train the recipe's networks, as the manifest records it."""
+    return Training(data_sha256=pictures.sha256, pictures=recipe.pictures.train, seed=recipe.pictures.seed)
 
 
 def input_spec(recipe: Recipe) -> InputSpec:
@@ -83,39 +118,46 @@ def _variant(recipe: Recipe, network: Network, content: bytes) -> Variant:
     )
 
 
-def _measured(manifest: Manifest, graphs: Mapping[str, bytes], pictures: LabelledPictures, inputs: Pixels) -> Manifest:
-    """The manifest with the temperatures and accuracies of its variants, then of the committees they vote in."""
-    split = split_pictures(manifest, pictures, SPLIT_SEED)
-    used = np.sort(np.concatenate([split.profile, split.certify, split.held_out]))
-    place = Split(*(np.searchsorted(used, part) for part in (split.profile, split.certify, split.held_out)))
-    unseen = np.concatenate([place.certify, place.held_out])
-    labels, batch = pictures.labels[used], inputs[used]
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Labels (n,) of the pictures that did not train, and which of them fit and which measure."""
+
+    labels: NDArray[np.int64]
+    split: Split
+    data_sha256: str
+
+    def measured(self, name: str, logits: Logits) -> MeasuredRung:
+        """How right these logits (n, classes) are, and the temperature that fits them."""
+        right = logits.argmax(axis=1) == self.labels
+        split, fit = self.split, self.split.profile
+        unseen = np.concatenate([split.certify, split.held_out])
+        profile, certify, held_out, both = (
+            measure_accuracy(right[part], self.data_sha256) for part in (fit, split.certify, split.held_out, unseen)
+        )
+        temperature = round(fit_temperature(logits[fit], self.labels[fit]), 4)
+        return MeasuredRung(name, temperature, profile, certify, held_out, both)
+
+
+def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _Judge) -> MeasuredLadder:
+    """The variants first, because committees vote by their temperatures."""
     mirrored = {m for committee in manifest.committees if committee.horizontal_flip for m in committee.members}
-
-    def temperature(logits: Logits) -> float:
-        return round(fit_temperature(logits[place.profile], labels[place.profile]), 4)
-
-    def right(logits: Logits) -> NDArray[np.bool_]:
-        correct: NDArray[np.bool_] = (logits.argmax(axis=1) == labels)[unseen]
-        return correct
-
     views: dict[str, Views] = {}
+    rungs: list[MeasuredRung] = []
     variants = []
     for variant in manifest.variants:
         graph = graphs[variant.name]
         upright = _infer(graph, variant, manifest.classes, batch)
         flipped = _infer(graph, variant, manifest.classes, batch[:, :, ::-1]) if variant.name in mirrored else None
-        views[variant.name] = Views(upright, flipped, 0.0)
-        accuracy = measure_accuracy(right(upright), pictures.sha256)
-        variants.append(msgspec.structs.replace(variant, temperature=temperature(upright), accuracy=accuracy))
+        views[variant.name] = Views(upright, flipped, 0.0)  # what a view costs is not asked here
+        rungs.append(found := judge.measured(variant.name, upright))
+        variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
     looks = Looks(manifest, views)
     committees = []
     for committee in manifest.committees:
-        logits = looks.logits(committee.name)
-        accuracy = measure_accuracy(right(logits), pictures.sha256)
-        committees.append(msgspec.structs.replace(committee, temperature=temperature(logits), accuracy=accuracy))
-    return msgspec.structs.replace(manifest, committees=tuple(committees))
+        rungs.append(found := judge.measured(committee.name, looks.logits(committee.name)))
+        committees.append(msgspec.structs.replace(committee, temperature=found.temperature, accuracy=found.unseen))
+    return MeasuredLadder(msgspec.structs.replace(manifest, committees=tuple(committees)), tuple(rungs))
 
 
 def _infer(graph: bytes, variant: Variant, classes: int, batch: Pixels) -> Logits:

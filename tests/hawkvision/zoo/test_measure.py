@@ -21,9 +21,9 @@ from hawkvision.vision.image import load_input
 from hawkvision.zoo.build import build, list_variants, verify
 from hawkvision.zoo.convnet import CONVNETS
 from hawkvision.zoo.manifest_text import format_manifest
-from hawkvision.zoo.measure import measured_manifest, weight_path
+from hawkvision.zoo.measure import measured_ladder, training_of, weight_path
 from hawkvision.zoo.recipe import load_recipe
-from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
+from hawkvision.zoo.splits import SPLIT_SEED, split_after_training, split_pictures
 from tests.hawkvision.zoo.synthetic_task import LABELS, pictures_of, write_task
 from tests.hawkvision.zoo.tiny_states import convnet_state
 from tests.pictures import DATA
@@ -41,7 +41,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Manifest
         network.name: safetensors.numpy.save(convnet_state(CONVNETS[network.architecture], rng, 12, len(LABELS)))
         for network in recipe.networks
     }
-    manifest = measured_manifest(recipe, len(LABELS), weights, pictures, _inputs(pictures.bodies, 12))
+    split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
+    manifest = measured_ladder(recipe, len(LABELS), weights, pictures, _inputs(pictures.bodies, 12), split).manifest
     for name, content in weights.items():
         write_atomic(models / "shapes" / weight_path(name), content)
     write_atomic(models / "shapes" / "manifest.toml", format_manifest(manifest, "made by a test").encode())

@@ -136,6 +136,16 @@ def test_command_trains_in_parts_and_writes_a_ladder_that_builds(train: Any, tmp
     assert manifest.training is not None
 
 
+def test_recipe_that_leaves_nothing_to_measure_with_is_refused_before_training(train: Any, tmp_path: Path) -> None:
+    models, pictures = write_task(tmp_path)
+    recipe = models / "shapes" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("train = 192", "train = 250"))
+    done = command("--data", pictures, "--models-dir", models, "--cache-dir", tmp_path / "cache")
+    assert done.returncode == 1
+    assert "leaves 2 to fit on, 4 to certify with and 64 held out; expected at least 10" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.slow
 def test_trial_writes_elsewhere_or_nowhere(train: Any, tmp_path: Path) -> None:
     models, pictures = write_task(tmp_path)
