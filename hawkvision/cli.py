@@ -16,7 +16,6 @@ from hawkvision import __version__
 from hawkvision.errors import HawkVisionError
 
 if TYPE_CHECKING:
-    from hawkvision.manifest import Committee, Variant
     from hawkvision.zoo.build import Artifact
 
 app = typer.Typer(
@@ -165,18 +164,32 @@ def models_train(
     cache_dir: CacheDir = None,
 ) -> None:
     """Train a ladder from its recipe, on the CPU; goes on where it was interrupted."""
+    from rich.console import Console
+    from rich.table import Table
+
     from hawkvision import manifest
     from hawkvision.zoo.ladder import train_ladder
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     trained = train_ladder(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
-    if trained.manifest is None:
+    if trained.measured is None:
         typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
         return
-    measured: tuple[Variant | Committee, ...] = (*trained.manifest.variants, *trained.manifest.committees)
-    for model in measured:
-        if model.accuracy is not None:
-            typer.echo(f"{model.name}: {model.accuracy.value:.4f} of {model.accuracy.n} pictures")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("model", "top-1: profile", "certify", "held out", "95 % interval", "n", "temperature"):
+        table.add_column(title)
+    for rung in trained.measured.rungs:
+        held_out = rung.held_out
+        table.add_row(
+            rung.name,
+            f"{rung.profile.value:.4f}",
+            f"{rung.certify.value:.4f}",
+            f"{held_out.value:.4f}",
+            f"{held_out.low:.4f}–{held_out.high:.4f}",
+            str(held_out.n),
+            str(rung.temperature),
+        )
+    Console().print(table)
     typer.echo(f"written to {trained.folder}; next: `hawkvision models build --task {task}`, then `calibrate`")
 
 
