@@ -1,13 +1,27 @@
 """Targets mapped to routes, and decisions under deadlines."""
 
+from __future__ import annotations
+
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
+from hawkvision.cascade.profile import (
+    Certificate,
+    Pair,
+    Profile,
+    SiteCertificates,
+    SiteData,
+    SitePair,
+    SiteRung,
+    threshold_value,
+)
 from hawkvision.errors import ManifestError, TargetUnreachable
+from hawkvision.manifest import MeasuredAccuracy
 from hawkvision.types import (
     AccuracyPromise,
     Basis,
@@ -18,12 +32,14 @@ from hawkvision.types import (
     PromiseStatus,
     Quality,
     Reason,
+    Score,
 )
-from tests.hawkvision.cascade.synthetic import make_profile
+from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 PROFILE = make_profile()
 POLICY = Policy(PROFILE, "small", "large")
 A_EDGE, A_BEST = POLICY.edge_accuracy.value, POLICY.best_accuracy.value
+THREE = make_profile(middle=True)
 
 
 def route_at(threshold: float) -> Route:
@@ -169,3 +185,227 @@ def test_a_weakened_promise_keeps_the_target_and_claims_nothing() -> None:
     promise = weakened(route_at(0.5).promise)
     assert promise.target is Quality.BALANCED
     assert promise == AccuracyPromise(Quality.BALANCED, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+
+
+def with_middle(policy: Policy) -> Certificate:
+    """A certificate that asks the middle rung, with thresholds that can be compared with scores."""
+    for certificate in policy.pair.conditions[0].certificates:
+        bars = threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold)
+        if certificate.middle_watch is not None and all(map(math.isfinite, bars)):
+            return certificate
+    raise AssertionError("the synthetic ladder certifies no middle rung")
+
+
+def test_a_certificate_with_a_middle_threshold_asks_the_middle_rung_first() -> None:
+    policy = Policy(THREE, "small", "large")
+    certificate = with_middle(policy)
+    route = policy.route(MaxAccuracyDrop(certificate.max_drop))
+    assert route.middle is not None
+    assert route.middle.rung == "medium"
+    assert (route.threshold, route.middle.threshold) == (certificate.threshold, certificate.middle_threshold)
+    assert (route.escalation, route.to_best) == (certificate.escalation, certificate.to_best)
+    assert route.to_best < route.escalation
+
+
+def test_without_a_middle_rung_no_route_asks_one() -> None:
+    assert all(POLICY.route(MaxAccuracyDrop(drop / 100)).middle is None for drop in range(30))
+
+
+def test_controls_carry_what_the_certificate_says_of_each_rung() -> None:
+    policy = Policy(THREE, "small", "large")
+    certificate = with_middle(policy)
+    route = policy.route(MaxAccuracyDrop(certificate.max_drop))
+    assert route.controls is not None
+    edge, middle = route.controls.edge, route.controls.middle
+    assert edge is not None
+    assert middle is not None
+    assert certificate.middle_watch is not None
+    assert (edge.threshold, edge.max_drop) == (certificate.threshold, certificate.edge_watch.max_drop)
+    assert (middle.threshold, middle.disagreement) == (
+        certificate.middle_threshold,
+        certificate.middle_watch.disagreement,
+    )
+    assert edge.delta == middle.delta == certificate.delta
+    assert edge.key != middle.key
+
+
+@pytest.mark.parametrize("target", [Quality.FAST, Quality.BEST, MinConfidence(0.7), MinAccuracy(0.1)])
+def test_targets_without_a_certified_threshold_are_not_controlled(
+    target: Quality | MinConfidence | MinAccuracy,
+) -> None:
+    assert POLICY.route(target).controls is None
+
+
+def test_targets_with_the_same_certificate_share_a_controller_and_others_do_not() -> None:
+    drops = [c.max_drop for c in POLICY.pair.conditions[0].certificates if isinstance(c.threshold, float)]
+    keys = [edge_key(POLICY, drop) for drop in drops]
+    assert len(set(keys)) == len(keys) > 1
+    assert edge_key(POLICY, drops[0] + 1e-6) == keys[0]
+
+
+def edge_key(policy: Policy, max_drop: float) -> str:
+    controls = policy.route(MaxAccuracyDrop(max_drop)).controls
+    assert controls is not None
+    assert controls.edge is not None
+    return controls.edge.key
+
+
+def test_state_kept_for_other_models_has_another_key() -> None:
+    drop = next(c.max_drop for c in PROFILE.pairs[0].conditions[0].certificates if isinstance(c.threshold, float))
+    first, *rest = PROFILE.rungs
+    other = msgspec.structs.replace(PROFILE, rungs=(msgspec.structs.replace(first, fingerprint="b" * 64), *rest))
+    assert edge_key(Policy(other, "small", "large"), drop) != edge_key(POLICY, drop)
+
+
+def measured(value: float, n: int = 900) -> MeasuredAccuracy:
+    return MeasuredAccuracy(value=value, n=n, low=value - 0.02, high=value + 0.02, data_sha256=SHA)
+
+
+def site_of(profile: Profile, *, labelled: bool = True, fingerprint: str = SHA) -> SiteCertificates:
+    """Certificates of a site where the edge's bars lie a little higher than in the profile."""
+
+    def moved(certificate: Certificate) -> Certificate:
+        bar = certificate.threshold
+        return msgspec.structs.replace(
+            certificate,
+            threshold=min(1.0, bar + 0.001) if isinstance(bar, float) else bar,
+            n=900,
+            basis="labelled" if labelled else "agreement",
+        )
+
+    pair = profile.pairs[0]
+    condition = pair.conditions[0]
+    condition = msgspec.structs.replace(
+        condition,
+        balanced=moved(condition.balanced),
+        fast=moved(condition.fast),
+        certificates=tuple(moved(c) for c in condition.certificates),
+    )
+    accuracies = {"small": measured(0.6), "medium": measured(0.7), "large": measured(0.8)}
+    return SiteCertificates(
+        format=1,
+        task=profile.task,
+        as_of="2026-11-21",
+        data=SiteData(name="yard", sha256=SHA, n=900, labelled=labelled),
+        rungs=tuple(
+            SiteRung(name=r.name, fingerprint=fingerprint, accuracy=accuracies[r.name] if labelled else None)
+            for r in profile.rungs
+        ),
+        pairs=(
+            SitePair(
+                edge=pair.edge, best=pair.best, middle=pair.middle.name if pair.middle else None, score=pair.score,
+                conditions=(condition,),
+            ),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", [PROFILE, THREE])
+def test_a_sites_certificates_take_the_place_of_the_profiles(profile: Profile) -> None:
+    site = site_of(profile)
+    policy = Policy(profile, "small", "large", site=site)
+    for certificate in site.pairs[0].conditions[0].certificates:
+        if isinstance(certificate.threshold, float):
+            route = policy.route(MaxAccuracyDrop(certificate.max_drop))
+            assert (route.threshold, route.promise.n) == (certificate.threshold, 900)
+            assert (
+                route.threshold
+                > Policy(profile, "small", "large").route(MaxAccuracyDrop(certificate.max_drop)).threshold
+            )
+    assert (policy.edge_accuracy.value, policy.best_accuracy.value) == (0.6, 0.8)
+
+
+def test_absolute_targets_are_counted_from_what_was_measured_at_the_site() -> None:
+    policy = Policy(PROFILE, "small", "large", site=site_of(PROFILE))
+    assert policy.accuracy_known
+    with pytest.raises(TargetUnreachable) as caught:
+        policy.route(MinAccuracy(0.85))
+    assert caught.value.maximum == 0.8
+    assert policy.route(MinAccuracy(0.68)).promise.status is PromiseStatus.HELD
+    assert policy.route(MinAccuracy(0.7)).promise.status is PromiseStatus.BEST_EFFORT, (
+        "0.1 below 0.8, give or take 0.02"
+    )
+
+
+def test_agreement_at_a_site_holds_relative_targets_but_no_absolute_ones() -> None:
+    policy = Policy(PROFILE, "small", "large", site=site_of(PROFILE, labelled=False))
+    assert not policy.accuracy_known
+    relative = policy.route(MaxAccuracyDrop(0.1)).promise
+    assert (relative.status, relative.basis) == (PromiseStatus.HELD, Basis.AGREEMENT)
+    for accuracy in (0.05, 0.3, A_EDGE - 0.001, A_EDGE + 0.01, A_BEST - 0.1, A_BEST):
+        assert policy.route(MinAccuracy(accuracy)).promise.status is PromiseStatus.BEST_EFFORT
+
+
+@pytest.mark.parametrize("wrong", ["small", "large", "medium"])
+def test_site_certificates_made_for_another_model_are_refused_by_its_name(wrong: str) -> None:
+    site = site_of(THREE)
+    rungs = tuple(msgspec.structs.replace(r, fingerprint="b" * 64) if r.name == wrong else r for r in site.rungs)
+    with pytest.raises(ManifestError, match=f"made for {wrong} with fingerprint bbbb.*hawkvision certify"):
+        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, rungs=rungs))
+
+
+def test_site_certificates_for_a_rung_the_profile_lacks_are_refused_by_its_name() -> None:
+    site = site_of(PROFILE)
+    stranger = SiteRung(name="huge", fingerprint=SHA)
+    with pytest.raises(ManifestError, match="no rung 'huge'"):
+        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, rungs=(*site.rungs, stranger)))
+
+
+def test_site_certificates_for_another_task_are_refused() -> None:
+    site = msgspec.structs.replace(site_of(PROFILE), task="letters")
+    with pytest.raises(ManifestError, match="'letters'"):
+        Policy(PROFILE, "small", "large", site=site)
+
+
+def test_site_certificates_for_another_score_are_refused() -> None:
+    site = site_of(PROFILE)
+    other = next(kind for kind in Score if kind is not PROFILE.pairs[0].score)
+    pairs = (msgspec.structs.replace(site.pairs[0], score=other),)
+    with pytest.raises(ManifestError, match="hawkvision certify"):
+        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
+
+
+def test_site_certificates_that_ask_a_middle_rung_the_profile_lacks_are_refused() -> None:
+    site = site_of(PROFILE)
+    pairs = (msgspec.structs.replace(site.pairs[0], middle="medium"),)
+    with pytest.raises(ManifestError, match="medium"):
+        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
+
+
+def test_a_site_without_the_pair_is_refused_and_names_the_command() -> None:
+    site = site_of(PROFILE)
+    pairs = (msgspec.structs.replace(site.pairs[0], edge="tiny"),)
+    with pytest.raises(ManifestError, match="hawkvision certify --edge small"):
+        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
+
+
+@given(st.sampled_from([*Quality]), st.floats(0.0, 1.0))
+def test_every_promise_of_every_target_is_whole(quality: Quality, value: float) -> None:
+    """A held promise says what is held, how surely and on how many pictures, except where nothing can be lost."""
+    for target in (quality, MaxAccuracyDrop(value), MinConfidence(value), MinAccuracy(min(value, A_BEST))):
+        route = POLICY.route(target)
+        promise = route.promise
+        assert promise.target == target
+        if promise.status is PromiseStatus.HELD and not (route.direct and promise.max_drop == 0.0):
+            assert promise.max_drop is not None
+            assert promise.delta is not None
+            assert promise.n is not None
+
+
+def test_a_ladder_that_certifies_nothing_promises_nothing_but_the_best_rung() -> None:
+    pair: Pair = PROFILE.pairs[0]
+    condition = pair.conditions[0]
+    never_certified = tuple(
+        msgspec.structs.replace(c, threshold="always", middle_threshold="always", escalation=1.0, to_best=1.0)
+        for c in condition.certificates
+    )
+    bare = msgspec.structs.replace(
+        PROFILE,
+        pairs=(
+            msgspec.structs.replace(
+                pair, conditions=(msgspec.structs.replace(condition, certificates=never_certified),)
+            ),
+        ),
+    )
+    route = Policy(bare, "small", "large").route(MaxAccuracyDrop(0.05))
+    assert (route.direct, route.promise.max_drop, route.controls) == (True, 0.0, None)
