@@ -34,7 +34,7 @@ taken in the tier, for the price of one round trip:
 The score is `cascade.scores.score` of the rung's calibrated probabilities as served (the manifest's temperatures), in
 float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
 as give the same float64 back. So the tier accepts exactly the pictures that a computation offline accepts. Scores
-reach 1.0, so no Accept-Score means "never accept": for that, ask for the best rung directly.
+reach 1.0, so a middle rung that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Middle(msgspec.Struct, frozen=True):
 
     score: Score
     accept_score: float
-    """0..1; the middle rung's answer is accepted if its score is at least this."""
+    """0..1, or +∞; the middle rung's answer is accepted if its score is at least this."""
     otherwise: str
     """The rung that answers if not."""
 
@@ -232,6 +232,6 @@ def _accept_score(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0.0 <= value <= 1.0:  # false of nan, too
-        raise BadField(f"{ACCEPT_SCORE_HEADER}: expected a number from 0 to 1, got {text[:40]!r}")
+    if not (0.0 <= value <= 1.0 or value == math.inf):  # false of nan, too
+        raise BadField(f"{ACCEPT_SCORE_HEADER}: expected a number from 0 to 1, or inf, got {text[:40]!r}")
     return value

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ MIDDLE = {
     "X-HawkVision-Score": "margin",
     "X-HawkVision-Otherwise": "committee",
 }
-MIDDLES = st.builds(Middle, st.sampled_from(Score), st.floats(0.0, 1.0), NAMES)
+MIDDLES = st.builds(Middle, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
 
 
 @given(
@@ -76,7 +78,7 @@ def test_a_middle_rung_with_a_header_missing_is_refused_by_its_name(absent: str)
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(("X-HawkVision-Accept-Score", text) for text in ("", "sure", "nan", "inf", "-0.1", "1.0000001")),
+        *(("X-HawkVision-Accept-Score", text) for text in ("", "sure", "nan", "-inf", "-0.1", "1.0000001")),
         *(("X-HawkVision-Score", text) for text in ("", "entropy", "TOP1")),
         *(("X-HawkVision-Otherwise", text) for text in ("", "medium")),
     ],
@@ -94,4 +96,4 @@ def test_any_text_about_a_middle_rung_is_read_or_refused_as_bad_field(score: str
     except BadField:
         return
     assert read is not None
-    assert 0.0 <= read.accept_score <= 1.0
+    assert 0.0 <= read.accept_score <= 1.0 or read.accept_score == math.inf
