@@ -150,6 +150,8 @@ class Policy:
         self._condition: Condition = conditions[0]
         rungs = (edge, best, *(() if self.pair.middle is None else (self.pair.middle.name,)))
         self._models = tuple(profile.rung(rung).fingerprint for rung in rungs)
+        # Once per certificate: hashing its facts takes 16 µs and more, as long as the rest of a decision.
+        self._settled: dict[Certificate, tuple[MiddleRoute | None, Controls | None]] = {}
         self._routes: dict[Target, Route] = {quality: self._quality(quality) for quality in Quality}
 
     def route(self, target: Target) -> Route:
@@ -188,6 +190,11 @@ class Policy:
         if not usable:
             return _best(target)
         return self._certified(target, max(usable, key=lambda c: c.max_drop))
+
+    @property
+    def certificate(self) -> Certificate:
+        """The certificate of `balanced`, which says what all of them rest on."""
+        return self._condition.balanced
 
     @property
     def maximum_accuracy(self) -> float:
@@ -255,6 +262,19 @@ class Policy:
             delta=certificate.delta,
             n=certificate.n,
         )
+        if certificate not in self._settled:
+            self._settled[certificate] = self._settle(certificate)
+        middle, controls = self._settled[certificate]
+        return Route(
+            threshold_value(certificate.threshold),
+            promise,
+            certificate.escalation,
+            to_best=certificate.to_best,
+            middle=middle,
+            controls=controls,
+        )
+
+    def _settle(self, certificate: Certificate) -> tuple[MiddleRoute | None, Controls | None]:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold)
         middle, pair = None, self.pair
         controlled: list[Terms | None] = [None, None]
@@ -264,14 +284,7 @@ class Policy:
             middle = MiddleRoute(pair.middle.name, pair.middle.score, bar)
             if math.isfinite(bar):
                 controlled[1] = self._terms("middle", certificate, bar, certificate.middle_watch, pair.middle.curve)
-        return Route(
-            threshold,
-            promise,
-            certificate.escalation,
-            to_best=certificate.to_best,
-            middle=middle,
-            controls=Controls(*controlled) if any(controlled) else None,
-        )
+        return middle, Controls(*controlled) if any(controlled) else None
 
     def _terms(self, place: str, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve) -> Terms:
         facts = [place, self._models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)]
@@ -330,6 +343,7 @@ def decide(
     slack_ms: float | None,
     predicted_ms: float | None,
     on_miss: OnMiss,
+    threshold: float | None = None,
 ) -> Decision:
     """Accept the edge's answer or escalate.
 
@@ -339,8 +353,9 @@ def decide(
         slack_ms: time left before the deadline; None without one.
         predicted_ms: how long the datacenter would take from now; None when it cannot be reached.
         on_miss: what the caller wants when the deadline would pass.
+        threshold: in place of the route's, where a controller asks for more.
     """
-    if score >= route.threshold:
+    if score >= (route.threshold if threshold is None else threshold):
         return Accept()
     reason = Reason.TARGET if route.direct else Reason.LOW_CONFIDENCE
     if predicted_ms is None:
