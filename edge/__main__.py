@@ -11,23 +11,28 @@ import contextlib
 import gc
 import logging
 import os
+import random
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import uvicorn
 
 from edge.app import EdgeApp
+from edge.audits import Auditor
 from edge.node import EdgeNode
 from edge.protocol import Limits, bounded, connections_for, raise_open_files
 from edge.rung import EdgeResult, Rung, check_rung
+from edge.state import StateFile
+from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile
+from hawkvision.cascade.profile import SiteCertificates, load_profile, load_site
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
@@ -49,17 +54,31 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, str]:
-    """Load the edge rung and its policy: (rung, policy, labels, best rung's name, its expected fingerprint).
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a node is made of, as far as it comes from files."""
+
+    rung: Rung
+    policy: Policy
+    labels: tuple[str, ...]
+    best: str
+    expected: dict[str, str]
+    """Fingerprints of the datacenter rungs that the certificates are about."""
+    site: SiteCertificates | None
+
+
+def load_parts(config: EdgeConfig) -> Loaded:
+    """Load the edge rung, its policy and what its certificates are about.
 
     Raises:
-        HawkVisionError: if a manifest, profile or model file is missing, corrupt or for another model.
+        HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
     variant = manifest.variant(config.variant or manifest.ladder.default_edge)
     profile = load_profile(config.profile or models / config.task / "profile.json")
-    policy = Policy(profile, variant.name, manifest.best, alone=config.dc_url is None)
+    site = None if config.certificates is None else load_site(config.certificates)
+    policy = Policy(profile, variant.name, manifest.best, alone=config.dc_url is None, site=site)
     measured = profile.rung(variant.name)
     if config.backend != "noop":
         check_rung(measured, manifest, f"profile of {config.task!r}")
@@ -72,36 +91,48 @@ def open_rung(config: EdgeConfig) -> tuple[Rung, Policy, tuple[str, ...], str, s
         threads=1,
     )
     rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
-    return rung, policy, load_labels(manifest, models), manifest.best, profile.rung(manifest.best).fingerprint
+    asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
+    expected = {name: profile.rung(name).fingerprint for name in asked}
+    return Loaded(rung, policy, load_labels(manifest, models), manifest.best, expected, site)
 
 
 async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
     """A node, loaded and warm.
 
     Raises:
-        HawkVisionError: as `open_rung`.
+        HawkVisionError: as `load_parts`.
+        ConfigError: if the state file cannot be used.
     """
-    rung, policy, labels, best, expected = await asyncio.to_thread(open_rung, config)
+    loaded = await asyncio.to_thread(load_parts, config)
+    rung, best = loaded.rung, loaded.best
+    # Read by this thread's loop, so opened by it.
+    limit = config.streams_limit
+    state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
     workers = config.workers or usable_cores()
     pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit)
     uplink = (
-        Uplink(config.dc_url, config.dc_api_key, config.dc_connections, len(labels), clock) if config.dc_url else None
+        Uplink(config.dc_url, config.dc_api_key, config.dc_connections, len(loaded.labels), clock)
+        if config.dc_url
+        else None
     )
     await asyncio.gather(*(pool.submit(lambda: warm_up(rung.backend)) for _ in range(workers)))
     return EdgeNode(
         task=config.task,
-        labels=labels,
+        labels=loaded.labels,
         rung=rung,
         best=best,
-        policy=policy,
+        policy=loaded.policy,
         pool=pool,
         uplink=uplink,
         clock=clock,
         metrics=metrics,
         max_pixels=config.max_pixels,
         dc_timeout_s=config.dc_timeout_s,
+        streams=Streams(config.task, limit, config.audit_share, metrics, state),
+        auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311
         certified=config.backend != "noop",
-        expected_fingerprint=expected,
+        expected=loaded.expected,
+        site=loaded.site,
     )
 
 

@@ -1,7 +1,7 @@
 """One request on its way through a node: ask the edge, the datacenter or both, and answer in time.
 
-What is decided, `hawkvision.cascade.policy` decides; here it is carried out, with the waiting, the timers and the
-falling back that this takes.
+What is decided, `hawkvision.cascade.policy` decides, at the threshold that the stream's controller asks for. Here it is
+carried out, with the waiting, the timers and the falling back that this takes, and controllers hear what came of it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from edge.rung import Looked
 from edge.uplink import Escalated
-from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide, weakened
+from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
-from hawkvision.hop import HopRequest
+from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.trace import TraceContext, random_hex
 from hawkvision.types import Answer, ClassifyRequest, OnMiss, Prediction, Reason, Tier, Timing
 from hawkvision.vision.image import ImageHeader
 
 if TYPE_CHECKING:
-    from edge.node import EdgeNode
+    from edge.node import EdgeNode, Watched
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -41,6 +41,7 @@ class Call:
         header: ImageHeader,
         request: ClassifyRequest,
         route: Route,
+        watched: Watched,
         started: float,
         trace: TraceContext,
         hang_up: Callable[[], Awaitable[object]] | None,
@@ -50,6 +51,7 @@ class Call:
         self.header = header
         self.request = request
         self.route = route
+        self.watched = watched
         self.started = started
         self.trace = trace
         self.hang_up = hang_up
@@ -60,33 +62,36 @@ class Call:
         if self._edge_is_too_busy():
             return await self._dc_with_standby(Reason.EDGE_BUSY)
         edge = await self._at_edge()
-        match self._decide(edge.result.confidences[0] if self.route.by_confidence else edge.result.score):
-            case Accept(degraded):
-                return self._from_edge(edge, degraded=degraded)
+        match self._decide(self._score(edge)):
+            case Accept():
+                return self._at_last(edge)
             case Miss():
-                raise self.missed()
+                raise self._unanswered(edge)
             case Escalate(reason, cutoff_ms):
                 try:
-                    escalated = await self._escalate(reason, cutoff_ms)
+                    escalated = await self._escalate(reason, cutoff_ms, edge)
                 except RequestError as error:
                     # The edge could read this picture, so the caller need not hear that the datacenter could not.
                     log.warning("the datacenter refused a picture that the edge can read: %s", error)
                     escalated = None
+                except CallerGone:
+                    self._unanswered(edge)
+                    raise
                 if escalated is None:
-                    return self._fall_back(edge, reason)
+                    return self._at_last(edge, reason)
                 return self._from_dc(escalated, reason, edge)
 
     async def direct(self) -> Answer:
         """Go straight to the best rung."""
         match self._decide(-math.inf):
             case Accept():
-                return self._from_edge(await self._at_edge(), degraded=True)
+                return self._at_last(await self._at_edge())
             case Miss():
                 raise self.missed()
             case Escalate(reason, None):
                 escalated = await self._escalate(reason, None)
                 if escalated is None:
-                    return self._fall_back(await self._at_edge(), reason)
+                    return self._at_last(await self._at_edge(), reason)
                 return self._from_dc(escalated, reason, None)
             case Escalate(reason, _):
                 return await self._dc_with_standby(reason)
@@ -106,7 +111,7 @@ class Call:
             escalated = await self._escalate(reason, cutoff_ms)
             if escalated is not None:
                 return self._from_dc(escalated, reason, None)
-            return self._fall_back(await standby, reason)
+            return self._at_last(await standby, reason)
         finally:
             standby.cancel()
             # Retrieve what it raised, so that nothing is logged as never retrieved.
@@ -122,15 +127,28 @@ class Call:
             f"no answer meeting the target was possible within deadline_ms={self.request.deadline_ms:g}"
         )
 
+    def _score(self, edge: Looked) -> float:
+        """How sure the edge is, as the target compares it."""
+        return edge.result.confidences[0] if self.route.by_confidence else edge.result.score
+
+    def _falls_short(self, score: float) -> bool:
+        """Whether an edge answer of this score is below the target; that debt asks for more does not make it so."""
+        control = self.watched.edge
+        return score < (self.route.threshold if control is None else control.control.bar)
+
     def _decide(self, score: float) -> Decision:
-        uplink = self.node.uplink
-        return decide(
+        uplink, control = self.node.uplink, self.watched.edge
+        decision = decide(
             self.route,
             score,
             slack_ms=self.slack_ms(),
             predicted_ms=uplink.predict_ms() if uplink else None,
             on_miss=self.request.on_miss,
+            threshold=None if control is None else control.control.threshold,
         )
+        if isinstance(decision, Miss) and not self._falls_short(score):
+            return Accept()  # only debt asked for more, and there is no time to repay it here
+        return decision
 
     def _edge_is_too_busy(self) -> bool:
         """Whether the edge would be late and the datacenter would not; one who waits is better off in the queue."""
@@ -153,8 +171,10 @@ class Call:
         except TimeoutError:
             raise self.missed() from None
 
-    async def _escalate(self, reason: Reason, cutoff_ms: float | None) -> Escalated | None:
+    async def _escalate(self, reason: Reason, cutoff_ms: float | None, edge: Looked | None = None) -> Escalated | None:
         """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
+
+        The controllers hear of its answer, compared with `edge` if that is given.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
@@ -168,13 +188,58 @@ class Call:
         metrics.uplink_bytes.inc(len(self.body))
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        request = HopRequest(task=node.task, variant=node.best, deadline_ms=wanted_ms, top_k=self.request.top_k)
+        middle = None if reason is Reason.EDGE_BUSY else self._middle(edge)
+        request = HopRequest(
+            task=node.task,
+            variant=node.best if middle is None or self.route.middle is None else self.route.middle.rung,
+            deadline_ms=wanted_ms,
+            top_k=self.request.top_k,
+            middle=middle,
+        )
         try:
-            return await self._unless_gone(node.uplink.infer(self.body, request, self.trace.child(), timeout_s))
+            escalated = await self._unless_gone(node.uplink.infer(self.body, request, self.trace.child(), timeout_s))
         except EscalationFailed as error:
             metrics.escalation_failures.labels(node.task).inc()
             log.info("escalation failed: %s", error)
             return None
+        self._learn(escalated.reply, edge)
+        return escalated
+
+    def _middle(self, edge: Looked | None) -> Middle | None:
+        """On which terms the middle rung may answer; None sends the picture to the best rung.
+
+        The certificate covers the middle rung's answers to pictures that the certified threshold escalates, and to no
+        others: not to those that a raised threshold or a debt adds, nor to those of a busy edge. While the promise is
+        void it is not believed, but still looks if it has a controller, which must notice when traffic is as certified
+        again.
+        """
+        middle, control = self.route.middle, self.watched.middle
+        if middle is None or not self.node.serves(middle.rung):
+            return None
+        if edge is not None and self._score(edge) >= self.route.threshold:
+            return None
+        bar = max(0.0, middle.threshold if control is None else control.control.threshold)
+        if self.watched.void:
+            bar = math.inf
+        if bar == math.inf and control is None:
+            return None
+        return Middle(middle.score, bar, self.node.best)
+
+    def _learn(self, reply: HopReply, edge: Looked | None) -> None:
+        """Tell the controllers what the datacenter said."""
+        node, (at_edge, in_middle) = self.node, self.watched
+        index = reply.top_k[0].index
+        by_best = reply.model == node.best
+        comparable = node.serves(node.best)
+        if at_edge is not None and edge is not None:
+            differs = edge.result.indices[0] != index if by_best and comparable else None
+            at_edge.escalated(self._score(edge), differs)
+        if in_middle is None:
+            return
+        if reply.passed_over is not None:
+            in_middle.escalated(reply.passed_over.score, reply.passed_over.index != index if comparable else None)
+        elif not by_best and reply.score is not None:
+            node.auditor.accepted(in_middle, reply.score, index, self.body, self.trace, comparable=comparable)
 
     async def _unless_gone(self, asking: Coroutine[Any, Any, Escalated]) -> Escalated:
         """Await the datacenter, but not for a caller that is gone."""
@@ -192,11 +257,29 @@ class Call:
             answer.cancel()
             await asyncio.gather(answer, leaving, return_exceptions=True)
 
-    def _fall_back(self, edge: Looked, reason: Reason) -> Answer:
-        """The edge's answer in place of one that did not come, flagged; or the error that was asked for instead."""
-        if self.request.on_miss is OnMiss.FAIL and self.deadline is not None:
-            raise self.missed()
-        return self._from_edge(edge, degraded=True, reason=reason)
+    def _unanswered(self, edge: Looked) -> DeadlineMissed:
+        """Nobody got an answer, but the picture was seen: leaving hard ones out would make traffic look easy."""
+        if self.watched.edge is not None:
+            self.watched.edge.escalated(self._score(edge), None)
+        return self.missed()
+
+    def _at_last(self, edge: Looked, reason: Reason | None = None) -> Answer:
+        """The edge's answer counts: it is sure enough, or nothing better came (`reason`: of what was asked in vain).
+
+        Raises:
+            DeadlineMissed: if it falls short, and the caller asked for an error rather than that.
+        """
+        node, score = self.node, self._score(edge)
+        degraded = self._falls_short(score)
+        if degraded and reason is not None and self.request.on_miss is OnMiss.FAIL and self.deadline is not None:
+            raise self._unanswered(edge)
+        control = self.watched.edge
+        if control is not None and degraded:
+            control.fell_short(score)
+        elif control is not None:
+            comparable = node.serves(node.best)
+            node.auditor.accepted(control, score, edge.result.indices[0], self.body, self.trace, comparable=comparable)
+        return self._from_edge(edge, degraded=degraded, reason=reason)
 
     def _from_edge(self, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
         node = self.node
@@ -211,7 +294,7 @@ class Call:
             top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
             model=node.rung.name,
             tier=Tier.EDGE,
-            accuracy=weakened(self.route.promise) if degraded else node.promise(self.route.promise, Tier.EDGE),
+            accuracy=node.promise(self.route, Tier.EDGE, void=self.watched.void, degraded=degraded),
             # `escalated` says that the datacenter was asked, even if its answer came too late to be used.
             escalated=reason is not None,
             reason=reason,
@@ -237,7 +320,7 @@ class Call:
             top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
             model=reply.model,
             tier=Tier.DC,
-            accuracy=node.promise(self.route.promise, Tier.DC),
+            accuracy=node.promise(self.route, Tier.DC, void=self.watched.void),
             escalated=True,
             reason=reason,
             deadline_met=self._met(total_ms),

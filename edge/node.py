@@ -6,6 +6,9 @@
                                                                                                     │ late, down
                                                                                                     └─ degraded ► answer
 
+Beside that way run the controllers (`edge.streams`), which raise thresholds and void promises when traffic is not as
+certified, and the audits (`edge.audits`), which tell them.
+
 The node holds no protocol: doors (`edge.app`) give it bytes and a `ClassifyRequest`, and take an `Answer` or an error.
 """
 
@@ -14,20 +17,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
+from edge.audits import Auditor
 from edge.call import Call
 from edge.rung import EdgeResult, Looked, Rung
+from edge.streams import Kept, Streams
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
-from hawkvision.cascade.policy import Policy, weakened
+from hawkvision.cascade.policy import Policy, Route, weakened
+from hawkvision.cascade.profile import CERTIFIED_DROPS, SiteCertificates
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound, TooLarge
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
-from hawkvision.types import AccuracyPromise, Answer, ClassifyRequest, OnMiss, PromiseStatus, Tier
+from hawkvision.types import (
+    AccuracyPromise,
+    Answer,
+    ClassifyRequest,
+    MaxAccuracyDrop,
+    OnMiss,
+    PromiseStatus,
+    Quality,
+    Target,
+    Tier,
+)
 from hawkvision.vision.image import ImageHeader, probe
 
 log = logging.getLogger("hawkvision.edge")
@@ -37,6 +53,23 @@ RUNGS_INTERVAL_S: Final = 15.0
 FIRST_PROBE_S: Final = 0.25
 LONGEST_PROBE_S: Final = 5.0
 """How often it asks while the link is down: the interval doubles from the first to the longest."""
+LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CERTIFIED_DROPS))
+"""What `/v1/targets` lists; every certificate stands behind one of them."""
+
+
+class Watched(NamedTuple):
+    """The controllers of one stream under one target."""
+
+    edge: Kept | None
+    middle: Kept | None
+
+    @property
+    def void(self) -> bool:
+        """Whether either of them found traffic to be other than certified."""
+        return (self.edge is not None and self.edge.void) or (self.middle is not None and self.middle.void)
+
+
+UNWATCHED: Final = Watched(None, None)
 
 
 class EdgeNode:
@@ -56,8 +89,11 @@ class EdgeNode:
         metrics: EdgeMetrics,
         max_pixels: int,
         dc_timeout_s: float,
+        streams: Streams,
+        auditor: Auditor,
         certified: bool = True,
-        expected_fingerprint: str = "",
+        expected: Mapping[str, str],
+        site: SiteCertificates | None = None,
     ) -> None:
         """Make a node of loaded parts.
 
@@ -73,8 +109,11 @@ class EdgeNode:
             metrics: where to count.
             max_pixels: largest picture accepted.
             dc_timeout_s: longest wait for the datacenter without a deadline.
+            streams: the controllers; closed with the node.
+            auditor: of accepted answers; closed with the node.
             certified: whether the profile's certificates hold for the loaded edge model.
-            expected_fingerprint: of the best rung that the certificates hold for.
+            expected: fingerprint of each datacenter rung that the certificates hold for.
+            site: the site's own certificates, if `policy` uses any.
         """
         self.task = task
         self.labels = labels
@@ -87,9 +126,14 @@ class EdgeNode:
         self.clock = clock
         self.max_pixels = max_pixels
         self.dc_timeout_s = dc_timeout_s
+        self.streams = streams
+        self.auditor = auditor
         self._certified = certified
-        self._expected_fingerprint = expected_fingerprint
-        self._dc_matches: bool | None = None  # not known before the datacenter has said what it serves
+        self._expected = expected
+        self.site = site
+        self._matches: dict[str, bool] = {}  # by rung; empty before the datacenter has said what it serves
+        for target in LISTED_TARGETS:  # what was found out before a restart counts from the first answer on
+            self.watched(policy.route(target), None)
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
@@ -99,7 +143,22 @@ class EdgeNode:
     @property
     def certificates_valid(self) -> bool:
         """Whether the certificates were made for the edge model, and for the datacenter's as far as is known."""
-        return self._certified and self._dc_matches is not False
+        return self._certified and all(self._matches.values())
+
+    def serves(self, rung: str) -> bool:
+        """Whether the datacenter is known to run this rung as it was certified."""
+        return self._matches.get(rung, False)
+
+    def watched(self, route: Route, stream: str | None) -> Watched:
+        """The controllers of a route in a stream; none where no certificate stands behind it, or for other models."""
+        controls = route.controls
+        if controls is None or not self._certified:
+            return UNWATCHED
+        edge, middle = controls.edge, controls.middle
+        return Watched(
+            None if edge is None else self.streams.find(stream, edge),
+            None if middle is None else self.streams.find(stream, middle),
+        )
 
     async def classify(
         self,
@@ -130,12 +189,14 @@ class EdgeNode:
         header = probe(body)
         if header.pixels > self.max_pixels:
             raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self.max_pixels} in all")
-        call = Call(self, body, header, request, route, started, trace, hang_up)
+        watched = self.watched(route, request.stream)
+        call = Call(self, body, header, request, route, watched, started, trace, hang_up)
         try:
             answer = await (call.direct() if route.direct else call.cascade())
         except DeadlineMissed:
             self.metrics.deadline_misses.labels(self.task).inc()
             raise
+        self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
         if answer.deadline_met is False:
             self.metrics.deadline_misses.labels(self.task).inc()
             if request.on_miss is OnMiss.FAIL:
@@ -156,19 +217,35 @@ class EdgeNode:
         self._observe_infer(result.infer_ms * 1e-3)
         return Looked(result, queue_ms)
 
-    def promise(self, promise: AccuracyPromise, tier: Tier) -> AccuracyPromise:
-        """The promise as it can be made with the models that are really loaded.
+    def promise(self, route: Route, tier: Tier, *, void: bool, degraded: bool = False) -> AccuracyPromise:
+        """The promise as it can be made with the models that are loaded and the traffic that comes.
 
-        A certificate made for other models is void. An answer of the datacenter is held to nothing before the
-        datacenter has said which models it runs.
+        A certificate made for other models is void, and so is one whose controllers found other traffic. An answer of
+        the datacenter is held to nothing before the datacenter has said which models it runs.
+
+        Args:
+            route: of the target.
+            tier: where the answer came from.
+            void: whether the stream's controllers say so.
+            degraded: whether the answer fell short of the target.
         """
-        if promise.status is not PromiseStatus.HELD:
-            return promise
-        if not self.certificates_valid:
+        promise = route.promise
+        if promise.max_drop is None and promise.status is not PromiseStatus.HELD:
+            return weakened(promise) if degraded else promise  # nothing certified is claimed
+        if void or not self._certified_for(route):
             return replace(weakened(promise), status=PromiseStatus.VOID)
-        if tier is Tier.DC and self._dc_matches is None:
+        if degraded or (tier is Tier.DC and not self._matches):
             return weakened(promise)
         return promise
+
+    def _certified_for(self, route: Route) -> bool:
+        """Whether the rungs that a route's certificate is about are those that run, as far as is known."""
+        middle = None if route.middle is None else route.middle.rung
+        return (
+            self._certified
+            and self._matches.get(self.best, True)
+            and (middle is None or self._matches.get(middle, True))
+        )
 
     async def _watch_datacenter(self) -> None:
         """Know what the datacenter serves, and bring a lost link back; callers' requests are never the probes."""
@@ -198,26 +275,30 @@ class EdgeNode:
         except EscalationFailed as error:
             log.info("datacenter: %s", error)
             return False
-        rung = next((rung for rung in served.rungs if rung.name == self.best), None)
-        matches = rung is not None and rung.fingerprint == self._expected_fingerprint
-        if not matches and self._dc_matches is not False:
-            log.error(
-                "certificates are void: made for %s with fingerprint %s, but %s serves %s",
-                self.best,
-                self._expected_fingerprint,
-                uplink.url,
-                rung or "no such rung",
-            )
-        self._dc_matches = matches
+        found = {rung.name: rung for rung in served.rungs}
+        for name, fingerprint in self._expected.items():
+            rung = found.get(name)
+            matches = rung is not None and rung.fingerprint == fingerprint
+            if not matches and self._matches.get(name) is not False:
+                log.error(
+                    "certificates are void: made for %s with fingerprint %s, but %s serves %s",
+                    name,
+                    fingerprint,
+                    uplink.url,
+                    rung or "no such rung",
+                )
+            self._matches[name] = matches
         return True
 
     async def close(self) -> None:
-        """Stop watching, finish what is queued, close connections and the backend."""
+        """Stop watching and auditing, finish what is queued, close connections, the backend and the state file."""
         if self._watcher:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
+        await self.auditor.close()
         await asyncio.to_thread(self.pool.close)
         if self.uplink:
             await self.uplink.close()
         self.rung.backend.close()
+        await self.streams.close()

@@ -4,60 +4,76 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.node import EdgeNode
-from hawkvision.cascade.policy import weakened
-from hawkvision.cascade.profile import CERTIFIED_DROPS
-from hawkvision.types import MaxAccuracyDrop, Quality, Target, Tier, target_fields
+from edge.node import LISTED_TARGETS, EdgeNode
+from hawkvision.cascade.policy import Route
+from hawkvision.types import PromiseStatus, Target, Tier, target_fields
 
 
 def describe_targets(node: EdgeNode) -> dict[str, Any]:
     """The node's ladder and, per target, what is promised and what it costs.
 
-    `min_accuracy` is the absolute accuracy that the drop makes certain. Without a datacenter, what the edge does
-    instead is listed. Latencies are expected means in milliseconds, from what the node measured so far; null before
-    the first picture.
+    `min_accuracy` is the absolute accuracy that the drop makes certain. `status` and `void` are those of the node's own
+    stream; other streams have theirs. Shares and latencies are of traffic as certified: `escalation` leaves the edge,
+    `to_best` of it is answered by the best rung, the rest by `middle`. Without a datacenter, what the edge does instead
+    is listed. Latencies are expected means in milliseconds, from what the node measured so far; null before the first
+    picture.
     """
     policy = node.policy
-    drops = [MaxAccuracyDrop(drop) for drop in CERTIFIED_DROPS]
     return {
         "task": node.task,
         "edge": {"variant": node.rung.name, "accuracy": _accuracy(policy.edge_accuracy)},
         "best": {"variant": node.best, "accuracy": _accuracy(policy.best_accuracy)},
         "datacenter": None if node.uplink is None else {"url": node.uplink.url, "up": node.uplink.link.up},
         "certificates_valid": node.certificates_valid,
+        "certificates": _certificates(node),
         "maximum_min_accuracy": policy.maximum_accuracy,
-        "targets": [_target(node, target) for target in (*Quality, *drops)],
+        "targets": [_target(node, target) for target in LISTED_TARGETS],
+    }
+
+
+def _certificates(node: EdgeNode) -> dict[str, Any]:
+    """What stands behind the promises: the pictures of the profile, or those of the site."""
+    certificate, site = node.policy.certificate, node.site
+    return {
+        "basis": certificate.basis,
+        "n": certificate.n,
+        "as_of": None if site is None else site.as_of,
+        "data": None if site is None else {"name": site.data.name, "sha256": site.data.sha256},
     }
 
 
 def _target(node: EdgeNode, target: Target) -> dict[str, Any]:
     route = node.policy.route(target)
+    void = node.watched(route, None).void
     reachable = node.uplink is not None or route.escalation == 0.0
-    promise = (
-        node.promise(route.promise, Tier.DC if route.direct else Tier.EDGE) if reachable else weakened(route.promise)
-    )
+    promise = node.promise(route, Tier.DC if route.direct else Tier.EDGE, void=void, degraded=not reachable)
     return {
         "target": target_fields(target),
         "max_drop": promise.max_drop,
         "min_accuracy": None if promise.max_drop is None else node.policy.held_accuracy(promise.max_drop),
         "status": promise.status.value,
+        "void": promise.status is PromiseStatus.VOID,
         "basis": promise.basis.value,
         "delta": promise.delta,
         "n": promise.n,
         "escalation": route.escalation if node.uplink else 0.0,
-        "expected_latency_ms": _latency(node, route.escalation, direct=route.direct),
+        "to_best": route.to_best if node.uplink else 0.0,
+        "middle": None if route.middle is None else route.middle.rung,
+        "expected_latency_ms": _latency(node, route),
     }
 
 
-def _latency(node: EdgeNode, escalation: float, *, direct: bool) -> float | None:
-    edge_ms = node.pool.service_ms
-    if node.uplink is None:
-        escalation, direct, away_ms = 0.0, False, 0.0
-    else:
-        away_ms = node.uplink.link.mean_ms
+def _latency(node: EdgeNode, route: Route) -> float | None:
+    edge_ms, uplink = node.pool.service_ms, node.uplink
+    direct = route.direct and uplink is not None
     if not edge_ms and not direct:
         return None
-    return round((0.0 if direct else edge_ms) + escalation * away_ms, 3)
+    total_ms = 0.0 if direct else edge_ms
+    if uplink is not None:
+        total_ms += route.to_best * uplink.mean_ms(node.best)
+        if route.middle is not None:
+            total_ms += (route.escalation - route.to_best) * uplink.mean_ms(route.middle.rung)
+    return round(total_ms, 3)
 
 
 def _accuracy(accuracy: Any) -> dict[str, Any]:

@@ -28,6 +28,8 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
 WAITING_PER_CONNECTION: Final = 4
 """Escalations that may wait for each connection; the next one fails at once, for it would only wait longer."""
+PACE_GAIN: Final = 0.05
+"""Weight of the newest round trip in what `/v1/targets` shows; slower than the link's estimate, which decides."""
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
 """What is wrong with the picture itself. A datacenter's own limits (413, 429) are not the caller's fault."""
 
@@ -62,8 +64,10 @@ class Uplink:
         """Set when the link goes down, for whoever watches it."""
         self._classes = classes
         self._clock = clock
+        self._connections = connections
         self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
+        self._pace_ms: dict[str, float] = {}
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
@@ -71,6 +75,11 @@ class Uplink:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+    @property
+    def idle(self) -> bool:
+        """Whether the link is up and a connection is free: whoever sends now lets nobody wait."""
+        return self.link.up and self._pending < self._connections
 
     def predict_ms(self) -> float | None:
         """How long an escalation would take now; None while the datacenter is left alone after a failure."""
@@ -97,7 +106,17 @@ class Uplink:
         reply = self._checked(payload, request)
         round_trip_ms = (now - started) * 1e3
         self.link.succeeded(round_trip_ms, now)
+        self._learn_pace(reply.model, round_trip_ms)
         return Escalated(reply, round_trip_ms)
+
+    def mean_ms(self, rung: str) -> float:
+        """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
+        return self._pace_ms.get(rung, self.link.mean_ms)
+
+    def _learn_pace(self, rung: str, round_trip_ms: float) -> None:
+        """Per rung that answered; replies are checked, so there are as many as a certificate names."""
+        before = self._pace_ms.get(rung, round_trip_ms)
+        self._pace_ms[rung] = before + PACE_GAIN * (round_trip_ms - before)
 
     async def _post(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> tuple[int, bytes]:
         started = self._clock.now()

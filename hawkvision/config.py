@@ -62,6 +62,15 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cache_dir: Path | None = None
     profile: Path | None = None
     """A profile made by `hawkvision calibrate`; None takes `models/<task>/profile.json`."""
+    certificates: Path | None = None
+    """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
+    state_file: Path | None = None
+    """Where what is known of streams is kept across restarts (SQLite); None keeps it in memory."""
+    streams_limit: Count = 4096
+    """Controllers of named streams in memory, 2 KB each; the one used longest ago makes room."""
+    audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
+    """Share of accepted answers that the best rung checks in the background; 0 for none, and then a promise is only
+    as good as its certificate."""
 
 
 class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

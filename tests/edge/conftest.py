@@ -12,6 +12,7 @@ import pytest
 
 from hawkvision.process import ServerProcess, running
 from tests.edge.peer import Peer, running_peer
+from tests.hawkvision.cascade.synthetic import SHA
 
 
 @dataclass(frozen=True)
@@ -70,3 +71,10 @@ def caller(edge: ServerProcess, peer: Peer) -> Iterator[Caller]:
     caller = Caller(edge)
     yield caller
     caller.close()
+
+
+@pytest.fixture
+def large() -> Iterator[Peer]:
+    """The datacenter of `tests.edge.bench`: it runs what was certified."""
+    with running_peer(model="large", fingerprint=SHA) as peer:
+        yield peer

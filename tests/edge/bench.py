@@ -1,0 +1,147 @@
+"""One node in this process, on a backend that works only when told to, and what drives it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edge.audits import Auditor
+from edge.node import EdgeNode
+from edge.rung import EdgeResult, Rung
+from edge.state import StateFile
+from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
+from edge.uplink import Uplink
+from edge.workers import WorkerPool
+from hawkvision.cascade.policy import Policy
+from hawkvision.clock import MonotonicClock
+from hawkvision.manifest import InputSpec
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.trace import start_trace
+from hawkvision.types import Answer, ClassifyRequest, Logits, Pixels, Quality
+from tests.edge.peer import Peer
+from tests.hawkvision.cascade.synthetic import SHA, make_profile
+from tests.pictures import encoded
+
+T = TypeVar("T")
+SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+SURE, UNSURE = 20.0, 0.0
+
+
+class GatedBackend:
+    """Ten classes; class 3 wins by `lead`. Every inference waits until `gate` is open."""
+
+    def __init__(self, lead: float) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lead = lead
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return (16, 16, 3)
+
+    @property
+    def classes(self) -> int:
+        return 10
+
+    def infer(self, batch: Pixels) -> Logits:
+        assert self.gate.wait(30)
+        logits = np.zeros((len(batch), 10), np.float32)
+        logits[:, 3] = self.lead
+        return logits
+
+    def close(self) -> None:
+        self.gate.set()
+
+
+class Bench:
+    """A node and what drives it."""
+
+    def __init__(self, node: EdgeNode, backend: GatedBackend, clock: MonotonicClock) -> None:
+        self.node = node
+        self.backend = backend
+        self.clock = clock
+
+    async def ask(self, hang_up: Callable[[], Awaitable[object]] | None = None, **fields: Any) -> Answer:
+        request = ClassifyRequest(**fields)
+        return await self.node.classify(encoded(), request, self.clock.now(), start_trace(), hang_up)
+
+    def counted(self, name: str, **labels: str) -> float:
+        """A metric's value, 0 before it was first counted."""
+        return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits", **labels}) or 0.0
+
+    async def occupy(self, pictures: int) -> list[asyncio.Task[Answer]]:
+        """Close the gate behind one slow picture, so that the pool knows its pace, and queue some more."""
+        self.backend.gate.clear()
+        first = asyncio.create_task(self.ask(target=Quality.FAST))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(threading.Event().wait, 0.2)  # the pace: 200 ms a picture
+        self.backend.gate.set()
+        await first
+        self.backend.gate.clear()
+        tasks = [asyncio.create_task(self.ask(target=Quality.FAST)) for _ in range(pictures)]
+        await asyncio.sleep(0)
+        return tasks
+
+
+@asynccontextmanager
+async def bench(
+    peer: Peer | None,
+    lead: float = UNSURE,
+    connections: int = 8,
+    *,
+    middle: bool = False,
+    audit_share: float = 0.02,
+    streams_limit: int = 64,
+    state_file: Path | None = None,
+) -> AsyncIterator[Bench]:
+    clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
+    policy = Policy(make_profile(middle=middle), "small", "large", alone=peer is None)
+    pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
+    uplink = Uplink(peer.url, None, connections, 10, clock) if peer else None
+    file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None
+    node = EdgeNode(
+        task="digits",
+        labels=[str(i) for i in range(10)],
+        rung=Rung("small", backend, SPEC, 1.0, policy.pair.score),
+        best="large",
+        policy=policy,
+        pool=pool,
+        uplink=uplink,
+        clock=clock,
+        metrics=metrics,
+        max_pixels=1_000_000,
+        dc_timeout_s=10.0,
+        streams=Streams("digits", streams_limit, audit_share, metrics, file),
+        auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0),
+        expected={"large": SHA, "medium": SHA} if middle else {"large": SHA},
+    )
+    try:
+        yield Bench(node, backend, clock)
+    finally:
+        backend.gate.set()
+        await node.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return asyncio.run(scenario())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll, for the condition changes on another thread or in another task."""
+    for _ in range(3_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true within 30 s")
+
+
+async def known(node: EdgeNode) -> None:
+    """Until the node knows what the datacenter runs."""
+    await until(lambda: bool(node._matches))
