@@ -199,13 +199,11 @@ def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache:
 def show(console: Console, pool: Pool, cells: Sequence[Cell]) -> None:
     """One pair's table: for each n how often each rule was wrong, and what it escalates."""
     first = cells[0]
-    table = Table(
-        title=f"{pool.name}: {len(pool)} pictures, edge {pool.edge_right.mean():.2%}, "
-        f"best {pool.best_right.mean():.2%}, ε {first.max_drop:.4f}, perfect knowledge escalates {first.perfect:.1%}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
+    console.print(
+        f"\n{pool.name}: {len(pool)} pictures, edge {pool.edge_right.mean():.2%}, best {pool.best_right.mean():.2%}, "
+        f"ε {first.max_drop:.4f}, perfect knowledge escalates {first.perfect:.1%}"
     )
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     sizes = sorted({cell.n for cell in cells})
     table.add_column("rule", no_wrap=True)
     for n in sizes:

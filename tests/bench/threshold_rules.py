@@ -181,7 +181,10 @@ def selective_risk(sample: Swept, goal: Goal) -> int:
 
 
 def learn_then_test(sample: Swept, goal: Goal) -> int:
-    """Fixed sequence on absolute accuracy, by Clopper-Pearson bounds; here escalating everything must pass too, or nothing is certified."""
+    """Fixed sequence on absolute accuracy, by Clopper-Pearson bounds.
+
+    Here escalating everything must pass too, or nothing is certified.
+    """
     passed = iter((_accuracy_bounds(sample, goal.delta) >= goal.accuracy).tolist())
     return _before_first_failure(passed) if next(passed) else 0
 
