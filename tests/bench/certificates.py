@@ -39,7 +39,6 @@ from typing import Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -203,7 +202,7 @@ def show(console: Console, pool: Pool, cells: Sequence[Cell]) -> None:
         f"\n{pool.name}: {len(pool)} pictures, edge {pool.edge_right.mean():.2%}, best {pool.best_right.mean():.2%}, "
         f"ε {first.max_drop:.4f}, perfect knowledge escalates {first.perfect:.1%}"
     )
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     sizes = sorted({cell.n for cell in cells})
     table.add_column("rule", no_wrap=True)
     for n in sizes:
