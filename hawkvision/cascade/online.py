@@ -14,7 +14,7 @@ robust; Robins, Rotnitzky and Zhao, JASA 1994). Escalated pictures refresh the p
 The threshold follows θ ← θ + η (ℓ̃ − ε), in ranks of the profile's scores: integral control, whose average of ℓ̃ over T
 requests cannot exceed ε by more than 1/(ηT), plus one audit's weight, whatever the traffic does (Gibbs and Candès,
 NeurIPS 2021; Angelopoulos, Candès and Tibshirani, NeurIPS 2023). Above rank 1 nothing is accepted, and θ may rise so
-far above it as one audit can push it: cut off sooner, an adversary of surely wrong answers would get 80 % of them past
+far above it as one audit can push it: cut off sooner, an adversary of surely wrong answers would get half of them past
 the controller (at ε = 0.02), for each audit would pay for 50 requests and stand for 200. It never goes below the
 certified threshold.
 
@@ -191,15 +191,19 @@ class StreamControl:
         share = self.audit_share * math.sqrt(self._predicted(score)) / self.state.root_mean
         return min(1.0, max(self.audit_share * LEAST_AUDITED, share))
 
+    def estimate(self, score: float, probability: float, differs: bool | None) -> float:
+        """ℓ̃ of an accepted answer: right on average over the draw of its audit, whatever was predicted."""
+        predicted = self._predicted(score)
+        return predicted if differs is None else predicted + (differs - predicted) / probability
+
     def accepted(self, score: float, probability: float, differs: bool | None) -> None:
         """An answer was accepted; `differs` says what its audit found, None that there was none.
 
         `probability` is that with which it was to be audited when it was accepted.
         """
         state = self.state
-        predicted = self._predicted(score)
-        state.root_mean += (math.sqrt(predicted) - state.root_mean) / MEMORY
-        estimate = predicted if differs is None else predicted + (differs - predicted) / probability
+        estimate = self.estimate(score, probability, differs)
+        state.root_mean += (math.sqrt(self._predicted(score)) - state.root_mean) / MEMORY
         state.accepted += 1
         if differs is not None:
             state.audits += 1
