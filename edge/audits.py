@@ -1,17 +1,19 @@
 """Audits: now and then the best rung is asked, behind the caller's back, about an answer that was given without it.
 
-    accepted ─ draw ─┬─ not drawn ──────────────────────────────► the controller hears: not audited
-                     └─ drawn ─┬─ no room, link down ── skipped ─► the controller hears: not audited
-                               └─ asked ─┬─ no answer ── failed ─► the controller hears: not audited
-                                         └─ answer ──────────────► the controller hears: agrees, or differs
+    accepted ─┬─ no room, link down ───────────────────────────► the controller hears: could not be audited
+              └─ draw ─┬─ not drawn ───────────────────────────► the controller hears: not audited
+                       └─ drawn: asked ─┬─ no answer ── failed ► the controller hears: not audited
+                                        └─ answer ─────────────► the controller hears: agrees, or differs
 
 The caller has its answer before the audit begins, and no caller's escalation waits for one: an audit takes a connection
 only while one is free.
 
-An audit that was drawn and did not take place counts as not audited. Whether it takes place depends on the link and on
-other traffic, not on what it would have found, so what is learned from the others is not selected; for the share that
-is skipped the estimate falls back on the prediction, which escalations keep calibrated. While all are skipped (link
-down) drift is therefore seen in the difficulty of pictures alone, and later than otherwise.
+Whether there is room is decided before the draw and has nothing to do with what an audit would find, so that those
+which take place stand for the answers given while there was room, with exactly the probability they were drawn with;
+the others are no evidence, and while there is no room (link down) drift shows in the difficulty of pictures alone.
+Counting skipped audits among those not drawn would pull the estimate towards the prediction: in a burst of answers a
+test saw an alarm rest on nothing else. The few that fail under way do count as not drawn: a link fails whatever the
+picture shows, and an estimate off by their share of the prediction's error is near enough.
 """
 
 from __future__ import annotations
@@ -66,12 +68,17 @@ class Auditor:
             trace: the request's span; the audit is a child.
             comparable: whether the datacenter is known to run the best rung that was certified.
         """
-        probability = kept.control.audit_probability(score)
-        if self._uplink is None or not comparable or self._draws.random() >= probability:
-            kept.accepted(score, probability, None)
+        if self._uplink is None or not comparable:
+            kept.accepted(score, 0.0, None)
             return
+        probability = kept.control.audit_probability(score)
+        drawn = self._draws.random() < probability
         if len(self._under_way) >= MOST_UNDER_WAY or not self._uplink.idle:
-            self._count("skipped")
+            if drawn:
+                self._count("skipped")
+            kept.accepted(score, 0.0, None)
+            return
+        if not drawn:
             kept.accepted(score, probability, None)
             return
         # A task begins at the loop's next turn: the answer, which is not awaited in between, is written before.

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final
 
-from edge.state import Place, StateError, StateFile, decode_state, encode_state
-from hawkvision.cascade.online import StreamControl, Terms
+from edge.state import Place, StateError, StateFile, encode_state
+from hawkvision.cascade.online import State, StreamControl, Terms
 from hawkvision.metrics import EdgeMetrics
 
 log = logging.getLogger("hawkvision.edge")
@@ -87,7 +87,7 @@ class Streams:
         self._named: OrderedDict[Place, Kept] = OrderedDict()
         self._unwritten: dict[Place, Kept] = {}
         # What made room and is not in the file yet; the file may lag behind by `WRITE_INTERVAL_S`.
-        self._leaving: OrderedDict[Place, bytes] = OrderedDict()
+        self._leaving: OrderedDict[Place, State] = OrderedDict()
         self._stopping = asyncio.Event()
         self._writer = asyncio.create_task(self._keep_writing()) if file else None
         metrics.streams.labels(task).set_function(self.__len__)
@@ -153,8 +153,7 @@ class Streams:
         if self._file is None:
             return
         try:
-            leaving = self._leaving.pop(kept.place, None)
-            state = self._file.read(kept.place) if leaving is None else decode_state(leaving)
+            state = self._leaving.pop(kept.place, None) or self._file.read(kept.place)
         except StateError as error:
             self._failed("read", error)  # and the stream begins anew
             return
@@ -168,7 +167,7 @@ class Streams:
         if len(self._leaving) >= self._limit:  # streams come faster than the file takes them
             self._leaving.popitem(last=False)
             self._metrics.state_failures.labels(self._task, "dropped").inc()
-        self._leaving[kept.place] = encode_state(kept.control.state)
+        self._leaving[kept.place] = kept.control.state
 
     async def _keep_writing(self) -> None:
         assert self._file is not None
@@ -189,9 +188,9 @@ class Streams:
                 return
             for place in changed:
                 del self._unwritten[place]
-            states = left | {place: encode_state(kept.control.state) for place, kept in changed.items()}
+            states = left | {place: kept.control.state for place, kept in changed.items()}
             try:
-                await asyncio.to_thread(file.write, list(states.items()))
+                await asyncio.to_thread(file.write, [(place, encode_state(state)) for place, state in states.items()])
             except StateError as error:
                 self._unwritten = changed | self._unwritten
                 self._failed("write", error)

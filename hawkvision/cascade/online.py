@@ -199,7 +199,8 @@ class StreamControl:
     def accepted(self, score: float, probability: float, differs: bool | None) -> None:
         """An answer was accepted; `differs` says what its audit found, None that there was none.
 
-        `probability` is that with which it was to be audited when it was accepted.
+        `probability` is that with which it was to be audited when it was accepted, 0 if it could not have been. Then
+        the prediction alone moves the threshold, but is no evidence for an alarm.
         """
         state = self.state
         estimate = self.estimate(score, probability, differs)
@@ -208,7 +209,7 @@ class StreamControl:
         if differs is not None:
             state.audits += 1
             state.disagreements += differs
-        self._observe(score, estimate)
+        self._observe(score, estimate if probability > 0.0 else None)
         self._move(estimate)
 
     def escalated(self, score: float, differs: bool | None) -> None:
@@ -222,15 +223,16 @@ class StreamControl:
             state.correction = min(max(state.correction * factor, low), high)
         if score >= self._bar and state.debt > 0.0:
             state.debt = max(0.0, state.debt - self.expected_drop(score))
-        self._observe(score, predicted if differs is None else float(differs))
+        self._observe(score, None if differs is None else float(differs))
         self._move(0.0)
 
     def fell_short(self, score: float) -> None:
         """An answer below the threshold was given because time, link or load forced it: a debt."""
         self.state.degraded += 1
         self.state.debt = min(LARGEST_DEBT, self.state.debt + self.expected_drop(score))
-        # Seen all the same: with only the accepted ones counted, an outage would look like easy traffic.
-        self._observe(score, self._predicted(score))
+        # Seen all the same: with only the accepted ones counted, an outage would look like easy traffic. And without
+        # audits of the accepted ones, what would have been escalated anyway must not make losses look rare.
+        self._see_difficulty(score)
 
     def expected_drop(self, score: float) -> float:
         """What accepting an answer of this score gives up, on average."""
@@ -255,12 +257,18 @@ class StreamControl:
             root_mean=self._mean_root(),
         )
 
-    def _observe(self, score: float, estimate: float) -> None:
+    def _observe(self, score: float, estimate: float | None) -> None:
         """Feed the bets: all of them are about what the certified threshold would have done."""
+        if score < self.terms.threshold:
+            self.state.loss_bet.observe(0.0, self._least_estimate())
+        elif estimate is not None:
+            self.state.loss_bet.observe(estimate, self._least_estimate())
+        self._see_difficulty(score)
+
+    def _see_difficulty(self, score: float) -> None:
         state, terms = self.state, self.terms
         state.requests += 1
         difficult = score < terms.threshold
-        state.loss_bet.observe(0.0 if difficult else estimate, self._least_estimate())
         state.difficulty_bet.observe(float(difficult), 0.0)
         if state.void:
             state.return_bet.observe(float(difficult), 1.0)

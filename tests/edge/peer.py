@@ -23,6 +23,7 @@ class Peer:
 
     url: str = ""
     delay_s: float = 0.0
+    rungs_delay_s: float = 0.0
     status: int = 200
     error_code: str = "overloaded"
     garbage: bool = False
@@ -61,6 +62,7 @@ class Peer:
         return msgspec.structs.replace(answer, score=top[0].confidence, passed_over=passed_over)
 
     async def rungs(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.rungs_delay_s)
         rungs = (Rung(self.middle, (), self.middle_fingerprint),) if self.middle else ()
         listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")

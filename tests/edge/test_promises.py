@@ -1,0 +1,499 @@
+"""The promise of every answer is true: through drift, outages, restarts, busy edges and middle rungs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.audits import MOST_UNDER_WAY
+from edge.streams import Kept
+from edge.targets import describe_targets
+from hawkvision.cascade.online import State
+from hawkvision.hop import parse_hop_headers
+from hawkvision.types import (
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    OnMiss,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Tier,
+)
+from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run, until
+from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer
+from tests.hawkvision.cascade.synthetic import SHA
+
+EDGE_CLASS = 3
+AGREES = [(EDGE_CLASS, 0.99)]
+DIFFERS = [(ANSWER_CLASS, 0.99)]
+MIDDLING = 2.7
+"""A lead that gives a score of about 0.6: `balanced` accepts it from 0.485 on."""
+THREE_LEVELS = MaxAccuracyDrop(0.01)
+"""The synthetic ladder's certificate with a finite middle threshold, 0.51; the edge's is 0.998."""
+
+
+async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:
+    """Asked 16 at a time."""
+    answers: list[Answer] = []
+    while len(answers) < requests:
+        answers += await asyncio.gather(*(it.ask(**fields) for _ in range(16)))
+    return answers
+
+
+def audits(it: Bench, *outcomes: str) -> float:
+    return sum(it.counted("audits_total", outcome=outcome) for outcome in outcomes)
+
+
+def balanced(it: Bench) -> dict[str, object]:
+    """The listing of `balanced`."""
+    listed: list[dict[str, object]] = describe_targets(it.node)["targets"]
+    return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
+
+
+def kept(it: Bench, stream: str | None = None) -> Kept:
+    """The controller of `balanced` at the edge."""
+    found = it.node.watched(it.node.policy.route(Quality.BALANCED), stream).edge
+    assert found is not None
+    return found
+
+
+def state_of(it: Bench, stream: str | None = None) -> State:
+    return kept(it, stream).control.state
+
+
+# ------------------------------------------------------------------------------------------------------- audits
+
+
+def test_audits_check_a_small_share_of_accepted_answers_and_show_in_no_answer(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> tuple[list[Answer], float, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            answers = await many(it, 400)
+            await until(lambda: not it.node.auditor._under_way)
+            return answers, audits(it, "agree"), it.counted("escalations_total", reason="audit")
+
+    answers, agreed, escalated = run(scenario)
+    assert 0 < agreed == escalated == len(large.bodies) < 0.35 * len(answers)
+    assert {(a.tier, a.escalated, a.reason, a.accuracy.status) for a in answers} == {
+        (Tier.EDGE, False, None, PromiseStatus.HELD)
+    }
+
+
+def test_audits_ask_the_best_rung_and_are_bounded_in_time(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> None:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            while not large.headers:
+                await it.ask()
+
+    run(scenario)
+    asked = parse_hop_headers(_titled(large.headers[0]))
+    assert (asked.variant, asked.middle, asked.top_k) == ("large", None, 1)
+    assert asked.deadline_ms is not None
+
+
+def _titled(headers: dict[str, str]) -> dict[str, str]:
+    """Header names as `parse_hop_headers` looks them up in a plain dict."""
+    names = {
+        "x-hawkvision-task": "X-HawkVision-Task",
+        "x-hawkvision-variant": "X-HawkVision-Variant",
+        "x-hawkvision-deadline-ms": "X-HawkVision-Deadline-Ms",
+        "x-hawkvision-top-k": "X-HawkVision-Top-K",
+        "x-hawkvision-accept-score": "X-HawkVision-Accept-Score",
+        "x-hawkvision-score": "X-HawkVision-Score",
+        "x-hawkvision-otherwise": "X-HawkVision-Otherwise",
+    }
+    return {names.get(name, name): value for name, value in headers.items()}
+
+
+def test_audits_that_hang_delay_nobody_are_bounded_and_end_with_the_node(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[list[Answer], int, Bench]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            answers = await many(it, 400)
+            assert len(it.node.auditor._under_way) == MOST_UNDER_WAY
+            return answers, int(audits(it, "skipped")), it
+
+    answers, skipped, it = run(scenario)
+    assert {answer.tier for answer in answers} == {Tier.EDGE}
+    assert skipped > 0
+    assert audits(it, "skipped") == skipped + MOST_UNDER_WAY, "those under way were given up"
+    assert len(large.bodies) == MOST_UNDER_WAY
+
+
+def test_audits_leave_the_connections_to_escalations(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[float, float]:
+        async with bench(large, SURE, connections=1, audit_share=0.2) as it:
+            await known(it.node)
+            waiting = asyncio.create_task(it.ask(target=Quality.BEST))
+            await until(lambda: len(large.bodies) == 1)
+            await many(it, 200)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return audits(it, "skipped"), it.counted("escalations_total", reason="audit")
+
+    skipped, sent = run(scenario)
+    assert skipped > 0
+    assert sent == 0
+
+
+def test_a_failed_audit_is_counted_and_teaches_nothing(large: Peer) -> None:
+    large.garbage = True
+
+    async def scenario() -> tuple[float, int]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            while not audits(it, "failed"):
+                await it.ask()
+            return audits(it, "agree", "differ"), state_of(it).audits
+
+    assert run(scenario) == (0.0, 0)
+
+
+@pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"rungs_delay_s": 30.0}])
+def test_nothing_is_learned_from_a_datacenter_that_is_not_known_to_be_the_certified_one(
+    large: Peer, says: dict[str, Any]
+) -> None:
+    for name, value in says.items():
+        setattr(large, name, value)
+
+    async def scenario() -> tuple[int, int, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            if "fingerprint" in says:
+                await known(it.node)
+            await many(it, 200)
+            it.backend.lead = UNSURE
+            await it.ask()
+            state = state_of(it)
+            return state.audits, state.escalations, state.correction
+
+    assert run(scenario) == (0, 1, 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------- drift
+
+
+async def raise_alarm(it: Bench, stream: str | None = None) -> None:
+    """Until audits have found that the best rung answers otherwise."""
+    await known(it.node)
+    while not state_of(it, stream).void:
+        await many(it, 16, stream=stream)
+
+
+def test_a_best_rung_that_begins_to_disagree_makes_the_promise_void_and_raises_escalation(large: Peer) -> None:
+    async def scenario() -> tuple[Answer, Answer, dict[str, object], list[float]]:
+        async with bench(large, MIDDLING, audit_share=0.2) as it:
+            large.top_k = AGREES
+            before = (await many(it, 100))[-1]
+            large.top_k = DIFFERS
+            await raise_alarm(it)
+            after = await it.ask()
+            while after.tier is Tier.EDGE and state_of(it).requests < 2_000:
+                after = await it.ask()
+            names = ("alarms_total", "streams_void", "returns_total")
+            return before, after, balanced(it), [it.counted(name) for name in names]
+
+    before, after, listed, counted = run(scenario)
+    assert (before.tier, before.accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
+    assert (after.tier, after.reason, after.index) == (Tier.DC, Reason.LOW_CONFIDENCE, ANSWER_CLASS)
+    assert after.accuracy.status is PromiseStatus.VOID
+    assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
+    assert (listed["status"], listed["void"], listed["max_drop"]) == ("void", True, None)
+    assert counted == [1.0, 1.0, 0.0]
+
+
+def test_the_promise_returns_when_the_best_rung_agrees_again(large: Peer) -> None:
+    async def scenario() -> tuple[PromiseStatus, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            large.top_k = DIFFERS
+            await raise_alarm(it)
+            large.top_k = AGREES
+            for _ in range(60):
+                answers = await many(it, 100)
+                if answers[-1].accuracy.status is PromiseStatus.HELD:
+                    break
+            return answers[-1].accuracy.status, it.counted("returns_total")
+
+    assert run(scenario) == (PromiseStatus.HELD, 1.0)
+
+
+def test_one_streams_alarm_is_not_anothers(large: Peer) -> None:
+    async def scenario() -> tuple[PromiseStatus, ...]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await raise_alarm(it, "rainy camera")
+            answers = [await it.ask(stream=name) for name in ("rainy camera", "dry camera", None)]
+            other = await it.ask(stream="rainy camera", target=Quality.BEST)
+            return tuple(answer.accuracy.status for answer in (*answers, other))
+
+    assert run(scenario) == (PromiseStatus.VOID, PromiseStatus.HELD, PromiseStatus.HELD, PromiseStatus.HELD)
+
+
+def test_without_audits_a_promise_is_as_good_as_its_certificate(large: Peer) -> None:
+    async def scenario() -> tuple[set[PromiseStatus], float]:
+        async with bench(large, SURE, audit_share=0.0) as it:
+            await known(it.node)
+            answers = await many(it, 300)
+            return {answer.accuracy.status for answer in answers}, audits(it, "agree", "differ", "failed", "skipped")
+
+    assert run(scenario) == ({PromiseStatus.HELD}, 0.0)
+
+
+def test_pictures_that_are_harder_than_certified_raise_the_alarm_even_without_a_datacenter() -> None:
+    async def scenario() -> tuple[Answer, float]:
+        async with bench(None, UNSURE) as it:
+            answers = await many(it, 100)
+            return answers[-1], it.counted("alarms_total")
+
+    answer, alarms = run(scenario)
+    assert (answer.degraded, answer.accuracy.status, alarms) == (True, PromiseStatus.VOID, 1.0)
+
+
+# -------------------------------------------------------------------------------------------------------- debt
+
+
+def test_debt_of_an_outage_is_repaid_by_escalating_more_and_then_it_is_over(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> tuple[float, list[Answer], float]:
+        async with bench(large, UNSURE, audit_share=0.0) as it:
+            await known(it.node)
+            assert it.node.uplink is not None
+            it.node.uplink.link.failed()
+            for _ in range(8):
+                assert (await it.ask()).accuracy.status is PromiseStatus.BEST_EFFORT
+            owed = it.counted("accuracy_debt")
+            it.node.uplink.link.restored()
+            it.backend.lead = MIDDLING
+            answers = [await it.ask()]
+            while answers[-1].tier is Tier.DC and len(answers) < 500:
+                answers.append(await it.ask())
+            return owed, answers, it.counted("accuracy_debt")
+
+    owed, answers, left = run(scenario)
+    assert owed > 0.0
+    assert left < owed
+    assert len(answers) > 1
+    assert {answer.reason for answer in answers[:-1]} == {Reason.LOW_CONFIDENCE}
+    assert (answers[-1].tier, answers[-1].accuracy.status) == (Tier.EDGE, PromiseStatus.HELD)
+
+
+@pytest.mark.parametrize("on_miss", [OnMiss.DEGRADE, OnMiss.FAIL])
+def test_an_answer_that_only_debt_would_escalate_is_not_degraded_when_there_is_no_time(
+    large: Peer, on_miss: OnMiss
+) -> None:
+    async def scenario() -> tuple[Answer, float]:
+        async with bench(large, MIDDLING, audit_share=0.0) as it:
+            await known(it.node)
+            for _ in range(20):
+                kept(it).fell_short(0.1)
+                for _ in range(4):  # or so many difficult pictures would raise the alarm
+                    kept(it).accepted(0.99, 0.02, None)
+            owed = state_of(it).debt
+            assert kept(it).control.bar < 0.6 < kept(it).control.threshold
+            assert it.node.uplink is not None
+            for _ in range(40):
+                it.node.uplink.link.succeeded(5_000.0, it.clock.now())  # nothing fits a deadline of a second any more
+            answer = await it.ask(deadline_ms=1_000.0, on_miss=on_miss)
+            return answer, state_of(it).debt - owed
+
+    answer, new_debt = run(scenario)
+    assert (answer.tier, answer.degraded, answer.accuracy.status) == (Tier.EDGE, False, PromiseStatus.HELD)
+    assert new_debt == 0.0
+
+
+# ---------------------------------------------------------------------------------------------------- restarts
+
+
+def test_a_restart_resumes_threshold_alarm_and_debt(large: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+
+    async def before() -> tuple[float, float]:
+        async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
+            await raise_alarm(it)
+            kept(it).fell_short(0.1)
+            await until(lambda: not it.node.auditor._under_way)
+            return state_of(it).theta, state_of(it).debt
+
+    async def after() -> tuple[float, float, object, float]:
+        async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
+            return state_of(it).theta, state_of(it).debt, balanced(it)["void"], it.counted("streams_void")
+
+    theta, debt = run(before)
+    assert run(after) == (theta, debt, True, 1.0)
+
+
+def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+
+    async def before() -> None:
+        async with bench(large, SURE, audit_share=0.2, state_file=path) as it:
+            await raise_alarm(it)
+
+    async def after() -> object:
+        async with bench(large, SURE, middle=True, state_file=path) as it:
+            return balanced(it)["void"]
+
+    run(before)
+    assert run(after) is False
+
+
+# ------------------------------------------------------------------------------------------------ middle rungs
+
+
+@pytest.fixture
+def three(large: Peer) -> Peer:
+    """`large`, with the middle rung that was certified."""
+    large.middle, large.middle_fingerprint = "medium", SHA
+    return large
+
+
+def test_a_sure_middle_rung_answers_and_the_promise_is_held(three: Peer) -> None:
+    three.middle_score = 0.9
+
+    async def scenario() -> Answer:
+        async with bench(three, UNSURE, middle=True) as it:
+            await known(it.node)
+            return await it.ask(target=THREE_LEVELS)
+
+    answer = run(scenario)
+    assert (answer.model, answer.index, answer.tier) == ("medium", MIDDLE_CLASS, Tier.DC)
+    assert (answer.accuracy.status, answer.accuracy.max_drop) == (PromiseStatus.HELD, 0.01)
+
+
+def test_both_controllers_learn_when_the_best_rung_answers_after_the_middle_one(three: Peer) -> None:
+    three.middle_score = 0.3
+
+    async def scenario() -> tuple[Answer, int, int]:
+        async with bench(three, UNSURE, middle=True) as it:
+            await known(it.node)
+            answer = await it.ask(target=THREE_LEVELS)
+            edge, middle = it.node.watched(it.node.policy.route(THREE_LEVELS), None)
+            assert edge is not None
+            assert middle is not None
+            return answer, edge.control.state.escalations, middle.control.state.escalations
+
+    answer, edge, middle = run(scenario)
+    assert (answer.model, answer.accuracy.status, edge, middle) == ("large", PromiseStatus.HELD, 1, 1)
+
+
+def test_a_middle_rung_that_is_wrong_where_it_is_sure_is_found_out_and_no_longer_believed(three: Peer) -> None:
+    three.middle_score = 0.9
+
+    async def scenario() -> tuple[Answer, float, int]:
+        async with bench(three, UNSURE, middle=True, audit_share=0.2) as it:
+            await known(it.node)
+            watched = it.node.watched(it.node.policy.route(THREE_LEVELS), None)
+            assert watched.middle is not None
+            while not watched.void:
+                await many(it, 16, target=THREE_LEVELS)
+            seen = watched.middle.control.state.requests
+            answer = await it.ask(target=THREE_LEVELS)
+            return answer, audits(it, "differ"), watched.middle.control.state.requests - seen
+
+    answer, differing, seen = run(scenario)
+    assert differing > 0
+    assert (answer.model, answer.index, answer.accuracy.status) == ("large", ANSWER_CLASS, PromiseStatus.VOID)
+    assert seen == 1, "it is watched still, so that its return can be noticed"
+
+
+def test_another_middle_rung_than_the_certified_one_is_not_asked_and_voids_what_rests_on_it(three: Peer) -> None:
+    three.middle_fingerprint, three.middle_score = "c" * 64, 0.9
+
+    async def scenario() -> tuple[Answer, Answer, Answer]:
+        async with bench(three, UNSURE, middle=True) as it:
+            await known(it.node)
+            targets = (THREE_LEVELS, MaxAccuracyDrop(0.02), Quality.BEST)
+            first, second, third = [await it.ask(target=target) for target in targets]
+            return first, second, third
+
+    resting, two_levels, best = run(scenario)
+    assert (resting.model, resting.accuracy.status) == ("large", PromiseStatus.VOID)
+    assert (two_levels.model, two_levels.accuracy.status) == ("large", PromiseStatus.HELD)
+    assert best.accuracy.status is PromiseStatus.HELD
+
+
+def test_a_middle_rung_is_not_asked_before_it_is_known_to_be_the_certified_one(three: Peer) -> None:
+    three.middle_score, three.rungs_delay_s = 0.9, 1.0
+
+    async def scenario() -> Answer:
+        async with bench(three, UNSURE, middle=True) as it:
+            return await it.ask(target=THREE_LEVELS)
+
+    assert run(scenario).model == "large"
+
+
+def test_a_busy_edges_pictures_go_to_the_best_rung_which_alone_is_certified_for_them(three: Peer) -> None:
+    three.middle_score = 0.9
+
+    async def scenario() -> Answer:
+        async with bench(three, SURE, middle=True) as it:
+            await known(it.node)
+            await it.ask(target=Quality.BEST)
+            queued = await it.occupy(20)
+            answer = await it.ask(target=THREE_LEVELS, deadline_ms=1_500.0)
+            it.backend.gate.set()
+            await asyncio.gather(*queued)
+            return answer
+
+    answer = run(scenario)
+    assert (answer.model, answer.reason, answer.accuracy.status) == ("large", Reason.EDGE_BUSY, PromiseStatus.HELD)
+
+
+# --------------------------------------------------------------------------------------------- what is listed
+
+
+def test_targets_list_what_a_middle_rung_saves_and_what_latency_follows(three: Peer) -> None:
+    three.middle_score = 0.9
+
+    async def scenario() -> dict[str, object]:
+        async with bench(three, UNSURE, middle=True) as it:
+            await known(it.node)
+            await many(it, 32, target=THREE_LEVELS)
+            await it.ask(target=Quality.BEST)
+            listed: list[dict[str, object]] = describe_targets(it.node)["targets"]
+            return next(entry for entry in listed if entry["target"] == {"max_accuracy_drop": 0.01})
+
+    listed = run(scenario)
+    assert listed["middle"] == "medium"
+    assert listed["to_best"] < listed["escalation"]  # type: ignore[operator]
+    assert listed["expected_latency_ms"] > 0.0  # type: ignore[operator]
+
+
+def test_answers_are_counted_by_the_status_of_their_promise(large: Peer) -> None:
+    async def scenario() -> list[float]:
+        async with bench(large, SURE) as it:
+            await known(it.node)
+            await it.ask()
+            await it.ask(target=MinConfidence(0.5))
+            return [it.counted("promises_total", status=status) for status in ("held", "best_effort", "void")]
+
+    assert run(scenario) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "target", [Quality.BALANCED, Quality.BEST, MaxAccuracyDrop(0.02), MinAccuracy(0.85), MinConfidence(0.999)]
+)
+def test_whatever_falls_short_claims_nothing(target: object) -> None:
+    async def scenario() -> Answer:
+        async with bench(None, UNSURE) as it:
+            it.node.policy.alone = False  # so that absolute targets beyond the edge are not refused at once
+            return await it.ask(target=target)
+
+    answer = run(scenario)
+    promise = answer.accuracy
+    assert (answer.degraded, promise.status, promise.basis) == (True, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+    assert (promise.max_drop, promise.delta, promise.n) == (None, None, None)
