@@ -30,11 +30,14 @@ models_app = typer.Typer(no_args_is_help=True, help="The zoo: build, train, list
 app.add_typer(edge_app, name="edge")
 app.add_typer(dc_app, name="dc")
 app.add_typer(models_app, name="models")
+report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was measured.")
+app.add_typer(report_app, name="report")
 
 EXTRA_OF = {
     "onnx": "build",
     "safetensors": "build",
     "scipy": "build",
+    "matplotlib": "report",
     "ray": "datacenter",
     "torch": "models",
     "torchvision": "models",
@@ -254,6 +257,24 @@ def calibrate(
         models=manifest.models_dir(models_dir),
         cache=manifest.cache_dir(cache_dir),
     )
+
+
+@report_app.command("calibration")
+def report_calibration(
+    data: Annotated[Path, typer.Option(help="Labelled pictures; best those that the profile was made of.")],
+    task: Task = "imagenet",
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    profile: Annotated[Path | None, typer.Option(help="Default: the task's own.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Write a page on a ladder's promises: what they cost, and whether they are kept."""
+    from hawkvision import manifest
+    from hawkvision.zoo.report import report_calibration as run
+
+    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    run(task, data, out, profile=profile, models=models, cache=cache)
+    typer.echo(f"written to {out}")
 
 
 @app.command()

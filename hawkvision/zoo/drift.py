@@ -13,7 +13,7 @@ measure, afterwards, what was really given up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -26,6 +26,8 @@ from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.certificate import Sample
 from hawkvision.cascade.online import StreamControl, Terms
 from hawkvision.cascade.policy import Route
+from hawkvision.cascade.profile import Pair
+from hawkvision.cascade.profiling import Looked, make_sample
 from hawkvision.cascade.scores import Floats
 from hawkvision.pictures import LabelledPictures
 from hawkvision.types import Pixels
@@ -77,7 +79,9 @@ def corrupt(kind: Kind, severity: int) -> Corruption:
                 rng = np.random.default_rng((CORRUPTION_SEED, number))
                 wide += scale * rng.standard_normal(pixels.shape, np.float32)
             case Kind.BLUR:
-                wide = np.asarray(cv2.GaussianBlur(wide, (0, 0), (BLUR_LEAST + BLUR_STEP * severity) * side), np.float32)
+                wide = np.asarray(
+                    cv2.GaussianBlur(wide, (0, 0), (BLUR_LEAST + BLUR_STEP * severity) * side), np.float32
+                )
             case Kind.CONTRAST:
                 mean = wide.mean(axis=(0, 1))
                 wide = mean + (wide - mean) * np.float32(1.0 - CONTRAST_STEP * severity)
@@ -106,6 +110,21 @@ def subset(pictures: LabelledPictures, chosen: NDArray[np.intp]) -> LabelledPict
         pictures.sources[chosen],
         pictures.is_test[chosen],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What every rung said of some pictures, calibrated as served, and what is on them."""
+
+    rungs: Mapping[str, Looked]
+    labels: NDArray[np.int64]
+
+    def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
+        """The pictures `chosen`, scored as the pair is."""
+        middle, kind = (None, None) if pair.middle is None else (self.rungs[pair.middle.name], pair.middle.score)
+        return make_sample(
+            self.rungs[pair.edge], pair.score, self.rungs[pair.best], self.labels, chosen, middle, kind
+        )  # fmt: skip
 
 
 class Phase(NamedTuple):
@@ -253,7 +272,8 @@ class _Node:
         if seen.score >= threshold:
             audited = _accept(self._edge, seen.score, chances[0], seen.differs)
             return _Taken(_EDGE, seen.loss, audited, void, threshold)
-        if self._route.middle is None:
+        # The certificate covers the middle rung's answers to pictures that the certified threshold escalates only.
+        if self._route.middle is None or seen.score >= self._route.threshold:
             _escalate(self._edge, seen.score, seen.differs)
             return _Taken(_BEST, 0, False, void, threshold)
         # While the promise is void the middle rung is not believed, but still looked at: its controller must notice

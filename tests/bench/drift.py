@@ -2,12 +2,13 @@
 
 For each seed, the pictures that trained nothing and chose no threshold are divided anew: `--certify` of them certify,
 the others are the stream's pool. Thirty thousand requests are drawn from it: 8,000 clean, 14,000 with noise, blur or
-lower contrast, 8,000 clean again. The same stream goes through three nodes: one that keeps the certified thresholds
-come what may, and two that control them online, to different goals:
+lower contrast, 8,000 clean again. The same stream goes through four nodes: one that keeps the certified thresholds
+come what may, and three that control them online, in different ways:
 
     static      no control
     written     what the product does: the larger of ε and the certified disagreement while the promise is held, ε after
     strict      ε at all times
+    reset       as written, but back at the certified threshold as soon as the promise is held again
 
 Targets are half the gap between edge and best rung, and a quarter of it. Exit status 1 if under control the true drop,
 mean over seeds, exceeds ε after the first 2,000 shifted requests, or audits exceed 2 % of requests.
@@ -30,7 +31,7 @@ from rich.progress import track
 from rich.table import Table
 
 from hawkvision.artifacts import write_atomic
-from hawkvision.cascade.certificate import Method, Sample
+from hawkvision.cascade.certificate import Method
 from hawkvision.cascade.levels import Costs
 from hawkvision.cascade.online import GAIN, StreamControl
 from hawkvision.cascade.policy import Policy, Route
@@ -38,7 +39,6 @@ from hawkvision.cascade.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.profiling import (
     Looked,
     certify_condition,
-    make_sample,
     paths_of,
     profile_pair,
     profile_rung,
@@ -54,6 +54,7 @@ from hawkvision.zoo.drift import (
     SHIFT_SEVERITY,
     MakeControl,
     Replay,
+    Seen,
     Summary,
     alarm_delays,
     mixed,
@@ -78,22 +79,18 @@ class StrictControl(StreamControl):
         self._place()
 
 
-CONTROLS: Final[dict[str, MakeControl | None]] = {"static": None, "written": StreamControl, "strict": StrictControl}
+class ResetControl(StreamControl):
+    """The variant that starts afresh once traffic was found to be as certified again."""
+
+    def _maybe_return(self) -> None:
+        super()._maybe_return()
+        if not self.state.void:
+            self.state.theta = self._floor
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What edge, best and middle rung said of some pictures, and what is on them."""
-
-    edge: Looked
-    best: Looked
-    middle: Looked | None
-    labels: NDArray[np.int64]
-
-    def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
-        """The pictures `chosen`, scored as the pair is."""
-        kind = None if pair.middle is None else pair.middle.score
-        return make_sample(self.edge, pair.score, self.best, self.labels, chosen, self.middle, kind)
+CONTROLS: Final[dict[str, MakeControl | None]] = {
+    "static": None, "written": StreamControl, "strict": StrictControl, "reset": ResetControl,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,8 @@ class Ladder:
     @property
     def gap(self) -> float:
         """What never escalating gives up on these pictures."""
-        clean = self.clean
-        right = [looked.labels() == clean.labels for looked in (clean.best, clean.edge)]
-        return float(right[0].mean() - right[1].mean())
+        edge, best = accuracies(self.pair, self.clean)
+        return best - edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +175,12 @@ def main() -> int:
     return 1 if failures else 0
 
 
+def accuracies(pair: Pair, seen: Seen) -> tuple[float, float]:
+    """Of the edge rung and of the best."""
+    edge, best = (float((seen.rungs[name].labels() == seen.labels).mean()) for name in (pair.edge, pair.best))
+    return edge, best
+
+
 def look_at(given: argparse.Namespace) -> Ladder:
     """Run the rungs over clean and corrupted pictures, or take from the cache what they said."""
     models, cache = models_dir(), cache_dir()
@@ -210,14 +212,13 @@ def look_at(given: argparse.Namespace) -> Ladder:
         rungs=tuple(rung for rung, _ in measured),
         pairs=(profile_pair(looked[0], looked[1], pictures.labels, split, middle),),
     )  # fmt: skip
-    temperatures = [rung.temperature for rung, _ in measured]
-    labels = pictures.labels[usable]
     before = [Looked(one.name, one.probabilities[usable], one.cost_ms) for one in looked]
     after = [
-        Looked(rung, softmax(shifted.logits(rung), temperature), shifted.cost_ms(rung))
-        for rung, temperature in zip(rungs, temperatures, strict=True)
+        Looked(rung.name, softmax(shifted.logits(rung.name), rung.temperature), rung.cost_ms) for rung, _ in measured
     ]
-    return Ladder(profile, *(Seen(s[0], s[1], s[2] if between else None, labels) for s in (before, after)))
+    return Ladder(
+        profile, *(Seen({one.name: one for one in said}, pictures.labels[usable]) for said in (before, after))
+    )
 
 
 def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) -> list[Cell]:
@@ -251,11 +252,8 @@ def certified_route(ladder: Ladder, chosen: NDArray[np.intp], max_drop: float) -
 def show(ladder: Ladder, cells: list[Cell], console: Console) -> None:
     """Print one table for each target."""
     rungs = " → ".join(f"{rung.name} {rung.accuracy.value:.3f}" for rung in ladder.profile.rungs)
-    shifted = [
-        float((looked.labels() == ladder.shifted.labels).mean())
-        for looked in (ladder.shifted.edge, ladder.shifted.best)
-    ]
-    console.print(f"{rungs}; gap {ladder.gap:.4f}; corrupted {shifted[0]:.3f} → {shifted[1]:.3f}")
+    edge, best = accuracies(ladder.pair, ladder.shifted)
+    console.print(f"{rungs}; gap {ladder.gap:.4f}; corrupted {edge:.3f} → {best:.3f}")
     for max_drop in dict.fromkeys(cell.max_drop for cell in cells):
         table = Table(title=f"ε = {max_drop:.4f}", box=None, title_justify="left", header_style="bold")
         table.add_column("traffic")
