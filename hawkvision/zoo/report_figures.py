@@ -38,16 +38,16 @@ _VARIABLES: Final = {
 }  # fmt: skip
 
 _STYLE: Final[dict[Any, Any]] = {
-    "svg.fonttype": "none", "svg.hashsalt": "hawkvision", "font.family": "DejaVu Sans", "font.size": 8.0,
-    "axes.labelsize": 8.0, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "text.color": INK, "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5, "axes.linewidth": 0.8, "grid.color": FAINT, "grid.linewidth": 0.4, "grid.alpha": 0.5,
-    "legend.frameon": False, "legend.fontsize": 7.5, "lines.linewidth": 1.6, "legend.handlelength": 1.6,
+    "svg.fonttype": "none", "svg.hashsalt": "hawkvision", "font.family": "DejaVu Sans", "font.size": 9.0,
+    "axes.labelsize": 9.0, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "text.color": INK, "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0, "axes.linewidth": 0.8, "grid.color": FAINT, "grid.linewidth": 0.4, "grid.alpha": 0.5,
+    "legend.frameon": False, "legend.fontsize": 8.0, "lines.linewidth": 1.6, "legend.handlelength": 1.6,
     "axes.unicode_minus": True,
 }  # fmt: skip
 
 WIDTH_IN: Final = 4.4
-WIDE_IN: Final = 5.6
+WIDE_IN: Final = 5.0
 SMALL_WIDTH_IN: Final = 3.2
 """Of figures that stand three in a row on a wide screen."""
 WINDOW: Final = 500
@@ -109,8 +109,8 @@ def frontier_figure(found: PairFindings, name: str) -> str:
             "o", color=CERTIFIED, markersize=4.5, label="certified",
         )  # fmt: skip
         axes.plot([0, 1], [found.edge_accuracy, best], "D", color=INK, markersize=4.5)
-        axes.annotate("all edge", (0, found.edge_accuracy), (6, -3), textcoords="offset points", fontsize=7.5)
-        axes.annotate("all best", (1, best), (-2, -11), textcoords="offset points", fontsize=7.5, ha="right")
+        axes.annotate("all edge", (0, found.edge_accuracy), (6, -3), textcoords="offset points", fontsize=8)
+        axes.annotate("all best", (1, best), (-2, -11), textcoords="offset points", fontsize=8, ha="right")
         axes.set(xlim=(-0.02, 1.02), xlabel="share of pictures escalated", ylabel="accuracy, held-out pictures")
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1%}"))
@@ -152,17 +152,15 @@ def cost_figure(costs: Sequence[LevelCost], name: str) -> str:
     drops = np.array([100 * cost.max_drop for cost in costs])
     with mpl.rc_context(_STYLE):
         figure, (axes,) = _figure(3.0)
-        axes.plot(drops, [c.two for c in costs], color=STATIC, linestyle=(0, (4, 1.5)), marker="s", markersize=4)
-        axes.plot(drops, [c.three for c in costs], color=CERTIFIED, marker="o", markersize=4)
-        place = min(range(len(costs)), key=lambda i: abs(costs[i].two / max(costs[i].three, 1e-9) - 1) * -1)
-        axes.annotate("two levels", (drops[place], costs[place].two), (6, 4), textcoords="offset points", fontsize=8)
-        axes.annotate(
-            "three levels", (drops[place], costs[place].three), (-6, -6), textcoords="offset points", fontsize=8,
-            ha="right", va="top",
-        )  # fmt: skip
+        for values, color, dashes, marker, label in (
+            ([cost.two for cost in costs], STATIC, (0, (4, 1.5)), "s", "two levels"),
+            ([cost.three for cost in costs], CERTIFIED, "solid", "o", "three levels"),
+        ):
+            axes.plot(drops, values, color=color, linestyle=dashes, marker=marker, markersize=4, label=label)
         _points_axis(axes, drops)
         axes.set(ylim=(0, None), ylabel="cost (core-ms per picture)")
         axes.grid(axis="y")
+        axes.legend(loc="upper right")
         return _svg(figure, name)
 
 
@@ -175,7 +173,7 @@ def drift_figure(drift: Drift, name: str) -> str:
             for axes in (escalation, drop, status):
                 if phase.shifted:
                     axes.axvspan(start, start + phase.requests, color=FAINT, alpha=0.3, linewidth=0)
-            escalation.text(start + phase.requests / 2, 1.02, phase.name, ha="center", va="bottom", fontsize=7.5,
+            escalation.text(start + phase.requests / 2, 1.02, phase.name, ha="center", va="bottom", fontsize=8,
                             transform=escalation.get_xaxis_transform())  # fmt: skip
             start += phase.requests
         for runs, color, dashes, label in (
@@ -185,7 +183,7 @@ def drift_figure(drift: Drift, name: str) -> str:
             _band(escalation, runs, "escalated", WINDOW, 1.0, color, dashes, label)
             _band(drop, runs, "loss", DROP_WINDOW, 100.0, color, dashes, label)
         drop.axhline(100 * drift.max_drop, color=INK, linewidth=1.0)
-        drop.text(start, 100 * drift.max_drop, "promised ", ha="right", va="bottom", fontsize=7.5)
+        drop.text(start, 100 * drift.max_drop, "promised ", ha="right", va="bottom", fontsize=8)
         drop.axhline(0, color=FAINT, linewidth=0.8)
         escalation.legend(loc="upper left", ncols=2, borderaxespad=0.2)
         escalation.set(ylabel="escalated", ylim=(0, None))

@@ -6,6 +6,7 @@ and data) is escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -25,6 +26,9 @@ from hawkvision.zoo.report_figures import (
     reliability_figure,
 )
 from hawkvision.zoo.report_findings import Drift, Kept, PairFindings, Reliability
+
+NARROW: Final = "\u202f"
+"""A space that does not break, between a number and its unit."""
 
 WELL_CALIBRATED: Final = 0.03
 """Expected calibration error up to which a rung's probabilities are called about right."""
@@ -62,6 +66,7 @@ def render(findings: Findings) -> str:
             _provenance(findings),
         ]
     )
+    body = re.sub(r"(?<=\d) %", NARROW + "%", body)
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
