@@ -6,18 +6,21 @@ Let a picture be answered below the ladder's best rung when its score is at leas
 
 Only discordant pictures count: b of them lost (+1), c of them gained (−1), out of n. All three test H0: E ℓ ≥ ε.
 
-*Exact* (`paired_exact_p`). Given the discordance rate q = P(ℓ ≠ 0), the number of discordant pictures is
-binomial(n, q) and, on the boundary of H0, each is a loss with probability (q + ε) / 2q. The p-value is
-P(b − c ≤ observed), made free of the nuisance q by taking its supremum over a (1 − β) confidence interval of q and
-adding β (Berger and Boos, JASA 1994). On the boundary is enough: for fixed q, a larger drop makes b − c
-stochastically larger. Pairing is what makes it cheap: at n = 1,000 and half the gap it escalates 18 % where certifying
-absolute accuracy needs 34 to 56 %.
+*Exact* (`paired_exact_p`). Outcomes are ordered by the score statistic T = (b − c − nε) / σ̃, with σ̃ the standard
+deviation of b − c at the likeliest discordance rate q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics in Medicine 1998),
+and the p-value is the probability of this T or a smaller one. Given q that is a finite sum: on the boundary of H0 the
+number of discordant pictures is binomial(n, q), and each is a loss with probability (q + ε) / 2q. It is made free of
+the nuisance q by taking its supremum over a (1 − β) confidence interval of q and adding β (Berger and Boos, JASA 1994;
+for paired proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes
+losses out of gains, and T larger. Ordering by b − c alone is exact too, but two losses of two discordant pictures say
+more than twelve of twenty-two: with no drop, 5 % discordant, n = 60 and ε = 0.06 it rejects in 11 %, T in 53 %.
 
 *Betting* (`paired_betting_p`). A gambler bets against H0 picture by picture, with stakes that depend on the past only;
 if H0 is true the expected wealth never grows, so wealth K is evidence with p = 1/K (Waudby-Smith and Ramdas,
-"Estimating means of bounded random variables by betting", JRSS-B 2024). It is the better of the two where few
-pictures are discordant. The stakes are tuned to n and the best moment of the game counts, so it tests one sample of a
-size that was fixed before; looking again at every size of a growing sample would need stakes that do not know n.
+"Estimating means of bounded random variables by betting", JRSS-B 2024). Weaker than the exact test wherever measured
+(n = 1,000, q = 0.15, drop 0.02 against ε = 0.04: 32 % against 47 %), but it asks no independence, only that each
+picture is as bad as ε given those before it. The stakes are tuned to n and the best moment of the game counts, so it
+tests one sample of a size fixed before; looking again as a sample grows would need stakes that do not know n.
 
 *Agreement* (`agreement_p`). Without labels: an answer that equals the best rung's gives nothing up, so E ℓ is at most
 the probability of answering below with another label, a plain binomial proportion (Clopper and Pearson, 1934).
@@ -26,7 +29,7 @@ the probability of answering below with another label, a plain binomial proporti
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +40,24 @@ NUISANCE_BETA: Final = 0.004
 """Share of δ spent on the confidence interval of the discordance rate."""
 
 NUISANCE_POINTS: Final = 33
-"""Discordance rates at which the supremum is sought. The tail is smooth in q between them: brute-force enumeration
-(tests) finds no rate where the test exceeds its level."""
+"""Discordance rates at which the supremum is sought. Between them the tail rises by 3e-4 at most (scan of p-values near
+δ), a tenth of β; brute-force enumeration (tests) finds no rate where the test exceeds its level."""
 
 TAIL_SIGMAS: Final = 8.0
 """Binomial mass further than this many standard deviations from the mean is left out. It is largest for small rates
 and reaches 1.2e-11 (scan over n from 100 to 100,000): less than a billionth of any δ worth asking for."""
 
+BISECTIONS: Final = 45
+"""Halvings of an interval of at most 2n + 1: to 1e-8 of a picture at n = 100,000."""
+
+Floats: TypeAlias = NDArray[np.float64]
+Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
+
 
 def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
     """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n pictures.
+
+    It is 1, and not sought, where the observed drop is no smaller than max_drop.
 
     Raises:
         ValueError: if the counts do not fit n or max_drop is not in (0, 1].
@@ -56,26 +67,58 @@ def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
     if not 0.0 < max_drop <= 1.0:
         raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
     discordant = lost + gained
+    observed = float(_score(np.array([lost - gained]), np.array([discordant]), n, max_drop)[0])
+    if observed >= 0.0:
+        return 1.0
     half = NUISANCE_BETA / 2
     low = 0.0 if discordant == 0 else float(beta_distribution.ppf(half, discordant, n - discordant + 1))
     high = 1.0 if discordant == n else float(beta_distribution.ppf(1 - half, discordant + 1, n - discordant))
     # |E ℓ| ≤ q, so on the boundary of H0 no rate below max_drop is possible.
     rates = np.linspace(max(low, max_drop), max(high, max_drop), NUISANCE_POINTS)
-    return min(1.0, float(_lower_tails(lost - gained, n, rates, max_drop).max()) + NUISANCE_BETA)
+    return min(1.0, float(_lower_tails(observed, n, rates, max_drop).max()) + NUISANCE_BETA)
 
 
-def _lower_tails(observed: int, n: int, rates: NDArray[np.float64], drop: float) -> NDArray[np.float64]:
-    """P(b − c ≤ observed) for discordance `rates` (m,) and E ℓ = drop, exactly, as a mixture over b + c."""
+def _score(difference: Numbers, discordant: Numbers, n: int, drop: float) -> Floats:
+    """T of outcomes with b − c = `difference` and b + c = `discordant`, each (k,); it grows with the difference."""
+    # The likeliest q given E ℓ = drop is the larger root of n q² − (b + c + (b − c) drop) q + (b − c) drop − a drop².
+    agreeing = n - discordant
+    linear = discordant + difference * drop
+    root = np.sqrt(np.maximum(0.0, linear**2 - 4.0 * n * (difference * drop - agreeing * drop**2)))
+    rate = np.clip((linear + root) / (2.0 * n), drop, 1.0)
+    deviation = np.sqrt(n * np.maximum(rate - drop**2, np.finfo(np.float64).tiny))
+    return np.asarray((difference - n * drop) / deviation)
+
+
+def _lower_tails(observed: float, n: int, rates: Floats, drop: float) -> Floats:
+    """P(T ≤ observed) for an observed T < 0, discordance `rates` (m,) and E ℓ = drop, as a mixture over b + c."""
+    discordant, weights = _discordant(n, rates)
+    loss_share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
+    # b − c ≤ s with b + c = k is b ≤ (k + s) / 2. The observed outcome itself must not be lost to rounding.
+    most_lost = np.floor((discordant + _largest_difference(observed, discordant, n, drop)) / 2 + 1e-6)
+    tails = binom.cdf(most_lost, discordant, loss_share)
+    mixed: Floats = np.asarray(weights * tails).sum(axis=1)
+    return mixed
+
+
+def _discordant(n: int, rates: Floats) -> tuple[Numbers, Floats]:
+    """The numbers of discordant pictures (k,) that matter at any of `rates` (m,), and their probabilities (m, k)."""
     spread = TAIL_SIGMAS * np.sqrt(n * rates * (1 - rates) + 1) + 1
     first = max(0, math.floor((n * rates - spread).min()))
     last = min(n, math.ceil((n * rates + spread).max()))
     discordant = np.arange(first, last + 1)
-    weights = binom.pmf(discordant, n, rates[:, None])
-    loss_share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
-    # b − c ≤ observed with b + c = k is b ≤ (k + observed) / 2.
-    tails = binom.cdf(np.floor((discordant + observed) / 2), discordant, loss_share)
-    mixed: NDArray[np.float64] = np.asarray(weights * tails).sum(axis=1)
-    return mixed
+    return discordant, np.asarray(binom.pmf(discordant, n, rates[:, None]))
+
+
+def _largest_difference(observed: float, discordant: Numbers, n: int, drop: float) -> Floats:
+    """For each b + c (k,) the largest real b − c whose T is at most `observed` < 0; less than −(b + c) if none."""
+    most = observed + 1e-9 * max(1.0, -observed)
+    low, high = -1.0 - discordant, np.minimum(discordant, n * drop)
+    within = _score(high, discordant, n, drop) <= most
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        passed = _score(middle, discordant, n, drop) <= most
+        low, high = np.where(passed, middle, low), np.where(passed, high, middle)
+    return np.where(within, np.minimum(discordant, n * drop), low)
 
 
 LARGEST_STAKE: Final = 0.75

@@ -115,7 +115,7 @@ def test_an_infinite_middle_threshold_never_asks_the_middle_rung() -> None:
 def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(method: Method) -> None:
     rng = np.random.default_rng(20261121)
     population = draw_sample(rng, 400_000, middle=True)
-    path = path_of_three(rng, 40)
+    path = path_of_three(rng, 24)
     truth = {step.thresholds: step.drop for step in sweep(population, path)}
     epsilon, delta, runs = 0.04, 0.05, 150
     violations, kept_steps = 0, set()

@@ -126,8 +126,8 @@ def test_balanced_gives_up_a_quarter_of_the_gap_and_never_more_than_half(gap: fl
 
 
 def test_balanced_asks_for_no_less_than_the_pictures_can_show() -> None:
-    assert paired_exact_p(0, 0, n=680, max_drop=0.25 * 0.0257) > 0.05
-    assert paired_exact_p(0, 0, n=680, max_drop=balanced_drop(0.0257, n=680, delta=0.05)) <= 0.05
+    assert paired_exact_p(0, 0, n=400, max_drop=0.25 * 0.0257) > 0.05
+    assert paired_exact_p(0, 0, n=400, max_drop=balanced_drop(0.0257, n=400, delta=0.05)) <= 0.05
 
 
 @given(BARS)
