@@ -23,7 +23,7 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.audits import Auditor
-from edge.node import EdgeNode
+from edge.node import EdgeNode, Source
 from edge.protocol import Limits, bounded, connections_for, raise_open_files
 from edge.rung import EdgeResult, Rung, check_rung
 from edge.state import StateFile
@@ -32,7 +32,7 @@ from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import SiteCertificates, load_profile, load_site
+from hawkvision.cascade.profile import load_profile, load_site
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
@@ -64,7 +64,7 @@ class Loaded:
     best: str
     expected: dict[str, str]
     """Fingerprints of the datacenter rungs that the certificates are about."""
-    site: SiteCertificates | None
+    source: Source
 
 
 def load_parts(config: EdgeConfig) -> Loaded:
@@ -93,7 +93,10 @@ def load_parts(config: EdgeConfig) -> Loaded:
     rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {name: profile.rung(name).fingerprint for name in asked}
-    return Loaded(rung, policy, load_labels(manifest, models), manifest.best, expected, site)
+    source = Source(profile.data.name, profile.data.sha256, None)
+    if site is not None:
+        source = Source(site.data.name, site.data.sha256, site.as_of)
+    return Loaded(rung, policy, load_labels(manifest, models), manifest.best, expected, source)
 
 
 async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
@@ -132,7 +135,7 @@ async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> E
         auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311
         certified=config.backend != "noop",
         expected=loaded.expected,
-        site=loaded.site,
+        source=loaded.source,
     )
 
 

@@ -28,7 +28,7 @@ from edge.streams import Kept, Streams
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.cascade.policy import Policy, Route, weakened
-from hawkvision.cascade.profile import CERTIFIED_DROPS, SiteCertificates
+from hawkvision.cascade.profile import CERTIFIED_DROPS
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound, TooLarge
 from hawkvision.metrics import EdgeMetrics
@@ -55,6 +55,15 @@ LONGEST_PROBE_S: Final = 5.0
 """How often it asks while the link is down: the interval doubles from the first to the longest."""
 LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CERTIFIED_DROPS))
 """What `/v1/targets` lists; every certificate stands behind one of them."""
+
+
+class Source(NamedTuple):
+    """The pictures that certificates were made from."""
+
+    name: str
+    sha256: str
+    as_of: str | None
+    """Date of a site's own certification; None for those that came with the profile."""
 
 
 class Watched(NamedTuple):
@@ -93,7 +102,7 @@ class EdgeNode:
         auditor: Auditor,
         certified: bool = True,
         expected: Mapping[str, str],
-        site: SiteCertificates | None = None,
+        source: Source | None = None,
     ) -> None:
         """Make a node of loaded parts.
 
@@ -113,7 +122,7 @@ class EdgeNode:
             auditor: of accepted answers; closed with the node.
             certified: whether the profile's certificates hold for the loaded edge model.
             expected: fingerprint of each datacenter rung that the certificates hold for.
-            site: the site's own certificates, if `policy` uses any.
+            source: of the certificates.
         """
         self.task = task
         self.labels = labels
@@ -130,7 +139,7 @@ class EdgeNode:
         self.auditor = auditor
         self._certified = certified
         self._expected = expected
-        self.site = site
+        self.source = source
         self._matches: dict[str, bool] = {}  # by rung; empty before the datacenter has said what it serves
         for target in LISTED_TARGETS:  # what was found out before a restart counts from the first answer on
             self.watched(policy.route(target), None)

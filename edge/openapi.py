@@ -57,7 +57,8 @@ def _schemas() -> dict[str, Any]:
         "model": {"type": "string"},
         "tier": {"type": "string", "enum": ["edge", "dc", "cache"]},
         "escalated": {"type": "boolean"},
-        "reason": _nullable({"type": "string", "enum": ["low_confidence", "audit", "target", "edge_busy"]}),
+        # `audit` is a label of the escalation metric alone: audits are made behind the answer's back.
+        "reason": _nullable({"type": "string", "enum": ["low_confidence", "target", "edge_busy"]}),
         "degraded": {"type": "boolean"},
         "received_fraction": _FRACTION,
         "accuracy": _object(accuracy),
@@ -65,7 +66,49 @@ def _schemas() -> dict[str, Any]:
         "timing_ms": _object(dict.fromkeys(("decode", "queue", "infer", "uplink", "dc", "total"), _MILLIS)),
     }
     error = {"error": {"type": "string"}, "code": {"type": "string"}, "maximum": {"type": "number"}}
-    return {"Answer": _object(answer), "Error": _object(error, optional=("maximum",))}
+    return {
+        "Answer": _object(answer),
+        "Targets": _targets(),
+        "Error": _object(error, optional=("maximum",)),
+    }
+
+
+def _targets() -> dict[str, Any]:
+    accuracy = {"value": _FRACTION, "n": {"type": "integer"}, "low": _FRACTION, "high": _FRACTION}
+    rung = _object({"variant": {"type": "string"}, "accuracy": _object(accuracy)})
+    text, flag = {"type": "string"}, {"type": "boolean"}
+    target = {
+        "target": {"type": "object", "description": "The fields that ask for it."},
+        "max_drop": _nullable(_FRACTION),
+        "min_accuracy": _nullable(_FRACTION),
+        "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
+        "void": flag | {"description": "In the node's own stream; other streams have their own."},
+        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile"]},
+        "delta": _nullable(_FRACTION),
+        "n": _nullable({"type": "integer"}),
+        "escalation": _FRACTION | {"description": "Share that leaves the edge, in traffic as certified."},
+        "to_best": _FRACTION | {"description": "Share that the best rung answers."},
+        "middle": _nullable(text),
+        "expected_latency_ms": _nullable(_MILLIS),
+    }
+    certificates = {
+        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile"]},
+        "n": {"type": "integer"},
+        "as_of": _nullable(text | {"format": "date"}),
+        "data": _nullable(_object({"name": text, "sha256": text})),
+    }
+    return _object(
+        {
+            "task": text,
+            "edge": rung,
+            "best": rung,
+            "datacenter": _nullable(_object({"url": text, "up": flag})),
+            "certificates_valid": flag,
+            "certificates": _object(certificates),
+            "maximum_min_accuracy": _FRACTION,
+            "targets": {"type": "array", "items": _object(target)},
+        }
+    )
 
 
 def document() -> dict[str, Any]:
@@ -116,8 +159,9 @@ def document() -> dict[str, Any]:
         },
     }
 
-    def get(summary: str, operation: str, media: str = "application/json") -> dict[str, Any]:
-        ok = {"description": summary, "content": {media: {"schema": {}}}}
+    def get(summary: str, operation: str, media: str = "application/json", schema: str = "") -> dict[str, Any]:
+        described = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
+        ok = {"description": summary, "content": {media: {"schema": described}}}
         return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok}}}
 
     return {
@@ -130,7 +174,7 @@ def document() -> dict[str, Any]:
         },
         "paths": {
             "/v1/classify": {"post": classify},
-            "/v1/targets": get("What can be asked for, and what it costs", "targets"),
+            "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
             "/healthz": get("The process is alive", "healthz"),
             "/readyz": get("Models are loaded and warm", "readyz"),
             "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),

@@ -33,12 +33,12 @@ def describe_targets(node: EdgeNode) -> dict[str, Any]:
 
 def _certificates(node: EdgeNode) -> dict[str, Any]:
     """What stands behind the promises: the pictures of the profile, or those of the site."""
-    certificate, site = node.policy.certificate, node.site
+    certificate, source = node.policy.certificate, node.source
     return {
         "basis": certificate.basis,
         "n": certificate.n,
-        "as_of": None if site is None else site.as_of,
-        "data": None if site is None else {"name": site.data.name, "sha256": site.data.sha256},
+        "as_of": None if source is None else source.as_of,
+        "data": None if source is None else {"name": source.name, "sha256": source.sha256},
     }
 
 
@@ -50,7 +50,7 @@ def _target(node: EdgeNode, target: Target) -> dict[str, Any]:
     return {
         "target": target_fields(target),
         "max_drop": promise.max_drop,
-        "min_accuracy": None if promise.max_drop is None else node.policy.held_accuracy(promise.max_drop),
+        "min_accuracy": _min_accuracy(node, promise.max_drop),
         "status": promise.status.value,
         "void": promise.status is PromiseStatus.VOID,
         "basis": promise.basis.value,
@@ -61,6 +61,13 @@ def _target(node: EdgeNode, target: Target) -> dict[str, Any]:
         "middle": None if route.middle is None else route.middle.rung,
         "expected_latency_ms": _latency(node, route),
     }
+
+
+def _min_accuracy(node: EdgeNode, max_drop: float | None) -> float | None:
+    """None where nothing is certified, or no accuracy was measured where the certificates were made."""
+    if max_drop is None or not node.policy.accuracy_known:
+        return None
+    return node.policy.held_accuracy(max_drop)
 
 
 def _latency(node: EdgeNode, route: Route) -> float | None:

@@ -319,3 +319,29 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     path.write_text(text.replace("/opt/hawkvision/bin/python", sys.executable), encoding="utf-8")
     ran = subprocess.run(["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------------- the state of streams
+
+
+def test_the_state_file_lies_where_the_node_may_write_and_where_it_outlives_it() -> None:
+    name = "HAWKVISION_EDGE_STATE_FILE"
+    service = compose()["services"]["edge"]
+    folder = service["environment"][name].rpartition("/")[0]
+    assert f"state:{folder}" in service["volumes"]
+    assert "state" in compose()["volumes"]
+
+    values = {variable["name"]: variable.get("value") for variable in pod()["containers"][0]["env"]}
+    mounts = {mount["mountPath"]: mount for mount in pod()["containers"][0]["volumeMounts"]}
+    mount = mounts[str(values[name]).rpartition("/")[0]]
+    assert not mount.get("readOnly", False)
+    assert {"name": mount["name"], "persistentVolumeClaim": {"claimName": "hawkvision-state"}} in pod()["volumes"]
+
+    (state_directory,) = unit()["StateDirectory"]
+    assert f"{name}=%S/{state_directory}/streams.sqlite3" in unit()["Environment"]
+
+
+def test_the_image_has_the_states_folder_for_its_own_user() -> None:
+    folder = compose()["services"]["edge"]["environment"]["HAWKVISION_EDGE_STATE_FILE"].rpartition("/")[0]
+    made = next(rest for name, rest in instructions() if name == "RUN" and "install -d -o 10001" in rest)
+    assert folder in made

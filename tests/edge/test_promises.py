@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ MIDDLING = 2.7
 """A lead that gives a score of about 0.6: `balanced` accepts it from 0.485 on."""
 THREE_LEVELS = MaxAccuracyDrop(0.01)
 """The synthetic ladder's certificate with a finite middle threshold, 0.51; the edge's is 0.998."""
+ALWAYS_MIDDLE = MaxAccuracyDrop(0.05)
+"""Where the middle rung answers all that the edge does not."""
 
 
 async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:
@@ -413,17 +416,32 @@ def test_a_middle_rung_that_is_wrong_where_it_is_sure_is_found_out_and_no_longer
 def test_another_middle_rung_than_the_certified_one_is_not_asked_and_voids_what_rests_on_it(three: Peer) -> None:
     three.middle_fingerprint, three.middle_score = "c" * 64, 0.9
 
-    async def scenario() -> tuple[Answer, Answer, Answer]:
+    async def scenario() -> tuple[Answer, Answer]:
         async with bench(three, UNSURE, middle=True) as it:
             await known(it.node)
-            targets = (THREE_LEVELS, MaxAccuracyDrop(0.02), Quality.BEST)
-            first, second, third = [await it.ask(target=target) for target in targets]
-            return first, second, third
+            return await it.ask(target=THREE_LEVELS), await it.ask(target=Quality.BEST)
 
-    resting, two_levels, best = run(scenario)
+    resting, best = run(scenario)
     assert (resting.model, resting.accuracy.status) == ("large", PromiseStatus.VOID)
-    assert (two_levels.model, two_levels.accuracy.status) == ("large", PromiseStatus.HELD)
-    assert best.accuracy.status is PromiseStatus.HELD
+    assert (best.model, best.accuracy.status) == ("large", PromiseStatus.HELD)
+
+
+def test_a_middle_rung_that_always_answers_does_so_only_while_the_promise_holds(three: Peer) -> None:
+    three.middle_score = 0.0
+
+    async def scenario() -> tuple[Answer, Answer]:
+        async with bench(three, UNSURE, middle=True) as it:
+            await known(it.node)
+            route = it.node.policy.route(ALWAYS_MIDDLE)
+            assert route.middle is not None
+            assert route.middle.threshold == -math.inf
+            before = await it.ask(target=ALWAYS_MIDDLE)
+            await many(it, 100, target=ALWAYS_MIDDLE)  # difficult ones only, which was not certified
+            return before, await it.ask(target=ALWAYS_MIDDLE)
+
+    before, after = run(scenario)
+    assert (before.model, before.accuracy.status) == ("medium", PromiseStatus.HELD)
+    assert (after.model, after.accuracy.status) == ("large", PromiseStatus.VOID)
 
 
 def test_a_middle_rung_is_not_asked_before_it_is_known_to_be_the_certified_one(three: Peer) -> None:

@@ -129,3 +129,17 @@ def test_every_setting_is_an_option(tmp_path: Path) -> None:
     words = ["--port", "0", "--providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
     config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start.", words)
     assert (config.port, config.providers, config.workers) == (0, ("A", "B"), 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "written"), [("audit_share", "0.3"), ("audit_share", "-0.1"), ("streams_limit", "0"), ("state_file", "")]
+)
+def test_settings_of_online_control_have_bounds(key: str, written: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\$\.{key}"):
+        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": written})
+
+
+def test_audits_can_be_turned_off_and_state_kept(tmp_path: Path) -> None:
+    words = ["--audit-share", "0", "--state-file", str(tmp_path / "state"), "--certificates", "site.json"]
+    config = parse_arguments(EdgeConfig, "hawkvision edge up", "", words)
+    assert (config.audit_share, config.state_file, config.certificates) == (0.0, tmp_path / "state", Path("site.json"))
