@@ -13,6 +13,8 @@ from edge.audits import MOST_UNDER_WAY
 from edge.streams import Kept
 from edge.targets import describe_targets
 from hawkvision.cascade.online import State
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.profile import CERTIFIED_DROPS
 from hawkvision.hop import parse_hop_headers
 from hawkvision.types import (
     Answer,
@@ -25,20 +27,31 @@ from hawkvision.types import (
     Quality,
     Reason,
     Tier,
+    target_fields,
 )
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run, until
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer
-from tests.hawkvision.cascade.synthetic import SHA
+from tests.hawkvision.cascade.synthetic import SHA, make_profile
 
 EDGE_CLASS = 3
 AGREES = [(EDGE_CLASS, 0.99)]
 DIFFERS = [(ANSWER_CLASS, 0.99)]
 MIDDLING = 2.7
 """A lead that gives a score of about 0.6: `balanced` accepts it from 0.485 on."""
-THREE_LEVELS = MaxAccuracyDrop(0.01)
-"""The synthetic ladder's certificate with a finite middle threshold, 0.51; the edge's is 0.998."""
-ALWAYS_MIDDLE = MaxAccuracyDrop(0.05)
-"""Where the middle rung answers all that the edge does not."""
+
+
+def target_whose_middle_threshold(low: float, high: float) -> MaxAccuracyDrop:
+    """One of the synthetic ladder's certified drops."""
+    policy = Policy(make_profile(middle=True), "small", "large")
+    for target in map(MaxAccuracyDrop, CERTIFIED_DROPS):
+        middle = policy.route(target).middle
+        if middle is not None and low <= middle.threshold <= high:
+            return target
+    raise AssertionError(f"the synthetic ladder has no middle threshold between {low} and {high}")
+
+
+THREE_LEVELS = target_whose_middle_threshold(0.35, 0.85)
+ALWAYS_MIDDLE = target_whose_middle_threshold(-math.inf, 0.0)
 
 
 async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:
@@ -374,7 +387,7 @@ def test_a_sure_middle_rung_answers_and_the_promise_is_held(three: Peer) -> None
 
     answer = run(scenario)
     assert (answer.model, answer.index, answer.tier) == ("medium", MIDDLE_CLASS, Tier.DC)
-    assert (answer.accuracy.status, answer.accuracy.max_drop) == (PromiseStatus.HELD, 0.01)
+    assert (answer.accuracy.status, answer.accuracy.max_drop) == (PromiseStatus.HELD, THREE_LEVELS.value)
 
 
 def test_both_controllers_learn_when_the_best_rung_answers_after_the_middle_one(three: Peer) -> None:
@@ -403,6 +416,7 @@ def test_a_middle_rung_that_is_wrong_where_it_is_sure_is_found_out_and_no_longer
             assert watched.middle is not None
             while not watched.void:
                 await many(it, 16, target=THREE_LEVELS)
+            await until(lambda: not it.node.auditor._under_way)
             seen = watched.middle.control.state.requests
             answer = await it.ask(target=THREE_LEVELS)
             return answer, audits(it, "differ"), watched.middle.control.state.requests - seen
@@ -483,7 +497,7 @@ def test_targets_list_what_a_middle_rung_saves_and_what_latency_follows(three: P
             await many(it, 32, target=THREE_LEVELS)
             await it.ask(target=Quality.BEST)
             listed: list[dict[str, object]] = describe_targets(it.node)["targets"]
-            return next(entry for entry in listed if entry["target"] == {"max_accuracy_drop": 0.01})
+            return next(entry for entry in listed if entry["target"] == target_fields(THREE_LEVELS))
 
     listed = run(scenario)
     assert listed["middle"] == "medium"
