@@ -100,6 +100,12 @@ def mixed(severity: int = SHIFT_SEVERITY) -> Corruption:
     return lambda pixels, number: corruptions[number % len(corruptions)](pixels, number)
 
 
+def mixture_name(severity: int = SHIFT_SEVERITY) -> str:
+    """What `mixed` is called where logits are kept: another name as soon as a constant changes."""
+    constants = (NOISE_STEP, BLUR_LEAST, BLUR_STEP, CONTRAST_STEP, CORRUPTION_SEED, [*Kind])
+    return f"mixed-{severity}-{sha256_of(repr(constants).encode())[:8]}"
+
+
 def subset(pictures: LabelledPictures, chosen: NDArray[np.intp]) -> LabelledPictures:
     """The pictures of those numbers; its hash says which they are, so that what is kept of them is told apart."""
     return LabelledPictures(

@@ -20,7 +20,7 @@ from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import Manifest, load_labels, load_manifest
 from hawkvision.pictures import SUFFIXES, LabelledPictures, read_pictures
 from hawkvision.vision.backends import BackendKind
-from hawkvision.zoo.drift import SHIFT_SEVERITY, Seen, mixed, subset
+from hawkvision.zoo.drift import Seen, mixed, mixture_name, subset
 from hawkvision.zoo.looking import Looks, look
 from hawkvision.zoo.report_findings import Drift, pair_findings, reliability, replay_drift
 from hawkvision.zoo.report_page import Findings, render
@@ -119,8 +119,7 @@ def _drift(
         chosen = np.sort(rng.choice(chosen, MOST_DRIFT_PICTURES, replace=False))
     some = subset(pictures, chosen)
     rungs = (edge, best) if pair.middle is None else (edge, best, pair.middle.name)
-    corruption, name = mixed(SHIFT_SEVERITY), f"mixed-{SHIFT_SEVERITY}"
-    looks = look(manifest, rungs, some, backend=backend, cache=cache, corruption=corruption, name=name)
+    looks = look(manifest, rungs, some, backend=backend, cache=cache, corruption=mixed(), name=mixture_name())
     shifted = Seen({rung: _calibrated(profile, looks, rung) for rung in rungs}, some.labels)
     return replay_drift(profile, pair, seen.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
 

@@ -58,11 +58,12 @@ from hawkvision.zoo.drift import (
     Summary,
     alarm_delays,
     mixed,
+    mixture_name,
     replay,
     subset,
     summarise,
 )
-from hawkvision.zoo.looking import look
+from hawkvision.zoo.looking import Looks, look
 from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
 
 DELTA: Final = 0.05
@@ -193,15 +194,26 @@ def look_at(given: argparse.Namespace) -> Ladder:
     clean = look(manifest, rungs, pictures, cache=cache)
     usable = np.sort(np.concatenate([split.certify, split.held_out]))
     usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.pictures])
-    name = f"mixed-{given.severity}"
-    shifted = look(manifest, rungs, subset(pictures, usable), cache=cache, corruption=mixed(given.severity), name=name)
+    corruption, name = mixed(given.severity), mixture_name(given.severity)
+    shifted = look(manifest, rungs, subset(pictures, usable), cache=cache, corruption=corruption, name=name)
     measured = [
         profile_rung(rung, {}, manifest.fingerprint(rung), clean.logits(rung), pictures.labels, split,
                      pictures.sha256, clean.cost_ms(rung))
         for rung in rungs
     ]  # fmt: skip
-    looked = [looked for _, looked in measured]
-    middle = looked[2] if between else None
+    # As served: the edge with the profile's temperature, the middle rung with the manifest's.
+    temperature = {rung.name: rung.temperature for rung, _ in measured}
+    if between is not None and manifest.committee(between) is None:
+        temperature[between] = manifest.variant(between).temperature
+
+    def seen(looks: Looks, chosen: NDArray[np.intp]) -> dict[str, Looked]:
+        return {
+            rung: Looked(rung, softmax(looks.logits(rung)[chosen], temperature[rung]), clean.cost_ms(rung))
+            for rung in rungs
+        }
+
+    everything = seen(clean, np.arange(len(pictures)))
+    middle = everything[between] if between else None
     profile = Profile(
         format=2,
         task=given.task,
@@ -210,15 +222,10 @@ def look_at(given: argparse.Namespace) -> Ladder:
             certify=len(split.certify), held_out=len(split.held_out),
         ),
         rungs=tuple(rung for rung, _ in measured),
-        pairs=(profile_pair(looked[0], looked[1], pictures.labels, split, middle),),
+        pairs=(profile_pair(everything[edge], everything[best], pictures.labels, split, middle),),
     )  # fmt: skip
-    before = [Looked(one.name, one.probabilities[usable], one.cost_ms) for one in looked]
-    after = [
-        Looked(rung.name, softmax(shifted.logits(rung.name), rung.temperature), rung.cost_ms) for rung, _ in measured
-    ]
-    return Ladder(
-        profile, *(Seen({one.name: one for one in said}, pictures.labels[usable]) for said in (before, after))
-    )
+    labels = pictures.labels[usable]
+    return Ladder(profile, Seen(seen(clean, usable), labels), Seen(seen(shifted, np.arange(len(usable))), labels))
 
 
 def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) -> list[Cell]:
