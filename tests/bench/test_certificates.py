@@ -98,6 +98,12 @@ def test_promises_are_kept_where_the_plug_in_threshold_breaks_its_own(replace: b
     assert 1.0 < cells["exact"].ratio < cells["MAPIE paired"].ratio
 
 
+def test_half_of_a_pool_may_contradict_the_other_half_oftener_than_the_population_would() -> None:
+    (whole, *_), (half, *_) = (study(pool(), 5_000, draws=1, seed=1, replace=replace) for replace in (True, False))
+    assert whole.expected == DELTA
+    assert half.expected == pytest.approx(0.1224, abs=1e-4)  # the normal tail beyond 1.645 / √2
+
+
 def test_the_same_seed_draws_the_same_samples() -> None:
     assert study(pool(), 200, draws=3, seed=9) == study(pool(), 200, draws=3, seed=9)
 
