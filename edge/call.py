@@ -66,7 +66,8 @@ class Call:
             case Accept():
                 return self._at_last(edge)
             case Miss():
-                raise self._unanswered(edge)
+                self._saw(edge)
+                raise self.missed()
             case Escalate(reason, cutoff_ms):
                 try:
                     escalated = await self._escalate(reason, cutoff_ms, edge)
@@ -75,7 +76,7 @@ class Call:
                     log.warning("the datacenter refused a picture that the edge can read: %s", error)
                     escalated = None
                 except CallerGone:
-                    self._unanswered(edge)
+                    self._saw(edge)
                     raise
                 if escalated is None:
                     return self._at_last(edge, reason)
@@ -257,11 +258,10 @@ class Call:
             answer.cancel()
             await asyncio.gather(answer, leaving, return_exceptions=True)
 
-    def _unanswered(self, edge: Looked) -> DeadlineMissed:
-        """Nobody got an answer, but the picture was seen: leaving hard ones out would make traffic look easy."""
+    def _saw(self, edge: Looked) -> None:
+        """Nobody gets an answer, but the picture was seen: leaving hard ones out would make traffic look easy."""
         if self.watched.edge is not None:
             self.watched.edge.escalated(self._score(edge), None)
-        return self.missed()
 
     def _at_last(self, edge: Looked, reason: Reason | None = None) -> Answer:
         """The edge's answer counts: it is sure enough, or nothing better came (`reason`: of what was asked in vain).
@@ -272,7 +272,8 @@ class Call:
         node, score = self.node, self._score(edge)
         degraded = self._falls_short(score)
         if degraded and reason is not None and self.request.on_miss is OnMiss.FAIL and self.deadline is not None:
-            raise self._unanswered(edge)
+            self._saw(edge)
+            raise self.missed()
         control = self.watched.edge
         if control is not None and degraded:
             control.fell_short(score)

@@ -205,11 +205,11 @@ class EdgeNode:
         except DeadlineMissed:
             self.metrics.deadline_misses.labels(self.task).inc()
             raise
-        self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
         if answer.deadline_met is False:
             self.metrics.deadline_misses.labels(self.task).inc()
             if request.on_miss is OnMiss.FAIL:
                 raise call.missed()
+        self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
         return answer
 
     async def at_edge(self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None) -> Looked:

@@ -31,9 +31,9 @@ DEFAULT_STREAM: Final = bytes(16)
 ROWS_PER_STREAM: Final = 4
 """The file remembers more than memory holds: a stream that comes back within a day of many others is still known."""
 WRITE_INTERVAL_S: Final = 2.0
-"""What a crash forgets. A second controller's worth of one stream is some 100 requests."""
+"""A crash forgets as much; a controller changes its mind over hundreds of requests."""
 BATCH: Final = 256
-"""States encoded at once: 3 µs each, so that the event loop is held for less than a millisecond."""
+"""States encoded at once: 2 µs each, so that the event loop is held for half a millisecond."""
 
 
 def stream_place(stream: str | None) -> bytes:

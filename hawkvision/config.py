@@ -67,7 +67,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     state_file: Path | None = None
     """Where what is known of streams is kept across restarts (SQLite); None keeps it in memory."""
     streams_limit: Count = 4096
-    """Controllers of named streams in memory, 2 KB each; the one used longest ago makes room."""
+    """Controllers of named streams in memory, 1 KB each; the one used longest ago makes room."""
     audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
     """Share of accepted answers that the best rung checks in the background; 0 for none, and then a promise is only
     as good as its certificate."""

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from edge.audits import MOST_UNDER_WAY
+from edge.call import CallerGone
 from edge.streams import Kept
 from edge.targets import describe_targets
 from hawkvision.cascade.online import State
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import CERTIFIED_DROPS
+from hawkvision.errors import DeadlineMissed
 from hawkvision.hop import parse_hop_headers
 from hawkvision.types import (
     Answer,
@@ -365,6 +367,24 @@ def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Pat
 
     run(before)
     assert run(after) is False
+
+
+@pytest.mark.parametrize("fields", [{}, {"deadline_ms": 300.0, "on_miss": OnMiss.FAIL}])
+def test_difficult_pictures_that_got_no_answer_count_as_difficult(large: Peer, fields: dict[str, Any]) -> None:
+    """The caller hangs up, or is told of the missed deadline."""
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[int, float]:
+        async with bench(large, UNSURE, audit_share=0.0) as it:
+            await known(it.node)
+            gone = asyncio.Event()
+            if not fields:
+                gone.set()
+            with pytest.raises((CallerGone, DeadlineMissed)):
+                await it.ask(gone.wait, **fields)
+            return state_of(it).requests, state_of(it).debt
+
+    assert run(scenario) == (1, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ middle rungs
