@@ -238,6 +238,7 @@ def calibrate(
     task: Task = "imagenet",
     edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the ladder's.")] = None,
     best: Annotated[str | None, typer.Option(help="The rung to certify against; default: the ladder's best.")] = None,
+    middle: Annotated[str | None, typer.Option(help="A rung between them, or `none`; default: the ladder's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
     models_dir: ModelsDir = None,
@@ -253,10 +254,61 @@ def calibrate(
         out or Path("profile.json"),
         edges=tuple(edge or ()),
         best=best,
+        middle=middle,
         seed=seed,
         models=manifest.models_dir(models_dir),
         cache=manifest.cache_dir(cache_dir),
     )
+
+
+@app.command()
+def certify(
+    data: Annotated[Path, typer.Option(help="The site's pictures: labelled, or with --unlabelled a plain folder.")],
+    task: Task = "imagenet",
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Certify by agreement, without labels.")] = False,
+    edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the profile's.")] = None,
+    delta: Annotated[float, typer.Option(min=0.001, max=0.5, help="Probability that a certificate is wrong.")] = 0.05,
+    betting: Annotated[bool, typer.Option("--betting", help="Certify by betting: a second opinion, somewhat weaker.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A profile of your own; default: the task's.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Certify a ladder for one site, from that site's own pictures; the profile stays as it is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision import manifest
+    from hawkvision.zoo.certify import certify_site
+
+    path = out or Path("certificates.json")
+    site = certify_site(
+        task,
+        data,
+        path,
+        labelled=not unlabelled,
+        edges=tuple(edge or ()),
+        delta=delta,
+        betting=betting,
+        profile=profile,
+        models=manifest.models_dir(models_dir),
+        cache=manifest.cache_dir(cache_dir),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("edge rung", "drop at most", "escalated", "by the best rung", "accept from"):
+        table.add_column(title)
+    for pair in site.pairs:
+        for certificate in pair.conditions[0].certificates:
+            table.add_row(
+                pair.edge,
+                f"{certificate.max_drop:.2%}",
+                f"{certificate.escalation:.1%}",
+                f"{certificate.to_best:.1%}",
+                str(certificate.threshold),
+            )
+    console = Console()
+    console.print(table)
+    console.print(f"certified on {site.data.n} pictures; written to {path}; `hawkvision edge up --certificates {path}`")
 
 
 @report_app.command("calibration")

@@ -61,7 +61,7 @@ def certify_site(
         labelled: whether the truth is known; without it agreement with the best rung certifies, at a higher price.
         edges: edge rungs to certify; none means all pairs of the profile.
         delta: probability that a certificate is wrong.
-        betting: certify by betting instead of the exact test: valid for a sample that is looked at while it grows.
+        betting: certify by betting instead of the exact test: a second opinion by other means, somewhat weaker.
         profile: None means the task's own.
         models: where manifests lie.
         cache: where built models lie.
