@@ -88,6 +88,7 @@ class Streams:
         self._unwritten: dict[Place, Kept] = {}
         # What made room and is not in the file yet; the file may lag behind by `WRITE_INTERVAL_S`.
         self._leaving: OrderedDict[Place, State] = OrderedDict()
+        self._complaint = ""
         self._stopping = asyncio.Event()
         self._writer = asyncio.create_task(self._keep_writing()) if file else None
         metrics.streams.labels(task).set_function(self.__len__)
@@ -115,10 +116,12 @@ class Streams:
         if kept.void != was_void:
             counter = self._metrics.alarms if kept.void else self._metrics.returns
             counter.labels(self._task).inc()
-            state = kept.control.state
-            log.warning(
+            state, own = kept.control.state, kept.place.stream == DEFAULT_STREAM
+            # Callers may name any number of streams, and must not fill the log with them.
+            log.log(
+                logging.WARNING if own else logging.INFO,
                 "stream %s: %s, after %d requests with %d of %d audits disagreeing",
-                "of the node itself" if kept.place.stream == DEFAULT_STREAM else kept.place.stream.hex(),
+                "of the node itself" if own else kept.place.stream.hex(),
                 "traffic is not as certified, its promise is void" if kept.void else "traffic is as certified again",
                 state.requests,
                 state.disagreements,
@@ -195,10 +198,14 @@ class Streams:
                 self._unwritten = changed | self._unwritten
                 self._failed("write", error)
                 return
+            self._complaint = ""
             for place, written in left.items():
                 if self._leaving.get(place) is written:
                     del self._leaving[place]
 
     def _failed(self, operation: str, error: Exception) -> None:
-        log.error("%s", error)
+        # Said once, not for every stream that comes while a disk is full; the metric counts them all.
+        if self._complaint != str(error):
+            self._complaint = str(error)
+            log.error("%s", error)
         self._metrics.state_failures.labels(self._task, operation).inc()
