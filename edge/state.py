@@ -148,11 +148,12 @@ def decode_state(data: bytes) -> State:
     bets = (state.loss_bet, state.difficulty_bet, state.return_bet)
     counts = (
         state.void_since, state.requests, state.accepted, state.audits, state.disagreements, state.escalations,
-        state.degraded,
+        state.degraded, state.void_seen, state.alarms,
     )  # fmt: skip
     positive = (state.correction, state.root_mean)
     sound = all(map(_sound, bets)) and min(positive) > 0.0 and min(counts) >= 0 and state.debt >= 0.0
-    if not sound or not all(map(math.isfinite, (state.theta, state.debt, *positive))):
+    sound = sound and (state.alarms > 0 or not state.void)
+    if not sound or not all(map(math.isfinite, (state.theta, state.debt, state.void_loss, *positive))):
         raise ValueError("the state is none that a controller can have")
     return state
 

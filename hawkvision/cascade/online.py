@@ -11,18 +11,21 @@ robust; Robins, Rotnitzky and Zhao, JASA 1994). Escalated pictures refresh the p
 
 *Difficulty.* The share of pictures whose score is below the certified threshold needs no audit at all.
 
-The threshold follows θ ← θ + η (ℓ̃ − ε), in ranks of the profile's scores: integral control, whose average of ℓ̃ over T
-requests cannot exceed ε by more than 1/(ηT), plus one audit's weight, whatever the traffic does (Gibbs and Candès,
-NeurIPS 2021; Angelopoulos, Candès and Tibshirani, NeurIPS 2023). Above rank 1 nothing is accepted, and θ may rise so
-far above it as one audit can push it: cut off sooner, an adversary of surely wrong answers would get half of them past
-the controller (at ε = 0.02), for each audit would pay for 50 requests and stand for 200. It never goes below the
-certified threshold.
+The threshold follows θ ← θ + η (ℓ̃ − goal), in ranks of the profile's scores: integral control, whose average of ℓ̃
+over T requests cannot exceed the goal by more than 1/(ηT), plus one audit's weight, whatever the traffic does (Gibbs
+and Candès, NeurIPS 2021; Angelopoulos, Candès and Tibshirani, NeurIPS 2023). Above rank 1 nothing is accepted, and θ
+may rise so far above it as one audit can push it: cut off sooner, an adversary of surely wrong answers would get half
+of them past the controller (at ε = 0.02), for each audit would pay for 50 requests and stand for 200. It never goes
+below the certified threshold.
 
 *The alarm* is a bet against "traffic is as certified": wealth that multiplies by 1 + λ(x − x₀), with λ from the past
 only, cannot be expected to grow while the mean of x stays within its certified bound x₀, so P(it ever exceeds 1/δ) ≤ δ
 (Ville 1939; Waudby-Smith and Ramdas, JRSS-B 2024). New bets start with every block of requests, with weights that sum
-to one, so that a long quiet past does not delay it. After the alarm the promise is void, and the threshold is
-controlled to a disagreement of ε itself, the label-free target, until traffic looks as certified again.
+to one, so that a long quiet past does not delay it. Until then the goal is the disagreement that was certified along
+with the drop, or ε if that is more. After the alarm the promise is void, and the goal is ε itself, the label-free
+target, until traffic looks as certified again: difficulty by a bet the other way round, and agreement on average over
+all requests since the alarm, at least `LEAST_VOID` and twice as many after each further alarm. That is a judgement and
+no proof; doubling keeps traffic at the edge of what was certified from going to and fro.
 """
 
 from __future__ import annotations
@@ -63,7 +66,10 @@ BOLDEST: Final = 0.5
 """Share of the wealth that one request may cost."""
 
 LEAST_VOID: Final = 2_000
-"""Requests for which a promise stays void at least."""
+"""Requests for which a promise stays void at least, after the first alarm."""
+
+MOST_DOUBLINGS: Final = 6
+"""Of `LEAST_VOID`: up to 128,000 requests."""
 
 RETURN_MARGIN: Final = 1.25
 """Traffic is as certified again when the share of difficult pictures is shown to be below this times its bound."""
@@ -141,6 +147,10 @@ class State(msgspec.Struct):
     debt: float = 0.0
     void: bool = False
     void_since: int = 0
+    void_loss: float = 0.0
+    """Sum of what the certified threshold is estimated to have lost since the alarm, over `void_seen` requests."""
+    void_seen: int = 0
+    alarms: int = 0
     requests: int = 0
     accepted: int = 0
     audits: int = 0
@@ -259,10 +269,12 @@ class StreamControl:
 
     def _observe(self, score: float, estimate: float | None) -> None:
         """Feed the bets: all of them are about what the certified threshold would have done."""
-        if score < self.terms.threshold:
-            self.state.loss_bet.observe(0.0, self._least_estimate())
-        elif estimate is not None:
-            self.state.loss_bet.observe(estimate, self._least_estimate())
+        at_threshold = 0.0 if score < self.terms.threshold else estimate
+        if at_threshold is not None:
+            self.state.loss_bet.observe(at_threshold, self._least_estimate())
+            if self.state.void:
+                self.state.void_loss += at_threshold
+                self.state.void_seen += 1
         self._see_difficulty(score)
 
     def _see_difficulty(self, score: float) -> None:
@@ -276,6 +288,8 @@ class StreamControl:
         elif (state.loss_bet.wealth + state.difficulty_bet.wealth) / 2.0 >= 1.0 / terms.delta:
             state.void = True
             state.void_since = state.requests
+            state.void_loss, state.void_seen = 0.0, 0
+            state.alarms += 1
             state.return_bet = Bet(state.return_bet.bound, sign=-1)
 
     def _least_estimate(self) -> float:
@@ -291,9 +305,9 @@ class StreamControl:
     def _maybe_return(self) -> None:
         state = self.state
         if (
-            state.requests - state.void_since >= LEAST_VOID
+            state.requests - state.void_since >= LEAST_VOID << min(state.alarms - 1, MOST_DOUBLINGS)
             and state.return_bet.wealth >= 1.0 / self.terms.delta
-            and state.loss_bet.mean <= self.terms.disagreement
+            and state.void_loss <= self.terms.disagreement * state.void_seen
         ):
             state.void = False
             state.loss_bet = Bet(self.terms.disagreement)

@@ -184,8 +184,7 @@ class Policy:
 
     def _drop(self, target: Target, max_drop: float) -> Route:
         """The certificate with the largest ε that does not exceed the target's."""
-        if max_drop >= self._condition.fast.max_drop:
-            return self._certified(target, self._condition.fast)
+        # Chosen by ε alone, never by what the certification pictures showed: that would spend δ twice.
         usable = [c for c in self._condition.certificates if c.max_drop <= max_drop and _settles_something(c)]
         if not usable:
             return _best(target)
@@ -224,29 +223,37 @@ class Policy:
             # Measured at the edge itself: no certificate is needed, and none is claimed near the measurement.
             promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=self.edge_accuracy.n)
             if accuracy <= self.edge_accuracy.low and self.accuracy_known:
+                fast = self._condition.fast
                 promise = replace(
-                    promise, status=PromiseStatus.HELD, basis=Basis.LABELLED, delta=INTERVAL_DELTA,
-                    max_drop=self._condition.fast.max_drop,
+                    promise, status=PromiseStatus.HELD, basis=Basis.LABELLED, max_drop=fast.max_drop,
+                    delta=round(INTERVAL_DELTA + fast.delta, 6),
                 )  # fmt: skip
             return Route(-math.inf, promise, 0.0, to_best=0.0)
         # Rounded, so that an accuracy that was listed maps back to the very drop it was listed for.
-        route = self._drop(target, round(self.best_accuracy.value - accuracy, 9))
+        certain, estimated = (round(a - accuracy, 9) for a in (self.best_accuracy.low, self.best_accuracy.value))
+        route = self._drop(target, certain) if self.accuracy_known and certain > 0.0 else None
+        held = route is not None and (route.controls is not None or not route.direct)
+        if route is None or not held:
+            # What would be certain leaves nothing to give up: aim for what was measured instead, and say so.
+            route = self._drop(target, estimated)
+            held = self.accuracy_known and accuracy <= self.held_accuracy(route.promise.max_drop or 0.0)
         promise = route.promise
-        drop = promise.max_drop or 0.0
-        held = accuracy <= self.held_accuracy(drop) and self.accuracy_known
         return replace(
             route,
             promise=replace(
                 promise,
                 status=PromiseStatus.HELD if held else PromiseStatus.BEST_EFFORT,
                 delta=round((promise.delta or 0.0) + INTERVAL_DELTA, 6) if held else promise.delta,
-                n=self.best_accuracy.n,
+                n=self.best_accuracy.n if self.accuracy_known else promise.n,
                 basis=Basis.LABELLED if self.accuracy_known else promise.basis,
             ),
         )
 
     def _confidence(self, target: Target, confidence: float) -> Route:
-        """Per answer, calibrated but not certified: probabilities are right on average, not one by one."""
+        """Per answer, calibrated but not certified: probabilities are right on average, not one by one.
+
+        Where the pair compares margins, which are no larger than confidences, the escalation is an upper estimate.
+        """
         promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=self.best_accuracy.n)
         escalation = next(
             (p.escalation for p in reversed(self.pair.path) if threshold_value(p.threshold) >= confidence), 1.0
@@ -311,17 +318,22 @@ def _site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tu
     if site.task != profile.task:
         raise ManifestError(f"the site's certificates are for task {site.task!r}, the profile for {profile.task!r}")
     middle = None if pair.middle is None else pair.middle.name
-    if found.score != pair.score or found.middle not in (None, middle):
+    scores = (pair.score, None if pair.middle is None else pair.middle.score)
+    if (found.score, found.middle_score) != scores or found.middle != middle:
         raise ManifestError(
-            f"the site's certificates compare the {found.score} score of {pair.edge} (middle rung {found.middle}), but "
-            f"the profile the {pair.score} score (middle rung {middle}); run `hawkvision certify` again"
+            f"the site's certificates compare scores {found.score} of {pair.edge} and {found.middle_score} of the "
+            f"middle rung {found.middle}, but the profile {scores[0]} and {scores[1]} of {middle}; run `hawkvision "
+            "certify` again"
         )
-    for rung in site.rungs:
-        expected = profile.rung(rung.name).fingerprint
-        if rung.fingerprint != expected:
+    for name in (pair.edge, pair.best, *(() if middle is None else (middle,))):
+        rung, expected = site.rung(name), profile.rung(name)
+        if rung is None:
+            raise ManifestError(f"the site's certificates do not say for which {name} they were made")
+        if (rung.fingerprint, rung.temperature) != (expected.fingerprint, expected.temperature):
             raise ManifestError(
-                f"the site's certificates were made for {rung.name} with fingerprint {rung.fingerprint}, but the "
-                f"profile has {expected}; run `hawkvision certify` again"
+                f"the site's certificates were made for {name} with fingerprint {rung.fingerprint} and temperature "
+                f"{rung.temperature}, but the profile has {expected.fingerprint} and {expected.temperature}; run "
+                "`hawkvision certify` again"
             )
     return found.conditions
 

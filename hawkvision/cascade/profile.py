@@ -20,7 +20,25 @@ from hawkvision.cascade.scores import Score
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import Fraction, MeasuredAccuracy, Name, Sha256
 
-CERTIFIED_DROPS = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15)
+CERTIFIED_DROPS = (
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.05,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+)
 """The ε that are certified ahead; a target between two of them uses the smaller."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
@@ -62,7 +80,7 @@ class RungProfile(_Strict, frozen=True):
 class Watch(_Strict, frozen=True, kw_only=True):
     """What traffic as certified looks like at one rung, as shares of the pictures that reach it.
 
-    The bounds are upper ends of exact one-sided intervals at the certificate's δ.
+    The bounds are upper ends of exact one-sided intervals at half the certificate's δ each.
     """
 
     max_drop: Fraction
@@ -126,7 +144,9 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not len(self.scores) == len(self.disagreement) == len(self.drop):
             raise ValueError("a curve needs as many disagreements and drops as scores")
-        for name, values, sign in (("scores", self.scores, 1), ("disagreement", self.disagreement, -1)):
+        for name, values, sign in (
+            ("scores", self.scores, 1), ("disagreement", self.disagreement, -1), ("drop", self.drop, -1),
+        ):  # fmt: skip
             if any(sign * (after - before) < 0 for before, after in itertools.pairwise(values)):
                 raise ValueError(f"the {name} of a curve must be sorted")
 
@@ -206,6 +226,8 @@ class SiteRung(_Strict, frozen=True, kw_only=True):
 
     name: Name
     fingerprint: Sha256
+    temperature: Annotated[float, Meta(gt=0.0)]
+    """The profile's, which scores depend on and fingerprints do not cover."""
     accuracy: MeasuredAccuracy | None = None
 
 
@@ -216,6 +238,7 @@ class SitePair(_Strict, frozen=True, kw_only=True):
     best: Name
     middle: Name | None = None
     score: Score
+    middle_score: Score | None = None
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
 
 

@@ -50,7 +50,7 @@ escalations as the first three."""
 
 BALANCED_LARGEST_SHARE = 0.5
 """What it may give up where a quarter is less than the certification pictures can show at all, whatever is on them:
-with 680 that is 0.65 points, and a rung within 2.6 points of the best would always escalate for want of pictures."""
+with 680 that is 0.46 points, and a rung within 1.8 points of the best would always escalate for want of pictures."""
 
 HOP_MS = 5.0
 """What an escalation weighs besides the datacenter's own work when thresholds are weighed against each other: a hop on
@@ -316,8 +316,8 @@ def _middle_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | 
 def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:
     return Watch(
         max_drop=round(min(1.0, max_drop), 6),
-        disagreement=round(calibration.clopper_pearson(differing, n, 2 * delta)[1], 6),
-        difficulty=round(calibration.clopper_pearson(passed_on, n, 2 * delta)[1], 6),
+        disagreement=round(calibration.clopper_pearson(differing, n, delta)[1], 6),
+        difficulty=round(calibration.clopper_pearson(passed_on, n, delta)[1], 6),
     )
 
 

@@ -122,7 +122,8 @@ def _site_rung(profile: Profile, looks: Looks, name: str, pictures: AnyPictures)
     if isinstance(pictures, LabelledPictures):
         right = _looked(profile, looks, name).labels() == pictures.labels
         accuracy = measure_accuracy(right, pictures.sha256)
-    return SiteRung(name=name, fingerprint=profile.rung(name).fingerprint, accuracy=accuracy)
+    rung = profile.rung(name)
+    return SiteRung(name=name, fingerprint=rung.fingerprint, temperature=rung.temperature, accuracy=accuracy)
 
 
 def _site_pair(
@@ -156,5 +157,6 @@ def _site_pair(
         best=pair.best,
         middle=None if pair.middle is None else pair.middle.name,
         score=pair.score,
+        middle_score=None if pair.middle is None else pair.middle.score,
         conditions=(certify_condition(sample, paths_of(pair), costs, balanced, delta, method),),
     )
