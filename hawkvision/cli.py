@@ -268,7 +268,7 @@ def certify(
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Certify by agreement, without labels.")] = False,
     edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the profile's.")] = None,
     delta: Annotated[float, typer.Option(min=0.001, max=0.5, help="Probability that a certificate is wrong.")] = 0.05,
-    betting: Annotated[bool, typer.Option("--betting", help="Certify by betting: a second opinion, somewhat weaker.")] = False,
+    betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile of your own; default: the task's.")] = None,
     models_dir: ModelsDir = None,
