@@ -99,6 +99,10 @@ def test_committed_ladder_builds_to_the_pinned_bytes_from_what_is_committed(name
     built = build(name, models=models, cache=tmp_path, wheels=tmp_path / "none")
     assert [a.sha256 for a in built] == [v.sha256 for v in manifest.variants]
     assert manifest.ladder == recipe.ladder
+    assert [v.name for v in manifest.variants] == [network.name for network in recipe.networks]
+    assert [(c.members, c.horizontal_flip) for c in manifest.committees] == [
+        (c.members, c.horizontal_flip) for c in recipe.committees
+    ]
     assert manifest.training is not None
     assert (manifest.training.pictures, manifest.training.seed) == (recipe.pictures.train, recipe.pictures.seed)
 
