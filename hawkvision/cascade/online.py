@@ -26,6 +26,9 @@ with the drop, or ε if that is more. After the alarm the promise is void, and t
 target, until traffic looks as certified again: difficulty by a bet the other way round, and agreement on average over
 all requests since the alarm, at least `LEAST_VOID` and twice as many after each further alarm. That is a judgement and
 no proof; doubling keeps traffic at the edge of what was certified from going to and fro.
+
+What agreement cannot tell is who is right where two rungs differ. Some shifts hurt the best rung more than the edge's;
+then control escalates to the rung that is worse, and only labels, or a certificate of the site's own, can say so.
 """
 
 from __future__ import annotations
@@ -310,6 +313,9 @@ class StreamControl:
             and state.void_loss <= self.terms.disagreement * state.void_seen
         ):
             state.void = False
+            # Unwinding at η · goal a request would keep escalating for thousands of them.
+            state.theta = self._floor
+            self._place()
             state.loss_bet = Bet(self.terms.disagreement)
             state.difficulty_bet = Bet(self.terms.difficulty)
 

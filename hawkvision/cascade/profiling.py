@@ -68,6 +68,10 @@ class Split(msgspec.Struct, frozen=True):
     certify: NDArray[np.intp]
     held_out: NDArray[np.intp]
 
+    def used(self) -> NDArray[np.intp]:
+        """The numbers of all of them, rising."""
+        return np.sort(np.concatenate([self.profile, self.certify, self.held_out]))
+
 
 def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, float] = (0.2, 0.5)) -> Split:
     """Divide pictures into profile, certification and held-out sets, with equal shares of every group.
@@ -300,7 +304,7 @@ def _certificate(step: Step, max_drop: float, n: int, delta: float, method: Meth
 
 
 def _edge_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch:
-    share = step.edge_differing / step.differing if step.differing else 1.0
+    share = 1.0 if step.thresholds.middle == math.inf else _share(step.edge_differing, step.differing)
     return _watch(max_drop * share, step.edge_differing, round(step.escalation * n), n, delta)
 
 
@@ -309,8 +313,13 @@ def _middle_watch(step: Step, max_drop: float, n: int, delta: float) -> Watch | 
     if step.thresholds.middle == math.inf or not escalated:
         return None
     differing = step.differing - step.edge_differing
-    share = differing / step.differing if step.differing else 1.0
+    share = _share(differing, step.differing)
     return _watch(max_drop * share * n / escalated, differing, round(step.to_best * n), escalated, delta)
+
+
+def _share(part: int, whole: int) -> float:
+    """A rung's part of the disagreement, by the rule of succession: one without any must still be allowed some."""
+    return (part + 1) / (whole + 2)
 
 
 def _watch(max_drop: float, differing: int, passed_on: int, n: int, delta: float) -> Watch:

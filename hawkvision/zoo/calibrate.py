@@ -72,7 +72,7 @@ def calibrate(
     between = middle_rung(manifest, best, middle)
     split = split_pictures(manifest, pictures, seed)
     rungs = tuple(dict.fromkeys((*edges, *(() if between is None else (between,)), best)))
-    looks = look(manifest, rungs, pictures, backend=backend, cache=cache)
+    looks = look(manifest, rungs, pictures, backend=backend, cache=cache, chosen=split.used())
     measured: dict[str, tuple[RungProfile, Looked]] = {}
     for name in rungs:
         models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}

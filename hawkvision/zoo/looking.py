@@ -34,6 +34,7 @@ MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
 
 AnyPictures: TypeAlias = LabelledPictures | UnlabelledPictures
+Chosen: TypeAlias = NDArray[np.intp]
 Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
 """Input pixels (height, width, 3) and the picture's number to other pixels of the same shape; deterministic."""
 
@@ -91,10 +92,11 @@ def look(
     *,
     backend: BackendKind = "onnxruntime",
     cache: Path,
+    chosen: Chosen | None = None,
     corruption: Corruption | None = None,
     name: str = "",
 ) -> Looks:
-    """Run every variant that the rungs need over all pictures, or take from the cache what it said.
+    """Run every variant that the rungs need over the pictures, or take from the cache what it said.
 
     Args:
         manifest: of the task.
@@ -102,6 +104,7 @@ def look(
         pictures: encoded pictures; their labels are not looked at.
         backend: what runs the models; only ONNX Runtime's results are kept.
         cache: where built models lie, and logits are kept.
+        chosen: numbers of the pictures that matter, rising; the logits of all others are NaN. None means all.
         corruption: applied to each input, for studies of drift.
         name: of the corruption, for the cache.
 
@@ -113,15 +116,17 @@ def look(
     flipped = {
         member for rung in rungs if (c := manifest.committee(rung)) and c.horizontal_flip for member in c.members
     }
+    chosen = np.arange(len(pictures)) if chosen is None else chosen
     results: dict[str, Views] = {}
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
         for variant in variants.values():
             flip = variant.name in flipped
-            kept = _kept_path(cache, manifest.task, variant, pictures, name, flip) if backend == "onnxruntime" else None
+            facts = (pictures.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
+            kept = _kept_path(cache, manifest.task, variant, facts) if backend == "onnxruntime" else None
             views = _read(kept, len(pictures), manifest.classes) if kept else None
             if views is None:
-                bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(pictures))
-                run = _Run(manifest, variant, pictures, backend, cache, flip, corruption)
+                bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(chosen))
+                run = _Run(manifest, variant, pictures, chosen, backend, cache, flip, corruption)
                 views = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if kept:
                     _write(kept, views)
@@ -130,13 +135,14 @@ def look(
 
 
 class _Run:
-    """One variant over all pictures."""
+    """One variant over the chosen pictures."""
 
     def __init__(
         self,
         manifest: Manifest,
         variant: Variant,
         pictures: AnyPictures,
+        chosen: Chosen,
         backend: BackendKind,
         cache: Path,
         flip: bool,
@@ -146,13 +152,13 @@ class _Run:
         self._runner: Backend = open_backend(backend, model, variant.input, manifest.classes, threads=1)
         self._variant = variant
         self._pictures = pictures
+        self._chosen = chosen
         self._flip = flip
         self._corruption = corruption
 
     def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> Views:
         def batch(start: int) -> tuple[Logits, Logits | None, float]:
-            stop = min(start + BATCH, len(self._pictures))
-            inputs = np.stack([self._input(i) for i in range(start, stop)])
+            inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + BATCH]])
             before = time.thread_time()
             upright = self._runner.infer(inputs)
             spent = time.thread_time() - before
@@ -161,15 +167,22 @@ class _Run:
             return upright, mirrored, spent * 1e3 / len(inputs)
 
         try:
-            parts = list(pool.map(batch, range(0, len(self._pictures), BATCH)))
+            parts = list(pool.map(batch, range(0, len(self._chosen), BATCH)))
         finally:
             self._runner.close()
         mirrored = [part for _, part, _ in parts if part is not None]
         return Views(
-            np.concatenate([part for part, _, _ in parts]),
-            np.concatenate(mirrored) if self._flip else None,
+            self._placed([part for part, _, _ in parts]),
+            self._placed(mirrored) if self._flip else None,
             float(np.median([spent for _, _, spent in parts])),
         )
+
+    def _placed(self, parts: Sequence[Logits]) -> Logits:
+        """Logits of the chosen pictures in their places among all."""
+        found = np.concatenate(parts)
+        everywhere = np.full((len(self._pictures), found.shape[1]), np.nan, np.float32)
+        everywhere[self._chosen] = found
+        return everywhere
 
     def _input(self, index: int) -> Pixels:
         try:
@@ -179,9 +192,9 @@ class _Run:
         return pixels if self._corruption is None else self._corruption(pixels, index)
 
 
-def _kept_path(cache: Path, task: str, variant: Variant, pictures: AnyPictures, name: str, flip: bool) -> Path:
-    facts = msgspec.json.encode([pictures.sha256, variant.sha256, variant.input, name, flip], order="sorted")
-    return cache / "looks" / task / f"{variant.name}-{sha256_of(facts)[:20]}.npz"
+def _kept_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | bool]) -> Path:
+    key = sha256_of(msgspec.json.encode([variant.sha256, variant.input, *facts], order="sorted"))
+    return cache / "looks" / task / f"{variant.name}-{key[:20]}.npz"
 
 
 def _read(path: Path, n: int, classes: int) -> Views | None:

@@ -72,7 +72,7 @@ def report_calibration(
             f"{FEWEST_HELD_OUT} to measure anything on"
         )
     names = tuple(rung.name for rung in known.rungs)
-    looks = look(manifest, names, pictures, backend=backend, cache=cache)
+    looks = look(manifest, names, pictures, backend=backend, cache=cache, chosen=split.used())
     seen = Seen({name: _calibrated(known, looks, name) for name in names}, pictures.labels)
     order = sorted(known.pairs, key=lambda pair: pair.edge != manifest.ladder.default_edge)
     fresh = np.sort(np.concatenate([split.certify, split.held_out]))

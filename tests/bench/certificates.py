@@ -198,7 +198,8 @@ def load_pools(pairs: Sequence[str], data: dict[str, Path], models: Path, cache:
         pictures = read_pictures(data[task], load_labels(manifest, models))
         split = split_pictures(manifest, pictures, SPLIT_SEED)
         used = np.concatenate([split.certify, split.held_out])
-        looks = look(manifest, sorted({rung for pair in rungs for rung in pair}), pictures, cache=cache)
+        names = sorted({rung for pair in rungs for rung in pair})
+        looks = look(manifest, names, pictures, cache=cache, chosen=split.used())
         pools += [
             make_pool(
                 f"{task} {edge} → {best}", looks.logits(edge), looks.served(best).labels(), pictures.labels,

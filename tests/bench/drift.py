@@ -191,7 +191,7 @@ def look_at(given: argparse.Namespace) -> Ladder:
     edge, best = given.edge or manifest.ladder.default_edge, given.best or manifest.best
     between = middle_rung(manifest, best, given.middle)
     rungs = tuple(rung for rung in (edge, best, between) if rung is not None)
-    clean = look(manifest, rungs, pictures, cache=cache)
+    clean = look(manifest, rungs, pictures, cache=cache, chosen=split.used())
     usable = np.sort(np.concatenate([split.certify, split.held_out]))
     usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.pictures])
     corruption, name = mixed(given.severity), mixture_name(given.severity)
