@@ -22,7 +22,21 @@ POSITIVE = st.floats(1e-6, 1e9)
 COUNTS = st.integers(0, 2**53)
 BETS = st.builds(Bet, FINITE, st.sampled_from([-1, 1]), POSITIVE, COUNTS, FINITE, POSITIVE)
 STATES = st.builds(
-    State, st.text(max_size=40), FINITE, BETS, BETS, BETS, POSITIVE, POSITIVE, POSITIVE, st.booleans(), COUNTS, COUNTS
+    State,
+    key=st.text(max_size=40),
+    theta=FINITE,
+    loss_bet=BETS,
+    difficulty_bet=BETS,
+    return_bet=BETS,
+    correction=POSITIVE,
+    root_mean=POSITIVE,
+    debt=POSITIVE,
+    void=st.booleans(),
+    void_since=COUNTS,
+    void_loss=FINITE,
+    void_seen=COUNTS,
+    alarms=st.integers(1, 2**53),
+    requests=COUNTS,
 )
 
 
@@ -58,7 +72,14 @@ def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"root_mean": 0.0}, {"correction": -1.0}, {"debt": -1.0}, {"requests": -1}, {"loss_bet": Bet(0.1, 1, -2.0)}],
+    [
+        {"root_mean": 0.0},
+        {"correction": -1.0},
+        {"debt": -1.0},
+        {"requests": -1},
+        {"void": True},
+        {"loss_bet": Bet(0.1, 1, -2.0)},
+    ],
 )
 def test_a_state_that_no_controller_can_have_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="none that a controller can have"):

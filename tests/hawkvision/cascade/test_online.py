@@ -167,7 +167,7 @@ def test_no_sequence_makes_the_average_loss_exceed_its_goal_by_more_than_the_bou
     steps: list[tuple[float, bool, float]], void: bool
 ) -> None:
     control, total = StreamControl(TERMS), 0.0
-    control.state.void = void
+    control.state.void, control.state.alarms = void, int(void)
     goal = TERMS.max_drop if void else max(TERMS.max_drop, TERMS.disagreement)
     for score, differs, draw in steps:
         was_void = control.void
