@@ -28,13 +28,17 @@ def site(**changes: Any) -> SiteCertificates:
         task=profile.task,
         as_of="2026-11-20",
         data=SiteData(name="the yard", sha256=SITE_SHA, n=680, labelled=True),
-        rungs=tuple(SiteRung(name=r.name, fingerprint=r.fingerprint, accuracy=r.accuracy) for r in profile.rungs),
+        rungs=tuple(
+            SiteRung(name=r.name, fingerprint=r.fingerprint, temperature=r.temperature, accuracy=r.accuracy)
+            for r in profile.rungs
+        ),
         pairs=tuple(
             SitePair(
                 edge=p.edge,
                 best=p.best,
                 middle=None if p.middle is None else p.middle.name,
                 score=p.score,
+                middle_score=None if p.middle is None else p.middle.score,
                 conditions=p.conditions,
             )
             for p in profile.pairs
