@@ -72,8 +72,8 @@ def _layers(*channels: int, pool: tuple[int, ...], residual: tuple[int, ...] = (
 
 
 CONVNETS: Final[Mapping[str, ConvNet]] = {
-    # 3 layers and a linear one, as the prototype that was placed on an ECP5: 49,000 and 15,000 weights.
-    "convnet_tiny": ConvNet(_layers(24, 48, 64, pool=(0, 1, 2)), head="flatten"),
+    # Three layers and a linear one, the shape of the prototype that was placed on an ECP5: 19,000 and 15,000 weights.
+    "convnet_tiny": ConvNet(_layers(16, 32, 32, pool=(0, 1, 2)), head="flatten"),
     "convnet_tiny_grey": ConvNet(_layers(16, 32, 32, pool=(0, 1, 2)), grey=True, head="flatten"),
     "convnet_small": ConvNet(_layers(32, 64, 64, 96, 96, pool=(0, 2, 4))),
     "convnet_small_grey": ConvNet(_layers(16, 32, 32, 64, 64, pool=(0, 2, 4)), grey=True),

@@ -142,8 +142,9 @@ def is_finished(network: Network, facts: InputFacts, data: TrainingSet, classes:
 
 
 def checkpoint_of(network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path) -> Path:
-    """Where a training's state is kept: apart from that of every other recipe and of every other data set."""
-    key = sha256_of(repr((network, facts, classes, len(data.labels), data.sha256)).encode())
+    """Where a training's state is kept: apart from that of every other recipe, architecture and data set."""
+    shape = CONVNETS[network.architecture]
+    key = sha256_of(repr((network, shape, facts, classes, len(data.labels), data.sha256)).encode())
     return folder / f"{network.name}-{key[:16]}.pt"
 
 

@@ -65,7 +65,7 @@ def test_graph_computes_the_definition(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "side", "weights", "multiplications"),
     [
-        ("convnet_tiny", 32, 48_904, 648 * 1024 + 10_368 * 256 + 27_648 * 64 + 10_240),
+        ("convnet_tiny", 32, 19_376, 432 * 1024 + 4_608 * 256 + 9_216 * 64 + 5_120),
         ("convnet_tiny_grey", 28, 16_848, 144 * 784 + 4_608 * 196 + 9_216 * 49 + 2_880),
     ],
 )
