@@ -68,7 +68,14 @@ SITES = st.builds(
     as_of=st.dates().map(lambda day: day.isoformat()),
     data=st.builds(SiteData, name=st.text(max_size=20), sha256=HASHES, n=st.integers(1, 10**6), labelled=st.booleans()),
     rungs=st.lists(
-        st.builds(SiteRung, name=NAMES, fingerprint=HASHES, accuracy=st.one_of(st.none(), ACCURACIES)), max_size=3
+        st.builds(
+            SiteRung,
+            name=NAMES,
+            fingerprint=HASHES,
+            temperature=st.floats(0.05, 20.0),
+            accuracy=st.one_of(st.none(), ACCURACIES),
+        ),
+        max_size=3,
     ).map(tuple),
     pairs=st.lists(
         st.builds(
@@ -77,6 +84,7 @@ SITES = st.builds(
             best=NAMES,
             middle=st.one_of(st.none(), NAMES),
             score=st.sampled_from(Score),
+            middle_score=st.one_of(st.none(), st.sampled_from(Score)),
             conditions=st.lists(CONDITIONS, min_size=1, max_size=2).map(tuple),
         ),
         min_size=1,
@@ -106,7 +114,7 @@ def test_site_certificates_survive_the_file(site: SiteCertificates) -> None:
 def make_site() -> SiteCertificates:
     pair = SitePair(edge="small", best="large", score=Score.TOP1, conditions=make_profile().pairs[0].conditions)
     data = SiteData(name="yard", sha256=SHA, n=900, labelled=True)
-    rung = SiteRung(name="small", fingerprint=SHA)
+    rung = SiteRung(name="small", fingerprint=SHA, temperature=1.0)
     return SiteCertificates(format=1, task="digits", as_of="2026-11-21", data=data, rungs=(rung,), pairs=(pair,))
 
 

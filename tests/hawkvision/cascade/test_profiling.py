@@ -222,7 +222,7 @@ def test_watches_bound_what_each_rung_was_seen_to_do() -> None:
     escalated = int((~accepted).sum())
 
     def upper(count: int, n: int) -> float:
-        return clopper_pearson(count, n, 0.1)[1]
+        return clopper_pearson(count, n, 0.05)[1]
 
     assert c.edge_watch.disagreement == pytest.approx(
         upper(int((accepted & sample.edge.differs).sum()), 2_000), abs=1e-6

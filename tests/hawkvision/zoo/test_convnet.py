@@ -85,10 +85,10 @@ def test_sixteen_bit_weights_are_widened_exactly() -> None:
 @pytest.mark.parametrize(
     ("key", "shape", "says"),
     [
-        ("layers.0.conv.weight", (24, 1, 3, 3), r"layers\.0\.conv\.weight: expected shape \(24, 3, 3, 3\)"),
-        ("layers.2.norm.bias", (63,), r"layers\.2\.norm\.bias: expected shape \(64,\), found shape \(63,\)"),
-        ("head.weight", (4, 65), r"head\.weight: expected shape \(4, 64\), found shape \(4, 65\)"),
-        ("head.bias", (5,), r"head\.weight: expected shape \(5, 64\)"),
+        ("layers.0.conv.weight", (16, 1, 3, 3), r"layers\.0\.conv\.weight: expected shape \(16, 3, 3, 3\)"),
+        ("layers.2.norm.bias", (31,), r"layers\.2\.norm\.bias: expected shape \(32,\), found shape \(31,\)"),
+        ("head.weight", (4, 33), r"head\.weight: expected shape \(4, 32\), found shape \(4, 33\)"),
+        ("head.bias", (5,), r"head\.weight: expected shape \(5, 32\)"),
         ("head.bias", None, r"head\.bias: .*no such weight"),
         ("layers.1.norm.weight", None, r"layers\.1\.norm\.weight: .*no such weight"),
     ],
