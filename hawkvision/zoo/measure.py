@@ -7,6 +7,7 @@ none of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import sched_getaffinity
@@ -162,7 +163,8 @@ def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, ju
 
 def _infer(graph: bytes, variant: Variant, classes: int, batch: Pixels) -> Logits:
     backend = open_backend("onnxruntime", graph, variant.input, classes, threads=len(sched_getaffinity(0)))
-    starts = track(range(0, len(batch), BATCH), description=f"measuring {variant.name}", transient=True)
+    places, told = range(0, len(batch), BATCH), f"measuring {variant.name}"
+    starts = track(places, description=told, transient=True, disable=not sys.stdout.isatty())
     try:
         return np.concatenate([backend.infer(np.ascontiguousarray(batch[i : i + BATCH])) for i in starts])
     finally:

@@ -3,7 +3,8 @@
 Every epoch draws its own random numbers from (seed, epoch), and its end is written to disk, so a training that was
 interrupted ends with the same weights as one that was not, on the same machine and thread count. Weights are stored as
 float16, which halves the files. Over the pictures that did not train, this changed the answers to 9, 2 and 0 of 13,000
-of CIFAR-10 (tiny, small, large) and to 8, 2, 1 and 3 of 30,000 of Fashion-MNIST, and no accuracy by more than 0.03 points.
+of CIFAR-10 (tiny, small, large) and to 8, 2, 1 and 3 of 30,000 of Fashion-MNIST, and no accuracy by more than 0.03
+points.
 """
 
 from __future__ import annotations
