@@ -2,13 +2,12 @@
 
 For each seed, the pictures that trained nothing and chose no threshold are divided anew: `--certify` of them certify,
 the others are the stream's pool. Thirty thousand requests are drawn from it: 8,000 clean, 14,000 with noise, blur or
-lower contrast, 8,000 clean again. The same stream goes through four nodes: one that keeps the certified thresholds
-come what may, and three that control them online, in different ways:
+lower contrast, 8,000 clean again. The same stream goes through three nodes: one that keeps the certified thresholds
+come what may, and two that control them online, in different ways:
 
     static      no control
     written     what the product does: the larger of ε and the certified disagreement while the promise is held, ε after
     strict      ε at all times
-    reset       as written, but back at the certified threshold as soon as the promise is held again
 
 Targets are half the gap between edge and best rung, and a quarter of it. Exit status 1 if under control the true drop,
 mean over seeds, exceeds ε after the first 2,000 shifted requests, or audits exceed 2 % of requests.
@@ -80,17 +79,8 @@ class StrictControl(StreamControl):
         self._place()
 
 
-class ResetControl(StreamControl):
-    """The variant that starts afresh once traffic was found to be as certified again."""
-
-    def _maybe_return(self) -> None:
-        super()._maybe_return()
-        if not self.state.void:
-            self.state.theta = self._floor
-
-
 CONTROLS: Final[dict[str, MakeControl | None]] = {
-    "static": None, "written": StreamControl, "strict": StrictControl, "reset": ResetControl,
+    "static": None, "written": StreamControl, "strict": StrictControl,
 }  # fmt: skip
 
 
