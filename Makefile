@@ -50,5 +50,5 @@ $(VENV)/.test: $(VENV)/.demo pyproject.toml
 
 $(MODELS_VENV)/.models: pyproject.toml
 	$(PYTHON) -m venv $(MODELS_VENV)
-	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[models]' pytest pytest-timeout hypothesis
+	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[models,report]' html5lib pytest pytest-timeout hypothesis
 	touch $@
