@@ -81,6 +81,8 @@ def certify_site(
     pictures = read_pictures(data, load_labels(manifest, models)) if labelled else read_unlabelled(data)
     if len(pictures) < FEWEST_PICTURES:
         raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
+    if manifest.training is not None and manifest.training.data_sha256 == pictures.sha256:
+        raise ConfigError(f"{data}: the ladder was trained on these very pictures; certify with pictures of the site")
     rungs = tuple(dict.fromkeys(name for pair in pairs for name in _rungs_of(pair)))
     for name in rungs:
         _check_fingerprint(known, manifest, name)

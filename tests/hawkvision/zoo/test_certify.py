@@ -16,7 +16,7 @@ from hawkvision.manifest import models_dir
 from hawkvision.types import Basis, MaxAccuracyDrop, MinAccuracy, PromiseStatus
 from hawkvision.zoo.build import build
 from hawkvision.zoo.certify import certify_site
-from tests.pictures import encoded
+from tests.pictures import DATA, encoded
 
 PROFILE = models_dir() / "cifar10" / "profile.json"
 
@@ -96,6 +96,12 @@ def test_too_few_pictures_are_refused_with_the_number_that_is_expected(cache: Pa
     (tmp_path / "few" / "one.jpg").write_bytes(encoded())
     with pytest.raises(ConfigError, match="at least 50"):
         certify(tmp_path / "few", cache, tmp_path / "site.json", labelled=False)
+
+
+@pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="the CIFAR-10 pictures are not on this machine")
+def test_pictures_that_the_ladder_was_trained_on_are_refused(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trained on these very pictures"):
+        certify(DATA / "cifar10.npz", cache, tmp_path / "site.json")
 
 
 def test_betting_without_labels_is_refused(flat: Path, cache: Path, tmp_path: Path) -> None:
