@@ -126,6 +126,19 @@ class ClassifyRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Received:
+    """What of the caller's picture is there: how much of it, and how coarsely it was quantised on the way."""
+
+    fraction: float = 1.0
+    """Share of its area in true pixels, 0..1; the rest is made up."""
+    quality: int | None = None
+    """JPEG quality at which the transport encoded it anew, 1..100; None: the caller's own bytes."""
+
+
+WHOLE = Received()
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """One class with its calibrated probability."""
 
