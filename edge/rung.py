@@ -44,8 +44,19 @@ class Rung:
     temperature: float
     score: Score
 
-    def look(self, body: bytes, header: ImageHeader, top_k: int, max_pixels: int, clock: Clock) -> EdgeResult:
+    def look(
+        self,
+        body: bytes,
+        header: ImageHeader,
+        top_k: int,
+        max_pixels: int,
+        clock: Clock,
+        temperature: float | None = None,
+    ) -> EdgeResult:
         """Decode, resize, infer and score one picture. Runs on a worker thread.
+
+        `temperature` takes the place of the rung's own where the picture was received in another condition than whole
+        (`Route.temperature`).
 
         Raises:
             RequestError: if the picture is broken.
@@ -55,7 +66,7 @@ class Rung:
         pixels, _ = load_input(body, self.spec, max_pixels=max_pixels, header=header)
         decoded = clock.now()
         logits = self.backend.infer(pixels[np.newaxis])
-        probabilities = softmax(logits, self.temperature)[0]
+        probabilities = softmax(logits, self.temperature if temperature is None else temperature)[0]
         order = top_classes(probabilities, max(2, top_k))  # the margin needs two
         confidences = probabilities[order]
         score = confidences[0] - confidences[1] if self.score is Score.MARGIN else confidences[0]

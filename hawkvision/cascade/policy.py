@@ -6,26 +6,18 @@ score. What happens after a decision (uploads, timers) is `edge.node`'s affair.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from hawkvision.cascade.online import Terms
-from hawkvision.cascade.profile import (
-    Certificate,
-    Condition,
-    Pair,
-    Profile,
-    ScoreCurve,
-    SiteCertificates,
-    Watch,
-    threshold_value,
-)
-from hawkvision.cascade.scores import Score
+from hawkvision.cascade.profile import Certificate, Condition, Pair, Profile, SiteCertificates, threshold_value
+from hawkvision.cascade.received import ReceivedRoutes
+from hawkvision.cascade.route import INTERVAL_DELTA, Controls, MiddleRoute, promised, terms
+from hawkvision.cascade.route import Route as Route
+from hawkvision.cascade.route import weakened as weakened
 from hawkvision.errors import ManifestError, TargetUnreachable
 from hawkvision.types import (
+    WHOLE,
     AccuracyPromise,
     Basis,
     MaxAccuracyDrop,
@@ -35,51 +27,9 @@ from hawkvision.types import (
     PromiseStatus,
     Quality,
     Reason,
+    Received,
     Target,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MiddleRoute:
-    """A datacenter rung that is asked before the best one, and believed from `threshold` on."""
-
-    rung: str
-    score: Score
-    threshold: float
-
-
-@dataclass(frozen=True, slots=True)
-class Controls:
-    """What the certificate says to the controllers of the edge and of the middle rung."""
-
-    edge: Terms | None
-    """None where the edge's own answer is never or always accepted: there is nothing to control."""
-    middle: Terms | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What a target means on a ladder.
-
-    The edge's own answer is accepted when its score is at least `threshold`; +∞ sends the picture straight to the best
-    rung, −∞ never escalates. `by_confidence` compares the calibrated top-1 probability instead of the pair's score.
-    """
-
-    threshold: float
-    promise: AccuracyPromise
-    escalation: float
-    """Expected share of escalations, 0..1."""
-    by_confidence: bool = False
-    to_best: float = 1.0
-    """Expected share that the best rung answers, 0..1."""
-    middle: MiddleRoute | None = None
-    controls: Controls | None = None
-    """None for targets that no certificate stands behind."""
-
-    @property
-    def direct(self) -> bool:
-        """Whether the edge rung is not asked at all."""
-        return self.threshold == math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +53,6 @@ class Miss:
 
 
 Decision = Accept | Escalate | Miss
-
-INTERVAL_DELTA = 0.025
-"""Probability that an accuracy lies below the lower end of its 95 % interval."""
 
 ANSWER_MARGIN_MS = 5.0
 """The timer fires this long before the deadline. At one millisecond, as first designed, three of eight answers came
@@ -146,20 +93,25 @@ class Policy:
                     self.accuracy_known = False
                 else:
                     setattr(self, name, rung.accuracy)
-        # Until lossy pictures arrive, every picture is whole: the first condition.
         self._condition: Condition = conditions[0]
         rungs = (edge, best, *(() if self.pair.middle is None else (self.pair.middle.name,)))
         self._models = tuple(profile.rung(rung).fingerprint for rung in rungs)
         # Once per certificate: hashing its facts takes 16 µs and more, as long as the rest of a decision.
         self._settled: dict[Certificate, tuple[MiddleRoute | None, Controls | None]] = {}
         self._routes: dict[Target, Route] = {quality: self._quality(quality) for quality in Quality}
+        # A site's certificates are of whole pictures; how those arrive over its links was not measured there.
+        self._received = ReceivedRoutes(self.pair, self._models, self.best_accuracy, elsewhere=site is not None)
 
-    def route(self, target: Target) -> Route:
-        """What this target means here.
+    def route(self, target: Target, received: Received = WHOLE) -> Route:
+        """What this target means here, for a picture of which that much was received.
 
         Raises:
             TargetUnreachable: if even the ladder's best rung misses the target; says what it reaches.
         """
+        if received != WHOLE:
+            if isinstance(target, MinAccuracy):
+                self._check_reachable(target.value)
+            return self._received.route(target, received)
         known = self._routes.get(target)
         if known is not None:
             return known
@@ -200,6 +152,17 @@ class Policy:
         """The largest `min_accuracy` that is not refused: what the best rung within reach was measured at."""
         return (self.edge_accuracy if self.alone else self.best_accuracy).value
 
+    def _check_reachable(self, accuracy: float) -> None:
+        if accuracy > self.maximum_accuracy:
+            rung, measured = (
+                (self.pair.edge, self.edge_accuracy) if self.alone else (self.pair.best, self.best_accuracy)
+            )
+            raise TargetUnreachable(
+                f"min_accuracy {accuracy:g} is more than can be reached here: the best rung {rung} was measured at "
+                f"{measured.value:.4f} on {measured.n} pictures",
+                maximum=measured.value,
+            )
+
     def held_accuracy(self, max_drop: float) -> float:
         """The accuracy that a certified drop makes certain, counted from the lower end of the best rung's interval."""
         return round(self.best_accuracy.low - max_drop, 6)
@@ -210,15 +173,7 @@ class Policy:
         The drop is what is certified. The best rung's accuracy is an estimate with an error of its own, so a promise
         in absolute terms is `held` only from the lower end of its 95 % interval, whose 2.5 % add to the certificate's.
         """
-        if accuracy > self.maximum_accuracy:
-            rung, measured = (
-                (self.pair.edge, self.edge_accuracy) if self.alone else (self.pair.best, self.best_accuracy)
-            )
-            raise TargetUnreachable(
-                f"min_accuracy {accuracy:g} is more than can be reached here: the best rung {rung} was measured at "
-                f"{measured.value:.4f} on {measured.n} pictures",
-                maximum=measured.value,
-            )
+        self._check_reachable(accuracy)
         if accuracy <= self.edge_accuracy.value:
             # Measured at the edge itself: no certificate is needed, and none is claimed near the measurement.
             promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=self.edge_accuracy.n)
@@ -261,20 +216,12 @@ class Policy:
         return Route(confidence, promise, escalation, by_confidence=True, to_best=escalation)
 
     def _certified(self, target: Target, certificate: Certificate) -> Route:
-        promise = AccuracyPromise(
-            target,
-            PromiseStatus.HELD,
-            Basis(certificate.basis),
-            max_drop=certificate.max_drop,
-            delta=certificate.delta,
-            n=certificate.n,
-        )
         if certificate not in self._settled:
             self._settled[certificate] = self._settle(certificate)
         middle, controls = self._settled[certificate]
         return Route(
             threshold_value(certificate.threshold),
-            promise,
+            promised(target, certificate),
             certificate.escalation,
             to_best=certificate.to_best,
             middle=middle,
@@ -286,26 +233,13 @@ class Policy:
         middle, pair = None, self.pair
         controlled: list[Terms | None] = [None, None]
         if math.isfinite(threshold):
-            controlled[0] = self._terms("edge", certificate, threshold, certificate.edge_watch, pair.curve)
+            controlled[0] = terms("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
         if pair.middle is not None and certificate.middle_watch is not None and bar < math.inf:
             middle = MiddleRoute(pair.middle.name, pair.middle.score, bar)
             if math.isfinite(bar):
-                controlled[1] = self._terms("middle", certificate, bar, certificate.middle_watch, pair.middle.curve)
+                watch = certificate.middle_watch
+                controlled[1] = terms("middle", self._models, certificate, bar, watch, pair.middle.curve)
         return middle, Controls(*controlled) if any(controlled) else None
-
-    def _terms(self, place: str, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve) -> Terms:
-        facts = [place, self._models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)]
-        return Terms(
-            key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],
-            threshold=threshold,
-            max_drop=watch.max_drop,
-            disagreement=watch.disagreement,
-            difficulty=watch.difficulty,
-            scores=curve.scores,
-            disagreements=curve.disagreement,
-            drops=curve.drop,
-            delta=certificate.delta,
-        )
 
 
 def _settles_something(certificate: Certificate) -> bool:
@@ -341,11 +275,6 @@ def _site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tu
 def _best(target: Target) -> Route:
     """Everything to the best rung: nothing can be given up, so nothing needs a sample."""
     return Route(math.inf, AccuracyPromise(target, PromiseStatus.HELD, Basis.PROFILE, max_drop=0.0), 1.0)
-
-
-def weakened(promise: AccuracyPromise) -> AccuracyPromise:
-    """The promise of an answer that had to fall short: the target stands, the certificate is not claimed."""
-    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
 
 
 def decide(

@@ -3,7 +3,8 @@
 A profile is made by `hawkvision calibrate`, committed beside the manifest, and names by sha256 both the pictures it
 came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from pictures of that
 site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
-Several conditions per pair leave room for pictures that arrive incomplete; today there is one, the whole picture.
+A pair has one condition for whole pictures, and one per class of quality and received fraction for those that crossed
+a lossy link. Format 3 added the latter; a file of format 2 says the same without them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from msgspec import Meta
 from hawkvision.cascade.scores import Score
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import Fraction, MeasuredAccuracy, Name, Sha256
+from hawkvision.types import Received
 
 CERTIFIED_DROPS = (
     0.0025,
@@ -124,7 +126,7 @@ class PathStep(_Strict, frozen=True, kw_only=True):
 
 
 class Condition(_Strict, frozen=True, kw_only=True):
-    """Certificates that hold when at least this fraction of the picture was received."""
+    """Certificates of whole pictures, the caller's own bytes."""
 
     min_received_fraction: Fraction
     balanced: Certificate
@@ -151,6 +153,34 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
                 raise ValueError(f"the {name} of a curve must be sorted")
 
 
+class ReceivedCondition(_Strict, frozen=True, kw_only=True):
+    """What was measured of pictures that crossed a lossy link: encoded anew at `min_quality`, with holes filled up.
+
+    All drops are below the best rung *on the whole original picture*. What an escalation serves is the best rung on the
+    picture as received, so even escalating everything gives something up, and small ε have no certificate here.
+    """
+
+    min_quality: Annotated[int, Meta(ge=1, le=100)]
+    """The JPEG quality that was measured; finer pictures are taken to be no worse."""
+    min_received_fraction: Fraction
+    """From this share on, up to that of the condition before, or all of the picture where it is 1."""
+    edge_temperature: Annotated[float, Meta(gt=0.0)]
+    edge_accuracy: MeasuredAccuracy
+    best_accuracy: MeasuredAccuracy
+    """Of the best rung on these pictures as received."""
+    curve: ScoreCurve
+    """Of the edge against the best rung on the same received picture, which is what escalations and audits compare."""
+    best: Certificate
+    """What escalating everything gives up."""
+    fast: Certificate | None = None
+    """What never escalating gives up; None where the edge is not to be believed at all."""
+    certificates: tuple[Certificate, ...] = ()
+    """Thresholds below "always" that keep ε, for `CERTIFIED_DROPS` and the ε of `balanced`; of those with one threshold
+    that of the smallest ε."""
+    accept_certificates: tuple[Certificate, ...] = ()
+    """The same against the best rung on the picture as received: what accepting gives up beyond what the link lost."""
+
+
 class Middle(_Strict, frozen=True, kw_only=True):
     """A datacenter rung between the edge and the best: asked first, and believed when it is sure."""
 
@@ -174,12 +204,32 @@ class Pair(_Strict, frozen=True, kw_only=True):
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
     """All thresholds that were tried without a middle rung, in testing order."""
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]
+    """Of whole pictures, the caller's own bytes."""
+    received: tuple[ReceivedCondition, ...] = ()
+    """Of all others: finest quality first, and of one quality the largest fraction first. Empty where no links were
+    measured."""
+
+    def condition(self, received: Received) -> ReceivedCondition | None:
+        """The measured condition next below: quality rounded down to a class, then the fraction to one of its bands.
+
+        None if there is none below. The caller's own bytes with holes count as of the finest class.
+        """
+        quality = 100 if received.quality is None else received.quality
+        below = [c for c in self.received if c.min_quality <= quality]
+        return next(
+            (
+                c
+                for c in below
+                if c.min_quality == below[0].min_quality and c.min_received_fraction <= received.fraction
+            ),
+            None,
+        )
 
 
 class Profile(_Strict, frozen=True):
     """All that was measured of a ladder."""
 
-    format: Literal[2]
+    format: Literal[2, 3]
     task: Name
     data: ProfileData
     rungs: tuple[RungProfile, ...]

@@ -82,7 +82,7 @@ def calibrate(
         )  # fmt: skip
     halfway = None if between is None else looks.served(between)
     profile = Profile(
-        format=2,
+        format=3,
         task=task,
         data=_describe(pictures, split, seed),
         rungs=tuple(rung for rung, _ in measured.values()),

@@ -205,7 +205,7 @@ def look_at(given: argparse.Namespace) -> Ladder:
     everything = seen(clean, np.arange(len(pictures)))
     middle = everything[between] if between else None
     profile = Profile(
-        format=2,
+        format=3,
         task=given.task,
         data=ProfileData(
             name=pictures.name, sha256=pictures.sha256, seed=SPLIT_SEED, profile=len(split.profile),

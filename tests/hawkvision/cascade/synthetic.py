@@ -36,7 +36,7 @@ def make_profile(seed: int = 7, n: int = 3_000, middle: bool = False) -> Profile
     large, best = rung("large", 8.0, 20.0)
     medium, between = rung("medium", 6.0, 4.0)
     return Profile(
-        format=2,
+        format=3,
         task="digits",
         data=ProfileData(
             name="synthetic",

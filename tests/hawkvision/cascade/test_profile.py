@@ -173,14 +173,14 @@ def test_a_folder_in_the_place_of_a_profile_is_refused_by_name(tmp_path: Path) -
 
 
 def test_an_unknown_key_is_named(tmp_path: Path) -> None:
-    bent = dump(make_profile()).replace(b'"format": 2,', b'"format": 2, "fromat": 2,', 1)
+    bent = dump(make_profile()).replace(b'"format": 3,', b'"format": 2, "fromat": 2,', 1)
     with pytest.raises(ManifestError, match="fromat"):
         load_profile(write(tmp_path, bent))
 
 
-@pytest.mark.parametrize("written", ["1", "3", '"2"'])
+@pytest.mark.parametrize("written", ["1", "4", '"2"'])
 def test_a_profile_of_another_format_says_how_to_make_it_anew(tmp_path: Path, written: str) -> None:
-    other = dump(make_profile()).replace(b'"format": 2,', f'"format": {written},'.encode(), 1)
+    other = dump(make_profile()).replace(b'"format": 3,', f'"format": {written},'.encode(), 1)
     with pytest.raises(ManifestError, match=r"format.*made anew with `hawkvision calibrate`"):
         load_profile(write(tmp_path, other))
 

@@ -1,0 +1,150 @@
+"""Routes of pictures that crossed a lossy link: coarser than the caller sent them, with holes filled up, or both.
+
+With holes a small network becomes confidently wrong, so confidence alone accepts nothing: a picture's condition
+(quality class, received fraction) has its own temperature, thresholds and certificates, all against the best rung on
+the *whole original picture*. Three things can come of a target:
+
+    kept      a certificate of this condition keeps it: accept from its threshold on, escalate the rest as received
+    short     none does, though it may be that accepting gives up no more than ε beyond what the link has lost already:
+              accept from there on, escalate the rest, promise nothing
+    unknown   nothing was measured of pictures like this: the edge is not believed, promise nothing
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import replace
+from typing import Any
+
+from hawkvision.cascade.profile import Certificate, Pair, ReceivedCondition, threshold_value
+from hawkvision.cascade.route import INTERVAL_DELTA, Controls, Route, promised, terms, weakened
+from hawkvision.manifest import MeasuredAccuracy
+from hawkvision.types import (
+    AccuracyPromise,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    PromiseStatus,
+    Quality,
+    Received,
+    Target,
+)
+
+
+class ReceivedRoutes:
+    """Maps targets to routes for one pair, in every condition that was measured of it."""
+
+    def __init__(self, pair: Pair, models: Any, best_accuracy: MeasuredAccuracy, *, elsewhere: bool) -> None:
+        """Map targets for `pair`.
+
+        Args:
+            pair: with its conditions.
+            models: what the controllers' keys are bound to.
+            best_accuracy: of the best rung on whole pictures, which absolute targets are counted from.
+            elsewhere: whether the node promises for other traffic than the profile's, so that these certificates are
+                the best there is, and no promise.
+        """
+        self._pair = pair
+        self._models = models
+        self._best_accuracy = best_accuracy
+        self._elsewhere = elsewhere
+        self._settled: dict[tuple[int, float, Certificate], Controls | None] = {}  # bounded by the profile
+
+    def route(self, target: Target, received: Received) -> Route:
+        """What the target means for a picture received so; for targets that the best rung reaches on whole ones."""
+        condition = self._pair.condition(received)
+        if condition is None:
+            return _unbelieved(target)
+        route = self._in(condition, target)
+        if self._elsewhere:
+            route = replace(route, promise=weakened(route.promise), controls=None)
+        return replace(route, temperature=condition.edge_temperature)
+
+    def _in(self, condition: ReceivedCondition, target: Target) -> Route:
+        match target:
+            case MaxAccuracyDrop(value):
+                return self._drop(condition, target, value) or self._short(condition, target, value)
+            case MinAccuracy(value):
+                return self._accuracy(condition, target, value)
+            case MinConfidence(value):
+                return self._confidence(condition, target, value)
+            case Quality.FAST:
+                if condition.fast is None:
+                    return _unbelieved(target)
+                return Route(-math.inf, promised(target, condition.fast), 0.0, to_best=0.0)
+            case Quality.BALANCED:
+                balanced = self._pair.conditions[0].balanced.max_drop
+                return self._drop(condition, target, balanced) or self._short(condition, target, balanced)
+            case Quality.BEST:
+                # No rung does better, but its answer to this picture is below its answer to the original.
+                promise = replace(promised(target, condition.best), status=PromiseStatus.BEST_EFFORT)
+                return Route(math.inf, promise, 1.0, short=True)
+
+    def _drop(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route | None:
+        """By the certificate with the largest ε that does not exceed the target's; None if nothing keeps it."""
+        kept = _largest((condition.best, *condition.certificates), max_drop)
+        if kept is None:
+            return None
+        return replace(_by(kept, promised(target, kept)), controls=self._controls(condition, kept))
+
+    def _short(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
+        accepting = _largest(condition.accept_certificates, max_drop)
+        unbelieved = _unbelieved(target)
+        return unbelieved if accepting is None else replace(_by(accepting, unbelieved.promise), short=True)
+
+    def _accuracy(self, condition: ReceivedCondition, target: Target, accuracy: float) -> Route:
+        """As for whole pictures: held from the lower end of an interval, whose 2.5 % add to the certificate's δ."""
+        edge, best, fast = condition.edge_accuracy, self._best_accuracy, condition.fast
+        if fast is not None and accuracy <= edge.value:
+            promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
+            if accuracy <= edge.low:
+                promise = replace(promised(target, fast), delta=round(INTERVAL_DELTA + fast.delta, 6))
+            return Route(-math.inf, promise, 0.0, to_best=0.0)
+        certain, estimated = (round(a - accuracy, 9) for a in (best.low, best.value))
+        route = self._drop(condition, target, certain)
+        if route is not None:
+            delta = round(INTERVAL_DELTA + (route.promise.delta or 0.0), 6)
+            return replace(route, promise=replace(route.promise, delta=delta))
+        # The certified drop is stated, but the best rung's own accuracy is an estimate there.
+        route = self._drop(condition, target, estimated)
+        if route is not None:
+            return replace(route, promise=replace(route.promise, status=PromiseStatus.BEST_EFFORT))
+        return self._short(condition, target, estimated)
+
+    def _confidence(self, condition: ReceivedCondition, target: Target, confidence: float) -> Route:
+        """Per answer: calibrated in this condition, not certified."""
+        if condition.fast is None:
+            return _unbelieved(target)
+        promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=condition.edge_accuracy.n)
+        scores = condition.curve.scores  # margins, where the pair compares those, are no larger than confidences
+        escalation = bisect.bisect_left(scores, confidence) / len(scores)
+        return Route(confidence, promise, escalation, by_confidence=True, to_best=escalation)
+
+    def _controls(self, condition: ReceivedCondition, certificate: Certificate) -> Controls | None:
+        place = (condition.min_quality, condition.min_received_fraction, certificate)
+        if place not in self._settled:
+            threshold = threshold_value(certificate.threshold)
+            name = f"edge, quality {condition.min_quality}, received {condition.min_received_fraction}"
+            self._settled[place] = (
+                Controls(terms(name, self._models, certificate, threshold, certificate.edge_watch, condition.curve))
+                if math.isfinite(threshold)
+                else None
+            )
+        return self._settled[place]
+
+
+def _largest(certificates: tuple[Certificate, ...], max_drop: float) -> Certificate | None:
+    """That of the largest ε up to `max_drop`, chosen by ε alone: by what it showed would spend δ twice."""
+    usable = [c for c in certificates if c.max_drop <= max_drop]
+    return max(usable, key=lambda c: c.max_drop, default=None)
+
+
+def _by(certificate: Certificate, promise: AccuracyPromise) -> Route:
+    threshold = threshold_value(certificate.threshold)
+    return Route(threshold, promise, certificate.escalation, to_best=certificate.to_best)
+
+
+def _unbelieved(target: Target) -> Route:
+    return Route(math.inf, AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE), 1.0, short=True)

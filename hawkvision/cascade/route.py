@@ -1,0 +1,101 @@
+"""A route: what a target means on a ladder, for pictures of one kind, with what stands behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from hawkvision.cascade.online import Terms
+from hawkvision.cascade.profile import Certificate, ScoreCurve, Watch
+from hawkvision.cascade.scores import Score
+from hawkvision.types import AccuracyPromise, Basis, PromiseStatus, Target
+
+INTERVAL_DELTA: Final = 0.025
+"""Probability that an accuracy lies below the lower end of its 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class MiddleRoute:
+    """A datacenter rung that is asked before the best one, and believed from `threshold` on."""
+
+    rung: str
+    score: Score
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What the certificate says to the controllers of the edge and of the middle rung."""
+
+    edge: Terms | None
+    """None where the edge's own answer is never or always accepted: there is nothing to control."""
+    middle: Terms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a target means on a ladder, for pictures received as this one was.
+
+    The edge's own answer is accepted when its score is at least `threshold`; +∞ sends the picture straight to the best
+    rung, −∞ never escalates. `by_confidence` compares the calibrated top-1 probability instead of the pair's score.
+    """
+
+    threshold: float
+    promise: AccuracyPromise
+    escalation: float
+    """Expected share of escalations, 0..1."""
+    by_confidence: bool = False
+    to_best: float = 1.0
+    """Expected share that the best rung answers, 0..1."""
+    middle: MiddleRoute | None = None
+    controls: Controls | None = None
+    """None for targets that no certificate stands behind."""
+    temperature: float | None = None
+    """Of the edge rung, for `Rung.look`; None: its own, of whole pictures."""
+    short: bool = False
+    """Whether not even the best rung is known to keep the target for pictures received like this one: more of the
+    picture is needed, or the answer is below target."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether the edge rung is not asked at all."""
+        return self.threshold == math.inf
+
+
+def weakened(promise: AccuracyPromise) -> AccuracyPromise:
+    """The promise of an answer that had to fall short: the target stands, the certificate is not claimed."""
+    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
+
+
+def promised(target: Target, certificate: Certificate) -> AccuracyPromise:
+    """The promise that a certificate keeps."""
+    return AccuracyPromise(
+        target,
+        PromiseStatus.HELD,
+        Basis(certificate.basis),
+        max_drop=certificate.max_drop,
+        delta=certificate.delta,
+        n=certificate.n,
+    )
+
+
+def terms(
+    place: str, models: Any, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve
+) -> Terms:
+    """What a controller is to keep; its key is the same as long as place, models, certificate and curve are."""
+    facts = [place, models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)]
+    return Terms(
+        key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],
+        threshold=threshold,
+        max_drop=watch.max_drop,
+        disagreement=watch.disagreement,
+        difficulty=watch.difficulty,
+        scores=curve.scores,
+        disagreements=curve.disagreement,
+        drops=curve.drop,
+        delta=certificate.delta,
+    )
