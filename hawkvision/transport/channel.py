@@ -1,0 +1,344 @@
+"""A sealed channel: numbered datagrams over one or several paths, and reports of which arrived when.
+
+No sockets and no clock: bytes and `now` come in, bytes come out. Nothing is retransmitted here. Every datagram that asks
+for a report carries a token, the owner's word for what was in it; the channel says which tokens were delivered and
+which are lost, and the owner decides what is worth sending again.
+
+A datagram counts as lost when one sent `REORDERING` later on its path was reported, or when nothing was reported of it
+for the path's timeout (RFC 9002 §6.1). A path that is silent for three round trips is dead: it is only probed
+until something authentic is heard on it. Reports repeat what earlier ones said, so that a lost one costs little.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from hawkvision.transport.frames import Challenge, Frame, Ping, Report, Response, decode, encode
+from hawkvision.transport.pacing import Arrival, RateController
+from hawkvision.transport.seal import Header, Opener, Sealer, Secret
+from hawkvision.transport.wire import WireError
+
+REORDERING: Final = 8
+"""Datagrams that may overtake one before it counts as lost. QUIC takes 3; jitter on radio links reorders more, and a
+loss found too early costs a repair that nobody needed."""
+REPORT_AFTER: Final = 16
+"""Datagrams after which a report is sent at once: one per picture or so."""
+REPORT_DELAY_S: Final = 0.008
+"""How long a report waits for more to report of. It delays loss detection by as much."""
+REPORT_REACH: Final = 64
+"""Sequences that a report goes back at least, so that each is told some four times."""
+MAX_SENT: Final = 2048
+"""Datagrams remembered per path until they are reported or time out: 2.4 MB in flight."""
+DEAD_AFTER_RTTS: Final = 3.0
+DEAD_AFTER_LEAST_S: Final = 0.05
+"""Of silence; the least covers the report delay and a busy peer."""
+UNKNOWN_RTT_S: Final = 0.2
+PROBE_S: Final = 0.1
+"""Between probes of a dead path, doubling up to `LONGEST_PROBE_S`."""
+LONGEST_PROBE_S: Final = 1.0
+UNPROVEN_RATIO: Final = 3
+"""Bytes sent per byte received before an address has proven that it receives (RFC 9000 §8.1)."""
+CHALLENGE_S: Final = 0.1
+"""Between challenges of an address, sent only when something comes from it."""
+
+Token = TypeVar("Token")
+
+
+@dataclass(slots=True)
+class _Sent(Generic[Token]):
+    size: int
+    at: float
+    token: Token | None
+
+
+@dataclass(slots=True)
+class Path(Generic[Token]):
+    """One pair of addresses, as one end sees it."""
+
+    number: int
+    rate: RateController
+    sent: dict[int, _Sent[Token]] = field(default_factory=dict)
+    next_sequence: int = 0
+    waiting_since: float | None = None
+    """When the first datagram left that asks for a report, after the last report came."""
+    heard_at: float = -math.inf
+    received: dict[int, float] = field(default_factory=dict)
+    """Arrival times of the latest sequences."""
+    largest: int = -1
+    lowest_untold: int | None = None
+    """The smallest sequence that no report has spoken of."""
+    untold: int = 0
+    report_at: float | None = None
+    clock_s: float | None = None
+    """The peer's clock at its last report, unwrapped."""
+    probes: int = 0
+    probe_at: float | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    proven: bool = True
+    challenge: bytes | None = None
+    challenged_at: float = -math.inf
+    silent_at: float = -math.inf
+
+    def dead(self, now: float) -> bool:
+        """Whether nothing came back for too long."""
+        return self.waiting_since is not None and now > self.dies_at
+
+    @property
+    def dies_at(self) -> float:
+        """When silence makes the path dead."""
+        if self.waiting_since is None:
+            return math.inf
+        rtt = self.rate.rtt_s or UNKNOWN_RTT_S
+        return self.waiting_since + max(DEAD_AFTER_LEAST_S, DEAD_AFTER_RTTS * rtt)
+
+    def may_send(self, size: int) -> bool:
+        """Whether the peer's address may be sent so much."""
+        return self.proven or self.bytes_out + size <= UNPROVEN_RATIO * self.bytes_in
+
+
+class Channel(Generic[Token]):
+    """One end of a session's sealed datagrams."""
+
+    def __init__(self, session: int, sending: Secret, receiving: Secret, now: float) -> None:
+        self.session = session
+        self._sealer = Sealer(session, sending)
+        self._opener = Opener(receiving)
+        self.paths: dict[int, Path[Token]] = {}
+        self.delivered: list[Token] = []
+        """Tokens reported since the owner last looked; it clears the list."""
+        self.lost: list[Token] = []
+        self.replies: list[tuple[int, bytes]] = []
+        """Datagrams that answer the peer at once: (path, datagram)."""
+        self.dropped = 0
+        """Datagrams that were forged, damaged, replayed or malformed."""
+        self._made_at = now
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether the session must end, because its key has sealed all it may."""
+        return self._sealer.worn_out
+
+    def path(self, number: int, now: float, *, proven: bool) -> Path[Token]:
+        """The path of that number, made when it is new."""
+        path = self.paths.get(number)
+        if path is None:
+            path = self.paths[number] = Path(number, RateController(now), proven=proven)
+        return path
+
+    def receive(self, header: Header, datagram: bytes, now: float) -> list[Frame] | None:
+        """The frames of an authentic datagram that are the owner's affair; None if it is not authentic."""
+        payload = self._opener.open(header, datagram)
+        if payload is None:
+            self.dropped += 1
+            return None
+        path = self.path(header.path, now, proven=False)
+        path.bytes_in += len(datagram)
+        path.heard_at, path.waiting_since = now, None
+        path.probes, path.probe_at = 0, None
+        frames: list[Frame] = []
+        eliciting = False
+        try:
+            for frame in decode(payload):
+                match frame:
+                    case Report():
+                        self._reported(frame, now)
+                        continue
+                    case Challenge(token):
+                        self.replies.append((path.number, self.send(path, encode(Response(token)), now)))
+                    case Response(token):
+                        path.proven = path.proven or token == path.challenge
+                    case Ping():
+                        pass
+                    case _:
+                        frames.append(frame)
+                eliciting = True
+        except WireError:
+            self.dropped += 1
+        self._note_arrival(path, header.sequence, now, eliciting=eliciting)
+        if not path.proven and now >= path.challenged_at + CHALLENGE_S and path.may_send(64):
+            path.challenge, path.challenged_at = path.challenge or os.urandom(8), now
+            self.replies.append((path.number, self.send(path, encode(Challenge(path.challenge)), now)))
+        return frames
+
+    def moved(self, number: int) -> None:
+        """The peer's address of a path is another now: it must prove again that it receives."""
+        path = self.paths.get(number)
+        if path is not None:
+            path.proven, path.challenge, path.bytes_in, path.bytes_out = False, None, 0, 0
+            path.challenged_at = -math.inf
+
+    def send(self, path: Path[Token], frames: bytes, now: float, token: Token | None = None) -> bytes:
+        """Seal a datagram that asks for a report."""
+        sequence = path.next_sequence
+        datagram = self._seal(path, frames)
+        path.sent[sequence] = _Sent(len(datagram), now, token)
+        if len(path.sent) > MAX_SENT:
+            self._lose(path, [next(iter(path.sent))], now)
+        if path.waiting_since is None:
+            path.waiting_since = now
+        path.rate.sent(len(datagram), now)
+        return datagram
+
+    def report(self, path: Path[Token], now: float) -> bytes | None:
+        """The frame that says what arrived on a path lately; None if there is nothing new."""
+        if not path.untold or path.lowest_untold is None:
+            return None
+        last = path.largest
+        first = max(0, last - 127, min(path.lowest_untold, last - REPORT_REACH + 1))
+        latest = max(path.received.values())
+        offsets = tuple(
+            None if (at := path.received.get(sequence)) is None else latest - at for sequence in range(first, last + 1)
+        )
+        path.untold, path.lowest_untold, path.report_at = 0, None, None
+        return encode(Report(path.number, first, round(latest * 1e6) & 0xFFFFFFFF, round((now - latest) * 1e6), offsets))
+
+    def due(self, now: float) -> Iterator[tuple[int, bytes]]:
+        """Datagrams that are due by themselves: reports, and probes of dead paths."""
+        yield from self.replies
+        self.replies.clear()
+        for path in self.paths.values():
+            if path.report_at is not None and path.report_at <= now:
+                yield from self.flush(path, now)
+            if path.dead(now) and (path.probe_at is None or path.probe_at <= now) and path.may_send(64):
+                path.probe_at = now + min(LONGEST_PROBE_S, PROBE_S * 2**path.probes)
+                path.probes = min(path.probes + 1, 8)
+                yield path.number, self.send(path, encode(Ping()), now)
+
+    def flush(self, path: Path[Token], now: float) -> Iterator[tuple[int, bytes]]:
+        """Report now rather than later, on a living path."""
+        frame = self.report(path, now)
+        if frame is None:
+            return
+        over = self.best(now) if path.dead(now) else path
+        if over.may_send(len(frame) + 28):
+            yield over.number, self._seal(over, frame)  # not to be reported itself
+
+    def best(self, now: float) -> Path[Token]:
+        """The path to send something small on: living before dead, then the shortest round trip."""
+        return min(self.paths.values(), key=lambda p: (p.dead(now), p.rate.rtt_s or UNKNOWN_RTT_S, p.number))
+
+    def usable(self, now: float) -> list[Path[Token]]:
+        """Living paths; all of them when none lives, because then one must be tried."""
+        living = [path for path in self.paths.values() if not path.dead(now)]
+        return living or list(self.paths.values())
+
+    def timers(self, now: float) -> Iterator[float]:
+        """When `expire` or `due` have something to do."""
+        for path in self.paths.values():
+            if path.report_at is not None:
+                yield path.report_at
+            if path.sent:
+                yield next(iter(path.sent.values())).at + path.rate.timeout_s()
+            if path.dead(now):
+                yield path.probe_at if path.probe_at is not None else now
+            elif path.waiting_since is not None:
+                yield path.dies_at
+
+    def expire(self, now: float) -> None:
+        """Give up what was not reported in time, and what a dead path holds while another lives."""
+        for path in self.paths.values():
+            if path.sent and path.dead(now) and any(not other.dead(now) for other in self.paths.values()):
+                self._lose(path, list(path.sent), now)
+            timeout_s = path.rate.timeout_s()
+            late = []
+            for sequence, sent in path.sent.items():
+                if sent.at + timeout_s > now:
+                    break  # sent in order
+                late.append(sequence)
+            if late:
+                self._lose(path, late, now)
+                if path.heard_at < now - timeout_s and path.silent_at < now - timeout_s:
+                    path.silent_at = now
+                    path.rate.silent(now)
+
+    def _seal(self, path: Path[Token], frames: bytes) -> bytes:
+        datagram = self._sealer.seal(path.number, path.next_sequence, frames)
+        path.next_sequence += 1
+        path.bytes_out += len(datagram)
+        return datagram
+
+    def _note_arrival(self, path: Path[Token], sequence: int, now: float, *, eliciting: bool) -> None:
+        path.received[sequence] = now
+        path.largest = max(path.largest, sequence)
+        if len(path.received) > 512:
+            floor = path.largest - 256
+            path.received = {s: at for s, at in path.received.items() if s >= floor}
+            path.received.setdefault(sequence, now)
+        if not eliciting:
+            return
+        path.untold += 1
+        path.lowest_untold = sequence if path.lowest_untold is None else min(path.lowest_untold, sequence)
+        due = now if path.untold >= REPORT_AFTER else now + REPORT_DELAY_S
+        path.report_at = due if path.report_at is None else min(path.report_at, due)
+
+    def _reported(self, report: Report, now: float) -> None:
+        path = self.paths.get(report.path)
+        if path is None or report.first + len(report.offsets_s) > path.next_sequence:
+            raise WireError(f"a report of path {report.path} speaks of what was never sent")
+        path.waiting_since = None
+        clock = self._unwrapped(path, report.clock_us)
+        arrivals: list[tuple[float, Arrival]] = []
+        newest: float | None = None
+        for number, offset in enumerate(report.offsets_s):
+            sent = None if offset is None else path.sent.pop(report.first + number, None)
+            if sent is None or offset is None:
+                continue
+            arrivals.append((clock - offset, Arrival(sent.size, sent.at, clock - offset)))
+            if offset == 0.0:
+                newest = sent.at  # what the delay of the report is counted from
+            if sent.token is not None:
+                self.delivered.append(sent.token)
+        arrivals.sort(key=lambda pair: pair[0])
+        largest = report.first + max(n for n, offset in enumerate(report.offsets_s) if offset is not None) if any(
+            offset is not None for offset in report.offsets_s
+        ) else -1
+        overtaken = [s for s in self._before(path, largest - REORDERING + 1)]
+        rtt = None if newest is None else max(1e-6, now - newest - report.delay_us * 1e-6)
+        runs, times = self._forget(path, overtaken)
+        if arrivals or times or rtt is not None:
+            path.rate.reported([a for _, a in arrivals], times, rtt, now, runs)
+
+    @staticmethod
+    def _before(path: Path[Token], sequence: int) -> Iterator[int]:
+        for sent in path.sent:
+            if sent >= sequence:
+                return
+            yield sent
+
+    def _lose(self, path: Path[Token], sequences: list[int], now: float) -> None:
+        runs, times = self._forget(path, sequences)
+        path.rate.reported([], times, None, now, runs)
+
+    def _forget(self, path: Path[Token], sequences: list[int]) -> tuple[list[int], list[float]]:
+        """Take lost datagrams off the list: lengths of their runs, and when they were sent."""
+        runs: list[int] = []
+        times: list[float] = []
+        before = -2
+        for sequence in sequences:
+            sent = path.sent.pop(sequence)
+            times.append(sent.at)
+            if sequence == before + 1:
+                runs[-1] += 1
+            else:
+                runs.append(1)
+            before = sequence
+            if sent.token is not None:
+                self.lost.append(sent.token)
+        return runs, times
+
+    @staticmethod
+    def _unwrapped(path: Path[Token], clock_us: int) -> float:
+        """The peer's clock in seconds, continued beyond its 32 bits of microseconds (71 minutes)."""
+        if path.clock_s is None:
+            path.clock_s = clock_us * 1e-6
+        else:
+            step = (clock_us - round(path.clock_s * 1e6)) & 0xFFFFFFFF
+            path.clock_s += (step - (1 << 32 if step >> 31 else 0)) * 1e-6
+        return path.clock_s
+

@@ -1,0 +1,114 @@
+"""The control stream: messages on QUIC's first bidirectional stream, reliable and in order. `WIRE.md` §4.
+
+Each message is its length (u32) and a MessagePack map whose `type` says what it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.transport.wire import WireError
+
+ALPN: Final = "hawkvision/1"
+VERSION: Final = 1
+MAX_MESSAGE: Final = 256 * 1024
+"""A JPEG header is at most 64 KiB here, an answer 70 KB."""
+
+_LENGTH: Final = struct.Struct("!I")
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
+
+
+class CloseCode:
+    """Why a QUIC connection was closed, in its application error codes; numbers are never given twice."""
+
+    NONE: Final = 0
+    PROTOCOL: Final = 1
+    UNAUTHORIZED: Final = 2
+    VERSION: Final = 3
+    TOO_MANY: Final = 4
+    WORN_OUT: Final = 5
+    GOING_AWAY: Final = 6
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The client's first message."""
+
+    version: int
+    api_key: str | None = None
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The server's first: the session of the sealed datagrams, and what is useful to know."""
+
+    session: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+    client_secret: bytes
+    server_secret: bytes
+    useful_side: Annotated[int, Meta(ge=1, le=65535)]
+    """Pictures whose shorter side is larger gain nothing by it."""
+
+
+class Template(msgspec.Struct, frozen=True, tag="template"):
+    """A request that pictures refer to by number."""
+
+    number: Number
+    request: Annotated[bytes, Meta(max_length=4096)]
+
+
+class Tables(msgspec.Struct, frozen=True, tag="tables"):
+    """A JPEG header, SOI to SOS, that pictures refer to by number."""
+
+    number: Annotated[int, Meta(ge=1, le=255)]
+    header: Annotated[bytes, Meta(max_length=65536)]
+
+
+class StreamAnswer(msgspec.Struct, frozen=True, tag="answer"):
+    """An answer whose datagrams no report confirmed."""
+
+    picture: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+    status: Number
+    body: bytes
+
+
+Message: TypeAlias = Hello | Welcome | Template | Tables | StreamAnswer
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def encode_message(message: Message) -> bytes:
+    """A message as it travels."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class MessageReader:
+    """Cuts a stream into messages; holds at most one unfinished."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that this completes.
+
+        Raises:
+            WireError: if one is too long or none of ours; the connection is of no more use then.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._buffer)
+            if size > MAX_MESSAGE:
+                raise WireError(f"a control message of {size} bytes; at most {MAX_MESSAGE}")
+            end = _LENGTH.size + size
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                yield _decoder.decode(body)
+            except msgspec.DecodeError as error:
+                raise WireError(f"control message: {error}") from None

@@ -1,0 +1,83 @@
+"""The certificate by which a server of the lossy transport is known.
+
+An operator gives one as PEM files. Without one a server makes its own, for as long as it runs; callers learn it over
+HTTP, from the very node they would otherwise send their pictures to, and trust it exactly as much as that.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hawkvision.errors import ConfigError
+
+SERVER_NAME: Final = "hawkvision.invalid"
+"""What our own certificates are made out to; RFC 2606 keeps the name out of any real use."""
+LIFETIME: Final = datetime.timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A certificate chain, leaf first, the leaf's private key, and the name that callers check."""
+
+    chain: tuple[x509.Certificate, ...]
+    key: Any
+    name: str
+
+    @property
+    def pem(self) -> str:
+        """The chain as PEM, without the key."""
+        return "".join(c.public_bytes(serialization.Encoding.PEM).decode() for c in self.chain)
+
+
+def own_identity(now: datetime.datetime) -> Identity:
+    """A fresh self-signed certificate (ECDSA, P-256)."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks of cameras are off by hours
+        .not_valid_after(now + LIFETIME)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Identity((certificate,), key, SERVER_NAME)
+
+
+def load_identity(certificate: Path, key: Path) -> Identity:
+    """An operator's certificate and key.
+
+    Raises:
+        ConfigError: if a file is missing or is no PEM of that kind; names the file.
+    """
+    try:
+        chain = tuple(x509.load_pem_x509_certificates(certificate.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{certificate}: expected a PEM certificate chain: {error}") from None
+    try:
+        private = serialization.load_pem_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{key}: expected an unencrypted PEM private key: {error}") from None
+    if private.public_key() != chain[0].public_key():
+        raise ConfigError(f"{key}: this is not the key of the certificate in {certificate}")
+    try:
+        names = chain[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise ConfigError(f"{certificate}: expected a subject alternative name that callers can check") from None
+    dns = names.get_values_for_type(x509.DNSName)
+    addresses = names.get_values_for_type(x509.IPAddress)
+    if not dns and not addresses:
+        raise ConfigError(f"{certificate}: expected a DNS name or an IP address as subject alternative name")
+    return Identity(chain, private, dns[0] if dns else str(addresses[0]))

@@ -1,0 +1,803 @@
+"""The sockets of the lossy transport: sealed datagrams and QUIC side by side on the same UDP ports.
+
+    LossyServer    one port; per QUIC connection a session with its `Receiver`; calls a handler per picture
+    LossyClient    one socket per path; a `Sender`; `ask` sends a picture and awaits its answer
+
+Everything that decides is in `channel`, `sender` and `receiver`, which know neither sockets nor clocks. QUIC (aioquic)
+does what must not be home-made: TLS 1.3, address validation by Retry tokens, and a reliable stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import math
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.asyncio.server import QuicServer
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
+
+from hawkvision.errors import ConfigError, HawkVisionError, InternalError
+from hawkvision.transport.channel import Channel
+from hawkvision.transport.coding import Arrived, Coded
+from hawkvision.transport.control import (
+    ALPN,
+    VERSION,
+    CloseCode,
+    Hello,
+    Message,
+    MessageReader,
+    StreamAnswer,
+    Tables,
+    Template,
+    Welcome,
+    encode_message,
+)
+from hawkvision.transport.identity import Identity
+from hawkvision.transport.pacing import LossEstimate
+from hawkvision.transport.quic_pacing import ALGORITHM
+from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
+from hawkvision.transport.seal import Header, Secret, is_sealed, peek
+from hawkvision.transport.sender import Sender
+from hawkvision.transport.wire import WireError
+
+log = logging.getLogger("hawkvision.transport")
+
+MAX_SESSIONS: Final = 1024
+MAX_HALF_OPEN: Final = 256
+"""QUIC connections that have not said hello yet; more are refused, so that a flood costs those inside nothing."""
+HELLO_TIMEOUT_S: Final = 5.0
+TOTAL_BYTES: Final = 128 * 1024 * 1024
+"""Unfinished pictures of all sessions."""
+IDLE_S: Final = 30.0
+KEEPALIVE_S: Final = 10.0
+SOCKET_BUFFER: Final = 4 * 1024 * 1024
+"""A busy loop may look away for 100 ms; 4 MB are 1.6 s of 20 Mbit/s. The kernel may grant less."""
+MAX_CLIENT_TEMPLATES: Final = 255
+
+
+class ConnectionLost(HawkVisionError):
+    """The connection ended; the message says why. Whoever asked may connect again."""
+
+    code = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A picture for the handler. Times are of the event loop's clock."""
+
+    template: bytes
+    meta: bytes
+    arrived: Arrived
+    started: float
+    deadline: float | None
+    better: asyncio.Future[Incoming] | None = None
+    """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
+
+
+Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
+
+
+# ------------------------------------------------------------------------------------------------- server
+
+
+class _Session:
+    """One client: its receiver, its addresses, and the tasks that answer its pictures."""
+
+    def __init__(self, server: LossyServer, number: int, protocol: _ServerProtocol, now: float) -> None:
+        self.number = number
+        self.secrets = (Secret.random(), Secret.random())  # the client's, ours
+        channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
+        self.receiver = Receiver(channel, server.budget)
+        self.receiver.reserve_s = server.reserve_s
+        self._server = server
+        self._protocol = protocol
+        self._addresses: dict[int, Any] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._better: dict[int, asyncio.Future[Incoming]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._scheduled = False
+
+    def datagram(self, header: Header, data: bytes, address: Any) -> None:
+        """Take a sealed datagram in."""
+        if not self.receiver.receive(header, data, self._loop.time()):
+            return
+        known = self._addresses.get(header.path)
+        if known != address:
+            # Only authentic datagrams come here; the newest address counts once it has proven that it receives.
+            if known is not None:
+                self.receiver.channel.moved(header.path)
+            self._addresses[header.path] = address
+        self.soon()
+
+    def soon(self) -> None:
+        """Pump once, after all datagrams that are there."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        now = self._loop.time()
+        receiver, transport = self.receiver, self._server.transport
+        self._send(transport, now)
+        while receiver.events:
+            self._start(receiver.events.popleft())
+        while receiver.cancelled:
+            self._cancel(receiver.cancelled.popleft())
+        while receiver.unheard:
+            number, status, body = receiver.unheard.popleft()
+            self._protocol.tell(StreamAnswer(number, status, body))
+        if receiver.channel.worn_out:
+            self._protocol.close(CloseCode.WORN_OUT, "the key has sealed all it may")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = receiver.next_timer(now)
+        if at < math.inf:
+            self._timer = self._loop.call_at(max(at, now + 0.0005), self._pump)
+
+    def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
+        for path, datagram in self.receiver.poll(now):
+            if (address := self._addresses.get(path)) is not None:
+                transport.sendto(datagram, address)
+
+    def _start(self, picture: Picture) -> None:
+        better = self._better.pop(picture.number, None)
+        incoming = Incoming(picture.template, picture.meta, picture.arrived, picture.started, picture.deadline)
+        if better is not None:
+            if not better.done():
+                better.set_result(incoming)
+            return
+        if not picture.final:
+            self._better[picture.number] = future = self._loop.create_future()
+            incoming = Incoming(
+                picture.template, picture.meta, picture.arrived, picture.started, picture.deadline, future
+            )
+        task = self._loop.create_task(self._answer(picture.number, incoming))
+        self._tasks[picture.number] = task
+
+    async def _answer(self, number: int, incoming: Incoming) -> None:
+        try:
+            status, body = await self._server.handler(incoming)
+        except HawkVisionError as error:
+            status, body = Status.REFUSED, _refusal(error)
+        except Exception:  # process boundary: one picture's defect must not reach the next
+            log.exception("a picture's handler failed")
+            status, body = Status.REFUSED, _refusal(InternalError("the node failed on this request; its log says why"))
+        finally:
+            self._tasks.pop(number, None)
+            self._better.pop(number, None)
+        self.receiver.answer(number, status, body, self._loop.time())
+        self.soon()
+
+    def _cancel(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
+        self._better.pop(number, None)
+
+    def close(self) -> None:
+        """Stop everything that was begun."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for number in list(self._tasks):
+            self._cancel(number)
+        self.receiver.close()
+
+
+def _refusal(error: HawkVisionError) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode({**error.body(), "status": error.status})
+
+
+class _ServerProtocol(QuicConnectionProtocol):
+    """The QUIC connection of one client: hello, templates, and answers that datagrams could not deliver."""
+
+    def __init__(self, quic: QuicConnection, server: LossyServer) -> None:
+        super().__init__(quic)
+        self._server = server
+        self._reader = MessageReader()
+        self.session: _Session | None = None
+        self._hello = asyncio.get_running_loop().call_later(
+            HELLO_TIMEOUT_S, self.close, CloseCode.PROTOCOL, "no hello came"
+        )
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        """Only the control stream and the end are of interest."""
+        match event:
+            case StreamDataReceived(data=data, stream_id=0):
+                try:
+                    for message in self._reader.feed(data):
+                        self._take(message)
+                except WireError as error:
+                    self.close(CloseCode.PROTOCOL, str(error)[:200])
+            case ConnectionTerminated():
+                self._hello.cancel()
+                if self.session is not None:
+                    self._server.forget(self.session)
+                    self.session = None
+
+    def tell(self, message: Message) -> None:
+        """Send a message."""
+        self._quic.send_stream_data(0, encode_message(message))
+        self.transmit()
+
+    def _take(self, message: Message) -> None:
+        match message, self.session:
+            case Hello(version, api_key), None:
+                self._welcome(version, api_key)
+            case Template(number, request), _Session() as session:
+                session.receiver.register_template(number, request)
+                session.soon()
+            case Tables(number, header), _Session() as session:
+                session.receiver.register_tables(number, header)
+                session.soon()
+            case _:
+                raise WireError(f"a {type(message).__name__} message is out of place here")
+
+    def _welcome(self, version: int, api_key: str | None) -> None:
+        if version != VERSION:
+            self.close(CloseCode.VERSION, f"this end speaks version {VERSION}")
+            return
+        expected = self._server.api_key
+        if expected is not None and not hmac.compare_digest((api_key or "").encode(), expected.encode()):
+            self.close(CloseCode.UNAUTHORIZED, "missing or wrong API key")
+            return
+        session = self._server.open(self)
+        if session is None:
+            self.close(CloseCode.TOO_MANY, f"{MAX_SESSIONS} sessions are open")
+            return
+        self._hello.cancel()
+        self.session = session
+        client, server = session.secrets
+        self.tell(
+            Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side)
+        )
+
+
+class _Demultiplexer(QuicServer):
+    """Gives sealed datagrams to their sessions and all others to QUIC."""
+
+    lossy: LossyServer
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """Route one datagram; what cannot be is dropped, for its sender may be forged."""
+        assert isinstance(data, bytes)
+        if not is_sealed(data):
+            if data and data[0] & 0x80 and self.lossy.half_open >= MAX_HALF_OPEN:
+                return
+            super().datagram_received(data, addr)
+            return
+        try:
+            header = peek(data)
+        except WireError:
+            return
+        session = self.lossy.sessions.get(header.session)
+        if session is not None:
+            session.datagram(header, data, addr)
+
+
+class LossyServer:
+    """Listens for pictures. Made by `start`; close it."""
+
+    def __init__(
+        self, handler: Handler, *, api_key: str | None, useful_side: int, reserve_s: float
+    ) -> None:
+        self.handler = handler
+        self.api_key = api_key
+        self.useful_side = useful_side
+        self.reserve_s = reserve_s
+        self.budget = Budget(TOTAL_BYTES)
+        self.sessions: dict[int, _Session] = {}
+        self._protocols: set[_ServerProtocol] = set()
+        self._endpoint: _Demultiplexer | None = None
+        self.transport: asyncio.DatagramTransport
+
+    @classmethod
+    async def start(
+        cls,
+        host: str,
+        port: int,
+        identity: Identity,
+        handler: Handler,
+        *,
+        api_key: str | None = None,
+        useful_side: int = 256,
+        reserve_s: float = 0.01,
+    ) -> LossyServer:
+        """Listen on a UDP port; 0 takes a free one.
+
+        Args:
+            host: address to bind.
+            port: UDP port.
+            identity: the certificate.
+            handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
+            api_key: asked of every client, if given.
+            useful_side: told to clients.
+            reserve_s: how long before a picture's deadline it must be handed over at the latest.
+
+        Raises:
+            ConfigError: if the address cannot be bound.
+        """
+        server = cls(handler, api_key=api_key, useful_side=useful_side, reserve_s=reserve_s)
+        configuration = QuicConfiguration(
+            is_client=False,
+            alpn_protocols=[ALPN],
+            congestion_control_algorithm=ALGORITHM,
+            idle_timeout=IDLE_S,
+            certificate=identity.chain[0],
+            certificate_chain=list(identity.chain[1:]),
+            private_key=identity.key,
+        )
+        loop = asyncio.get_running_loop()
+
+        def endpoint() -> _Demultiplexer:
+            made = _Demultiplexer(
+                configuration=configuration,
+                create_protocol=lambda quic, stream_handler=None: server.connect(quic),
+                retry=True,
+            )
+            made.lossy = server
+            return made
+
+        try:
+            bound = _bind(host, port)
+            transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on UDP {host}:{port}: {error.strerror or error}") from None
+        server.transport, server._endpoint = transport, protocol
+        return server
+
+    @property
+    def port(self) -> int:
+        """The UDP port."""
+        return int(self.transport.get_extra_info("sockname")[1])
+
+    @property
+    def half_open(self) -> int:
+        """QUIC connections without a session."""
+        return len(self._protocols) - len(self.sessions)
+
+    def connect(self, quic: QuicConnection) -> _ServerProtocol:
+        """A new QUIC connection, not heard yet."""
+        protocol = _ServerProtocol(quic, self)
+        self._protocols.add(protocol)
+        closed = asyncio.ensure_future(protocol.wait_closed())
+        closed.add_done_callback(lambda _: self._protocols.discard(protocol))
+        return protocol
+
+    def open(self, protocol: _ServerProtocol) -> _Session | None:
+        """A session for a client that said hello; None if there are too many."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            return None
+        number = int.from_bytes(os.urandom(4))
+        while number in self.sessions:
+            number = int.from_bytes(os.urandom(4))
+        session = self.sessions[number] = _Session(self, number, protocol, asyncio.get_running_loop().time())
+        return session
+
+    def forget(self, session: _Session) -> None:
+        """The client is gone."""
+        self.sessions.pop(session.number, None)
+        session.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for protocol in list(self._protocols):
+            protocol.close(CloseCode.GOING_AWAY, "the server stops")
+        for session in list(self.sessions.values()):
+            self.forget(session)
+        self.transport.close()
+        await asyncio.sleep(0)
+
+
+# ------------------------------------------------------------------------------------------------- client
+
+
+class _ClientSocket(asyncio.DatagramProtocol):
+    """One path's socket."""
+
+    def __init__(self, client: LossyClient, remote: Any) -> None:
+        self.client = client
+        self.remote = remote
+        self.transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        """Sealed datagrams to the sender, all others to QUIC."""
+        self.client.datagram(data)
+
+    def error_received(self, exc: Exception) -> None:
+        """An unreachable port or network looks like loss, and is treated so."""
+        log.debug("socket: %s", exc)
+
+
+class _QuicWay:
+    """What QUIC sends through: whichever path's socket is best now."""
+
+    def __init__(self, client: LossyClient) -> None:
+        self._client = client
+
+    def sendto(self, data: bytes, addr: Any = None) -> None:
+        """Send to the server."""
+        self._client.send_quic(data)
+
+
+class _ClientProtocol(QuicConnectionProtocol):
+    def __init__(self, quic: QuicConnection, client: LossyClient) -> None:
+        super().__init__(quic)
+        self._client = client
+        self._reader = MessageReader()
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        """Only the control stream and the end are of interest."""
+        match event:
+            case StreamDataReceived(data=data, stream_id=0):
+                try:
+                    for message in self._reader.feed(data):
+                        self._client.message(message)
+                except WireError as error:
+                    self.close(CloseCode.PROTOCOL, str(error)[:200])
+            case ConnectionTerminated(error_code=code, reason_phrase=reason):
+                self._client.ended(code, reason)
+
+    def tell(self, message: Message) -> None:
+        """Send a message."""
+        self._quic.send_stream_data(0, encode_message(message))
+        self.transmit()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A pair of addresses: the local one (None: any) and the server's host."""
+
+    local: str | None
+    host: str
+
+
+class LossyClient:
+    """A connection to a `LossyServer`. Made by `connect`; of no use once `lost` is set."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sockets: list[_ClientSocket] = []
+        self._sender: Sender | None = None
+        self._protocol: _ClientProtocol | None = None
+        self._ready: asyncio.Future[Welcome] = self._loop.create_future()
+        self._waiting: dict[int, asyncio.Future[tuple[Status, bytes]]] = {}
+        self._templates: dict[bytes, int] = {}
+        self._tables: dict[bytes, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._scheduled = False
+        self._room = asyncio.Event()
+        self._quic_socket = 0
+        self._keepalive: asyncio.Task[None] | None = None
+        self.lost: str | None = None
+        """Why the connection ended."""
+        self.unauthorized = False
+        self.useful_side = 65535
+
+    @classmethod
+    async def connect(
+        cls,
+        port: int,
+        certificate: str,
+        name: str,
+        *,
+        routes: Sequence[Route],
+        api_key: str | None = None,
+        timeout_s: float = 5.0,
+    ) -> LossyClient:
+        """Connect over the first route and open a session that uses all of them.
+
+        Args:
+            port: the server's UDP port.
+            certificate: PEM of what the server's certificate must be or be signed by.
+            name: what the certificate must be made out to.
+            routes: pairs of addresses to spread fragments over, at most `MAX_PATHS`.
+            api_key: if the server asks for one.
+            timeout_s: for all of it.
+
+        Raises:
+            ConnectionLost: if no session came about.
+        """
+        client = cls()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await client._open(port, certificate, name, routes, api_key)
+        except (TimeoutError, OSError, ConnectionError) as error:
+            why = client.lost or f"no session with UDP {routes[0].host}:{port} within {timeout_s:g} s ({error})"
+            await client.close()
+            raise ConnectionLost(why) from None
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def _open(
+        self, port: int, certificate: str, name: str, routes: Sequence[Route], api_key: str | None
+    ) -> None:
+        for route in routes:
+            remote = await _resolve(self._loop, route.host, port)
+            local = None if route.local is None else (route.local, 0)
+            _, protocol = await self._loop.create_datagram_endpoint(
+                lambda remote=remote: _ClientSocket(self, remote), local_addr=local, remote_addr=remote  # type: ignore[misc]
+            )
+            raw = protocol.transport.get_extra_info("socket")
+            _grow_buffers(raw)
+            self._sockets.append(protocol)
+        configuration = QuicConfiguration(
+            is_client=True,
+            alpn_protocols=[ALPN],
+            congestion_control_algorithm=ALGORITHM,
+            idle_timeout=IDLE_S,
+            server_name=name,
+            cadata=certificate.encode(),
+        )
+        quic = QuicConnection(configuration=configuration)
+        self._protocol = _ClientProtocol(quic, self)
+        self._protocol.connection_made(_QuicWay(self))  # type: ignore[arg-type]
+        self._protocol.connect(self._sockets[0].remote)
+        await self._protocol.wait_connected()
+        quic.get_next_available_stream_id()
+        self._protocol.tell(Hello(VERSION, api_key))
+        welcome = await self._ready
+        now = self._loop.time()
+        channel = Channel[Any](
+            welcome.session, Secret.from_bytes(welcome.client_secret), Secret.from_bytes(welcome.server_secret), now
+        )
+        for number in range(len(self._sockets)):
+            channel.path(number, now, proven=True)
+        self._sender = Sender(channel)
+        self.useful_side = welcome.useful_side
+        self._keepalive = asyncio.create_task(self._keep_alive())
+        self._sender.greet(now)
+        self._soon()
+
+    # ----------------------------------------------------------------------------------------- asking
+
+    @property
+    def sender(self) -> Sender:
+        """The sans-I/O half."""
+        assert self._sender is not None, "made by connect"
+        return self._sender
+
+    def loss(self) -> LossEstimate:
+        """What the paths lose, as far as is known."""
+        return self.sender.loss(self._loop.time())
+
+    def rtt_s(self) -> float | None:
+        """The best living path's smoothed round trip."""
+        return self.sender.channel.best(self._loop.time()).rate.rtt_s
+
+    def spare_s(self, size: int) -> float:
+        """How long that many bytes take."""
+        return self.sender.spare_s(size, self._loop.time())
+
+    async def ask(
+        self,
+        template: bytes,
+        coded: Coded,
+        *,
+        tables: bytes = b"",
+        meta: bytes = b"",
+        deadline_s: float | None = None,
+        timeout_s: float = 30.0,
+    ) -> tuple[Status, bytes]:
+        """Send a picture, and wait for its answer.
+
+        Args:
+            template: the request; equal ones are sent once per connection.
+            coded: the picture; its `format.tables` must be what `tables_number` gave, where it has tables.
+            tables: its JPEG header, if it has one of its own.
+            meta: what belongs to this picture alone, at most `MAX_META` bytes.
+            deadline_s: from now; what would arrive later is not sent.
+            timeout_s: how long to wait at most.
+
+        Raises:
+            TimeoutError: if no answer came.
+            ConnectionLost: if the connection ended meanwhile.
+        """
+        if self.lost is not None:
+            raise ConnectionLost(self.lost)
+        sender, number = self.sender, None
+        started = self._loop.time()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while sender.full:
+                    self._room.clear()
+                    await self._room.wait()
+                now = self._loop.time()
+                deadline = None if deadline_s is None else started + deadline_s
+                number = sender.submit(self._template(template), coded, deadline, meta, now)
+                future: asyncio.Future[tuple[Status, bytes]] = self._loop.create_future()
+                self._waiting[number] = future
+                self._pump()
+                return await future
+        finally:
+            if number is not None and self._waiting.pop(number, None) is not None and self.lost is None:
+                sender.cancel(number)
+                self._soon()
+            self._room.set()
+
+    def tables_number(self, header: bytes) -> int | None:
+        """The number under which the server knows a JPEG header; None when there are too many."""
+        return self._number(self._tables, header, 1, lambda number: Tables(number, header))
+
+    def _template(self, request: bytes) -> int:
+        number = self._number(self._templates, request, 0, lambda number: Template(number, request))
+        if number is None:
+            self._end("more kinds of requests than one connection carries")
+            raise ConnectionLost(self.lost or "")
+        return number
+
+    def _number(
+        self, known: dict[bytes, int], content: bytes, first: int, message: Callable[[int], Message]
+    ) -> int | None:
+        number = known.get(content)
+        if number is None:
+            if len(known) >= MAX_CLIENT_TEMPLATES:
+                return None
+            number = known[content] = len(known) + first
+            assert self._protocol is not None
+            self._protocol.tell(message(number))
+        return number
+
+    # ----------------------------------------------------------------------------------------- sockets
+
+    def datagram(self, data: bytes) -> None:
+        """Take a datagram in."""
+        if not is_sealed(data):
+            if self._protocol is not None:
+                self._protocol.datagram_received(data, self._sockets[0].remote)
+            return
+        if self._sender is None or self.lost is not None:
+            return
+        try:
+            header = peek(data)
+        except WireError:
+            return
+        if self._sender.receive(header, data, self._loop.time()):
+            self._deliver()
+            self._soon()
+
+    def send_quic(self, data: bytes) -> None:
+        """Over the socket QUIC uses now: another one when its path is dead; the server follows (RFC 9000 §9)."""
+        if self._sender is not None:
+            now, paths = self._loop.time(), self._sender.channel.paths
+            if paths[self._quic_socket].dead(now):
+                self._quic_socket = self._sender.channel.best(now).number
+        if not self._sockets[self._quic_socket].transport.is_closing():
+            self._sockets[self._quic_socket].transport.sendto(data)
+
+    def message(self, message: Message) -> None:
+        """Take a control message in."""
+        match message:
+            case Welcome():
+                if not self._ready.done():
+                    self._ready.set_result(message)
+            case StreamAnswer(picture, status, body):
+                if self._sender is not None:
+                    self._sender.answer(picture, status, body)
+                    self._deliver()
+            case _:
+                raise WireError(f"a {type(message).__name__} message is out of place here")
+
+    def ended(self, code: int, reason: str) -> None:
+        """QUIC is over."""
+        self.unauthorized = code == CloseCode.UNAUTHORIZED
+        self._end(reason or f"the connection was closed with code {code}")
+
+    def _soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        if self._sender is None or self.lost is not None:
+            return
+        now = self._loop.time()
+        for path, datagram in self._sender.poll(now):
+            self._sockets[path].transport.sendto(datagram)
+        if self._sender.channel.worn_out:
+            self._end("the key has sealed all it may")
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self._sender.next_timer(now)
+        if at < math.inf:
+            self._timer = self._loop.call_at(max(at, now + 0.0005), self._pump)
+
+    def _deliver(self) -> None:
+        while self.sender.answered:
+            answer = self.sender.answered.popleft()
+            future = self._waiting.pop(answer.picture, None)
+            if future is not None and not future.done():
+                try:
+                    future.set_result((Status(answer.status), answer.body))
+                except ValueError:
+                    future.set_exception(ConnectionLost(f"answer status {answer.status} is not known"))
+            self._room.set()
+
+    def _end(self, why: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = why
+        if self._timer is not None:
+            self._timer.cancel()
+        for future in (*self._waiting.values(), self._ready):
+            if not future.done():
+                future.set_exception(ConnectionLost(why))
+                future.exception()  # nobody may be waiting any more
+        self._waiting.clear()
+
+    async def _keep_alive(self) -> None:
+        assert self._protocol is not None
+        while True:
+            await asyncio.sleep(KEEPALIVE_S)
+            if self._sender is not None:
+                self._sender.greet(self._loop.time())
+                self._soon()
+            try:
+                async with asyncio.timeout(KEEPALIVE_S):
+                    await self._protocol.ping()
+            except (ConnectionError, TimeoutError):
+                continue  # if it is over, QUIC's own idle timeout says so
+
+    async def close(self) -> None:
+        """End the session; what is still waited for is told so."""
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keepalive
+        if self._protocol is not None and self.lost is None:
+            self._protocol.close(CloseCode.NONE, "done")
+        self._end("the connection was closed at this end")
+        await asyncio.sleep(0)
+        for each in self._sockets:
+            each.transport.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    _grow_buffers(bound)
+    return bound
+
+
+def _grow_buffers(bound: Any) -> None:
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        with contextlib.suppress(OSError):
+            bound.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+
+
+async def _resolve(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Any:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        return found[0][4]
+    return (host, port)
