@@ -1,0 +1,544 @@
+"""Pictures as fragments that survive loss, and what arrived of them as pictures again.
+
+    pixels ── JPEG, restart every few MCUs ── header stripped ── segments dispersed over k symbols ── n − k parity
+                                                                                                          │  loss
+    an ordinary JPEG ◄── header written anew ◄── holes filled with other segments ◄── any k of n, or what there is
+
+One picture becomes n ≤ 255 symbols, each the payload of one datagram. With any k of them the body is exact, bit for
+bit. With fewer, the data symbols that came are used as they are: a lost segment is replaced by a copy of the nearest
+one that came (or by one of an enlarged base picture), still in the compressed domain, so that whatever comes after the
+transport sees an ordinary JPEG. Copied texture keeps a network's features alive, where smooth filling looks better
+and classifies worse.
+
+A data symbol of segments knows itself, for one that was recovered has no header of its own:
+
+    used length:2  first segment:2  count:1  segment { FFD0 segment }*          (first: in the order of dispersal)
+
+`WIRE.md` beside this file specifies the bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import cv2
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from hawkvision.errors import TooLarge
+from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count, protect, recover
+from hawkvision.transport.jpeg import (
+    MAX_HEADER_BYTES,
+    SEPARATOR,
+    Layout,
+    assemble,
+    cut,
+    is_clean,
+    parse_header,
+    scan_of,
+    split_scan,
+    standard_header,
+    standard_layout,
+)
+from hawkvision.transport.wire import MAX_DATAGRAM, WireError
+from hawkvision.types import Pixels
+
+MAX_PIXELS: Final = 4096 * 4096
+MAX_FILLED_BYTES: Final = 4 << 20
+"""Of a picture with holes. 255 datagrams carry 0.3 MB; copying one large segment into 65,000 holes would make 70 MB."""
+MAX_COUNT: Final = 255
+"""Segments of one symbol; the count is one byte."""
+
+INTERVALS: Final = (4, 5, 3, 6, 2, 7, 8)
+"""MCUs per segment in the order in which they are tried: the first that divides a row. Else 4, across rows."""
+
+BASE_SIDE: Final = 96
+"""Pixels of the base picture's shorter side."""
+BASE_QUALITY: Final = 60
+BASE_K: Final = 4
+MAX_BASE_PIXELS: Final = 1 << 20
+"""Of a picture with a base picture, which the receiver enlarges and codes again: 10 ms for a megapixel."""
+
+_SYMBOL: Final = struct.Struct(">HHB")
+_SHARE: Final = struct.Struct(">H")
+_BAYER: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
+_CELLS: Final = 1 << 20
+"""Distances between holes and columns that are looked at in one go: 8 MB each time."""
+
+
+class Kind(IntEnum):
+    """What the symbols hold."""
+
+    SEGMENTS = 0
+    """Restart segments of a JPEG; fewer than k symbols give a part of the picture."""
+    OPAQUE = 1
+    """Slices of any body; fewer than k symbols give nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFormat:
+    """What all fragments of one picture share.
+
+    Attributes:
+        kind: what the symbols hold.
+        width: of the picture in pixels; OPAQUE: the body's length divided by 65,536.
+        height: of the picture in pixels; OPAQUE: the rest of that division.
+        quality: 1..100 on libjpeg's scale; estimated where the tables are a caller's own; OPAQUE: 0.
+        interval: MCUs per restart segment, 1..255; OPAQUE: 1.
+        k: data symbols; any k of the n symbols give them all.
+        n: symbols, at most 255.
+        base_k: any so many fragments give the base picture; 0 if there is none.
+        tables: 0 if the quality implies the JPEG's header; else the number of a header registered beforehand.
+
+    Raises:
+        WireError: naming the value that cannot be.
+    """
+
+    kind: Kind
+    width: int
+    height: int
+    quality: int
+    interval: int
+    k: int
+    n: int
+    base_k: int = 0
+    tables: int = 0
+
+    def __post_init__(self) -> None:
+        self._need("width", 0 <= self.width <= 65535, "0 to 65535")
+        self._need("height", 0 <= self.height <= 65535, "0 to 65535")
+        self._need("interval", 1 <= self.interval <= 255, "1 to 255")
+        self._need("n", 1 <= self.n <= MAX_SYMBOLS, f"1 to {MAX_SYMBOLS}")
+        self._need("k", 1 <= self.k <= self.n, f"1 to n = {self.n}")
+        self._need("base_k", 0 <= self.base_k <= self.n, f"0 to n = {self.n}")
+        self._need("tables", self.tables >= 0, "at least 0")
+        if self.kind is Kind.OPAQUE:
+            self._need("quality", self.quality == 0, "0 for an opaque body")
+            self._need("base_k", self.base_k == 0, "0 for an opaque body")
+            self._need("tables", self.tables == 0, "0 for an opaque body")
+            most = self.k * MAX_DATAGRAM
+            self._need("body_bytes", self.k <= self.body_bytes <= most, f"{self.k} to {most} for k = {self.k}")
+        else:
+            self._need("quality", 1 <= self.quality <= 100, "1 to 100")
+            self._need("width", self.width > 0, "at least 1 pixel")
+            self._need("height", 0 < self.height <= MAX_PIXELS // self.width, f"at least 1, {MAX_PIXELS} pixels in all")
+            based = self.tables == 0 and self.width * self.height <= MAX_BASE_PIXELS
+            self._need("base_k", based or self.base_k == 0, f"0 with own tables or above {MAX_BASE_PIXELS} pixels")
+
+    @property
+    def body_bytes(self) -> int:
+        """Length of an OPAQUE body."""
+        return self.width * 65536 + self.height
+
+    def _need(self, name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise WireError(f"picture format: {name} is {getattr(self, name)}; expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to send a picture: a JPEG quality, parity symbols per data symbol, and whether with a base picture."""
+
+    quality: int
+    parity: float
+    base: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A picture ready to be sent: n symbols, none longer than the room that was given. The first k are data."""
+
+    format: PictureFormat
+    symbols: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The body as it was sent. `quality` is None if coding has lost nothing: the caller's own bytes or steps."""
+
+    body: bytes
+    quality: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """An ordinary JPEG with filled holes.
+
+    `received_fraction` is the share of MCUs that came, 0 if only a base picture did. `mask` (rows, columns) says which
+    blocks of 16×16 pixels are true.
+    """
+
+    body: bytes
+    quality: int | None
+    received_fraction: float
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Nothing came that could be decoded."""
+
+
+Arrived: TypeAlias = Complete | Partial | Expired
+
+
+def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
+    """Transcode a picture (height, width, 3), RGB, into symbols of at most `room` bytes.
+
+    Raises:
+        TooLarge: if the picture has more than `MAX_PIXELS`, or more bytes at this quality than `MAX_SYMBOLS` hold.
+    """
+    height, width = pixels.shape[:2]
+    if height * width > MAX_PIXELS:
+        raise TooLarge(f"the picture has {width}x{height} pixels; at most {MAX_PIXELS} cross a lossy link")
+    bgr: Pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
+    base = _base_pieces(bgr) if plan.base and height * width <= MAX_BASE_PIXELS else []
+    left = room - _SYMBOL.size - (_SHARE.size + len(base[0]) if base else 0)
+    for interval in _intervals(width):
+        segments = split_scan(scan_of(_jpeg(bgr, plan.quality, interval)))
+        layout = standard_layout(width, height, interval)
+        data = _disperse(segments, layout, left)
+        if data is not None:
+            break
+    else:
+        raise TooLarge(
+            f"the picture of {width}x{height} pixels at quality {plan.quality} does not fit {MAX_SYMBOLS} datagrams of "
+            f"{room} bytes; expected a smaller one"
+        )
+    k, base_k = len(data), len(base)
+    n = max(k + parity_count(k, plan.parity), base_k)
+    symbols = data + protect(data, n - k)
+    if base:
+        shares = [*base, *protect(base, n - base_k)]
+        symbols = [_SHARE.pack(len(share)) + share + symbol for share, symbol in zip(shares, symbols, strict=True)]
+    return Coded(PictureFormat(Kind.SEGMENTS, width, height, plan.quality, interval, k, n, base_k), tuple(symbols))
+
+
+def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None:
+    """A caller's JPEG in symbols without quantising it again, with the header that the receiver must know.
+
+    The header is empty if the quality implies it; else `Coded.format.tables` is 1, and whoever registers the header
+    puts its number there. It is brought into one form, so that the pictures of one camera share it.
+
+    None where that cannot be: it is no baseline JPEG of one scan, it has no restart markers, a segment does not fit a
+    datagram, all together do not fit `MAX_SYMBOLS`, or it must be turned upright first.
+    """
+    found = cut(jpeg)
+    if found is None or found.layout.width * found.layout.height > MAX_PIXELS or len(found.header) > MAX_HEADER_BYTES:
+        return None
+    layout = found.layout
+    data = _disperse(found.segments, layout, room - _SYMBOL.size)
+    if data is None:
+        return None
+    n = len(data) + parity_count(len(data), parity)
+    format_ = PictureFormat(
+        Kind.SEGMENTS, layout.width, layout.height, found.quality, layout.interval, len(data), n,
+        tables=int(bool(found.header)),
+    )  # fmt: skip
+    return Coded(format_, tuple(data + protect(data, n - len(data)))), found.header
+
+
+def opaque(body: bytes, parity: float, room: int) -> Coded | None:
+    """Any body in symbols, of which any k give the very bytes. None if it is empty or too large for `MAX_SYMBOLS`."""
+    k = -(-len(body) // room)
+    if not 1 <= k <= MAX_SYMBOLS:
+        return None
+    size = -(-len(body) // k)
+    data = [body[start : start + size] for start in range(0, len(body), size)]
+    k = len(data)
+    n = k + parity_count(k, parity)
+    format_ = PictureFormat(Kind.OPAQUE, *divmod(len(body), 65536), quality=0, interval=1, k=k, n=n)
+    return Coded(format_, tuple(data + protect(data, n - k)))
+
+
+def missing(format: PictureFormat, have: Collection[int]) -> tuple[int, ...]:  # noqa: A002
+    """Which fragments to ask for: the fewest that make the picture complete, data symbols first."""
+    wanted = (index for index in range(format.n) if index not in have)
+    return tuple(itertools.islice(wanted, max(0, format.k - len(have))))
+
+
+def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = b"") -> Arrived:  # noqa: A002
+    """What can be made of the symbols that came.
+
+    Args:
+        format: of the picture.
+        symbols: by index; what a sender of good will has sent, or anything else of at most `MAX_DATAGRAM` bytes.
+        tables: the registered header if `format.tables` is not 0.
+
+    Returns:
+        `Complete` if at least k symbols came and they are sound. Segments of unsound symbols count as lost.
+
+    Raises:
+        WireError: if indices or lengths contradict the format or one another, or the header is no JPEG's.
+    """
+    for index, symbol in symbols.items():
+        if not 0 <= index < format.n:
+            raise WireError(f"fragment {index} of a picture of n = {format.n}")
+        if not 0 < len(symbol) <= MAX_DATAGRAM:
+            raise WireError(f"fragment {index} has {len(symbol)} bytes; expected 1 to {MAX_DATAGRAM}")
+    if format.kind is Kind.OPAQUE:
+        return _decode_opaque(format, symbols)
+    header, layout = _header_of(format, tables)
+    shares: dict[int, bytes] = {}
+    if format.base_k:
+        shares, symbols = _unshared(symbols)
+    segments = _placed(recover(symbols, format.k, format.n), layout)
+    quality = None if format.tables else format.quality
+    came = np.fromiter((segment is not None for segment in segments), np.bool_, layout.segments)
+    if came.all():
+        return Complete(assemble(header, [segment for segment in segments if segment is not None]), quality)
+    filling = _enlarged_base(format, shares) if len(shares) >= format.base_k > 0 else None
+    if filling is None and not came.any():
+        return Expired()
+    filled = _filled(segments, came, layout, filling)
+    mcus = np.repeat(came, layout.interval)[: layout.mcus].reshape(layout.rows, layout.columns)
+    return Partial(assemble(header, filled), quality, float(mcus.mean()), _blocks(mcus, layout))
+
+
+def _jpeg(bgr: Pixels, quality: int, interval: int) -> bytes:
+    done, body = cv2.imencode(
+        ".jpg",
+        bgr,
+        (
+            cv2.IMWRITE_JPEG_QUALITY, quality,
+            cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+            cv2.IMWRITE_JPEG_RST_INTERVAL, interval,
+        ),
+    )  # fmt: skip
+    assert done
+    return bytes(body.data)
+
+
+def _intervals(width: int) -> list[int]:
+    """The interval for a picture of this width, then shorter ones for when a segment fills more than a datagram."""
+    columns = -(-width // 16)
+    first = next((interval for interval in INTERVALS if columns % interval == 0), 4)
+    shorter = [interval for interval in range(first - 1, 0, -1) if columns % interval == 0]
+    return [first, *shorter] if shorter else [first, 1]
+
+
+@functools.lru_cache(maxsize=64)
+def _order(layout: Layout) -> tuple[int, ...]:
+    """Segments in the order in which they are sent: a Bayer matrix over them, so that neighbours are sent far apart."""
+    start = np.arange(layout.segments) * layout.interval
+    row, column = start // layout.columns, start % layout.columns // layout.interval
+    return tuple(np.lexsort((column, row, _BAYER[row % 4, column % 4])).tolist())
+
+
+def _disperse(segments: Sequence[bytes], layout: Layout, room: int) -> list[bytes] | None:
+    """Data symbols with all segments; as few as possible, and among those the shortest longest one.
+
+    Parity symbols are as long as the longest data symbol, so that balance saves bytes.
+    """
+    units = [segments[index] for index in _order(layout)]
+    # What a run of units takes is the difference of two sums, less the separator that its last unit does not need.
+    sums = [0, *itertools.accumulate(len(unit) + len(SEPARATOR) for unit in units)]
+    low, high = max(map(len, units)), room
+    bounds = _cut(sums, high) if low <= high else None
+    if bounds is None:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        tighter = _cut(sums, middle)
+        if tighter is not None and len(tighter) == len(bounds):
+            high, bounds = middle, tighter
+        else:
+            low = middle + 1
+    symbols = []
+    for start, stop in itertools.pairwise(bounds):
+        run = SEPARATOR.join(units[start:stop])
+        symbols.append(_SYMBOL.pack(len(run), start, stop - start) + run)
+    return symbols
+
+
+def _cut(sums: Sequence[int], most: int) -> list[int] | None:
+    """Bounds of runs of at most `most` bytes, each as long as it can be; None if that takes too many runs."""
+    bounds = [0]
+    units = len(sums) - 1
+    while bounds[-1] < units:
+        start = bounds[-1]
+        stop = bisect_right(sums, sums[start] + most + len(SEPARATOR)) - 1
+        if stop == start or len(bounds) > MAX_SYMBOLS:
+            return None
+        bounds.append(min(stop, start + MAX_COUNT))
+    return bounds
+
+
+def _header_of(format_: PictureFormat, tables: bytes) -> tuple[bytes, Layout]:
+    if format_.tables:
+        layout = parse_header(tables)
+        if (layout.width, layout.height, layout.interval) != (format_.width, format_.height, format_.interval):
+            raise WireError(
+                f"the registered header is of {layout.width}x{layout.height} pixels with restart interval "
+                f"{layout.interval}; the fragment says {format_.width}x{format_.height} and {format_.interval}"
+            )
+        header = tables
+    else:
+        layout = standard_layout(format_.width, format_.height, format_.interval)
+        header = standard_header(format_.width, format_.height, format_.quality, format_.interval)
+    if layout.segments > format_.k * MAX_COUNT:
+        raise WireError(f"{layout.segments} segments in k = {format_.k} symbols; at most {MAX_COUNT} in each")
+    return header, layout
+
+
+def _placed(symbols: Mapping[int, bytes], layout: Layout) -> list[bytes | None]:
+    """Segments in their places; None where none came. Unsound symbols are passed over, first claims win."""
+    order = _order(layout)
+    placed: list[bytes | None] = [None] * layout.segments
+    for symbol in symbols.values():
+        if len(symbol) <= _SYMBOL.size:
+            continue
+        used, first, count = _SYMBOL.unpack_from(symbol)
+        run = symbol[_SYMBOL.size : _SYMBOL.size + used]
+        if len(run) != used or first + count > layout.segments or not is_clean(run):
+            continue
+        segments = run.split(SEPARATOR)
+        if len(segments) != count or not all(segments):
+            continue
+        for place, segment in zip(order[first : first + count], segments, strict=True):
+            if placed[place] is None:
+                placed[place] = segment
+    return placed
+
+
+def _filled(
+    segments: Sequence[bytes | None], came: NDArray[np.bool_], layout: Layout, filling: Sequence[bytes] | None
+) -> list[bytes]:
+    """All segments, the lost ones replaced: from `filling` where there is one, else by the nearest that came."""
+    holes = np.flatnonzero(~came)
+    filled = list(segments)
+    if filling is None:
+        sources = _nearest(holes, came, layout)
+        sizes = np.fromiter((len(segment or b"") for segment in segments), np.int64, layout.segments)
+        if sizes.sum() + sizes[sources].sum() > MAX_FILLED_BYTES:
+            sources[:] = -1
+        for hole, source in zip(holes.tolist(), sources.tolist(), strict=True):
+            filled[hole] = segments[source] if source >= 0 else None
+    else:
+        for hole in holes.tolist():
+            filled[hole] = filling[hole]
+    blank, end = layout.blank(layout.interval), layout.blank(layout.last_mcus)
+    whole = [blank if segment is None else segment for segment in filled[:-1]]
+    return [*whole, end if filled[-1] is None else filled[-1]]
+
+
+def _nearest(holes: NDArray[np.intp], came: NDArray[np.bool_], layout: Layout) -> NDArray[np.intp]:
+    """For each hole the segment to copy, -1 if none will do.
+
+    Nearest by the distance that its pixels are moved, in MCUs from middle to middle, so that of an interval of four the
+    one above or below comes before those beside. Ties go to the left, then upwards. A last segment with fewer MCUs than
+    the others is neither copied nor filled. Costs holes × columns (the exact transform of Meijster and others, 2000).
+    """
+    whole = came.copy()
+    short = layout.last_mcus != layout.interval
+    whole[-1] &= not short
+    sources = np.full(len(holes), -1, np.intp)
+    if not whole.any():
+        return sources
+    row, column = np.divmod(np.arange(layout.segments) * layout.interval + layout.interval // 2, layout.columns)
+    marks = np.full((layout.rows, layout.columns), -1, np.intp)
+    marks[row[whole], column[whole]] = np.flatnonzero(whole)
+    columns = np.flatnonzero((marks >= 0).any(0))
+    marks = marks[:, columns]
+    above, below = _nearest_in_column(marks)
+    to_fill = holes[:-1] if short and holes[-1] == layout.segments - 1 else holes
+    step = max(1, _CELLS // len(columns))
+    for start in range(0, len(to_fill), step):
+        part = to_fill[start : start + step]
+        rows = row[part]
+        up, down = rows[:, None] - above[rows], below[rows] - rows[:, None]
+        beside = column[part][:, None] - columns
+        best = np.argmin(np.minimum(up, down) ** 2 + beside**2, 1)
+        cell = np.arange(len(part)), best
+        nearest_row = np.where(up[cell] <= down[cell], rows - up[cell], rows + down[cell])
+        sources[start : start + len(part)] = marks[nearest_row, best]
+    return sources
+
+
+def _nearest_in_column(marks: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """For each cell the row of the nearest mark at or above it, and of that at or below; far away if there is none."""
+    far = 1 << 20
+    rows = np.arange(len(marks))[:, None]
+    above = np.maximum.accumulate(np.where(marks >= 0, rows, -far), 0)
+    below = np.minimum.accumulate(np.where(marks >= 0, rows, far)[::-1], 0)[::-1]
+    return above, below
+
+
+def _blocks(mcus: NDArray[np.bool_], layout: Layout) -> NDArray[np.bool_]:
+    """From MCUs to blocks of 16×16 pixels, which are true if all of their MCUs are."""
+    rows, columns = -(-layout.height // 16), -(-layout.width // 16)
+    units = np.repeat(np.repeat(mcus, layout.mcu_height // 8, 0), layout.mcu_width // 8, 1)[: 2 * rows, : 2 * columns]
+    padded = np.ones((2 * rows, 2 * columns), np.bool_)
+    padded[: units.shape[0], : units.shape[1]] = units
+    return np.asarray(padded.reshape(rows, 2, columns, 2).all((1, 3)))
+
+
+def _decode_opaque(format_: PictureFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:
+    size = -(-format_.body_bytes // format_.k)
+    last = format_.body_bytes - (format_.k - 1) * size
+    if last <= 0:
+        raise WireError(f"a body of {format_.body_bytes} bytes cannot be in k = {format_.k} slices of {size}")
+    for index, symbol in symbols.items():
+        expected = last if index == format_.k - 1 else size
+        if len(symbol) != expected:
+            raise WireError(f"fragment {index} of an opaque body has {len(symbol)} bytes; expected {expected}")
+    data = recover(symbols, format_.k, format_.n)
+    if len(data) < format_.k:
+        return Expired()
+    return Complete(b"".join(data[index] for index in range(format_.k))[: format_.body_bytes], None)
+
+
+def _base_size(width: int, height: int) -> tuple[int, int]:
+    """Width and height of the base picture: the shorter side is `BASE_SIDE`, or the picture's own if that is less."""
+    shorter = min(width, height)
+    side = min(BASE_SIDE, shorter)
+    return (width * side + shorter // 2) // shorter, (height * side + shorter // 2) // shorter
+
+
+def _base_pieces(bgr: Pixels) -> list[bytes]:
+    """The base picture's scan behind its length, cut into at most `BASE_K` pieces of one length."""
+    height, width = bgr.shape[:2]
+    small: Pixels = cv2.resize(bgr, _base_size(width, height), interpolation=cv2.INTER_AREA)
+    scan = scan_of(_jpeg(small, BASE_QUALITY, 0))
+    body = _SHARE.pack(len(scan)) + scan
+    size = -(-len(body) // BASE_K)
+    return [body[start : start + size].ljust(size, b"\0") for start in range(0, BASE_K * size, size)]
+
+
+def _unshared(symbols: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Fragments taken apart into shares of the base picture and symbols."""
+    shares, rest = {}, {}
+    size: int | None = None
+    for index, fragment in symbols.items():
+        length = int.from_bytes(fragment[: _SHARE.size], "big")
+        size = length if size is None else size
+        if length != size or len(fragment) <= _SHARE.size + length:
+            raise WireError(
+                f"fragment {index} has {len(fragment)} bytes and a share of {length}; others' are of {size}"
+            )
+        shares[index] = fragment[_SHARE.size : _SHARE.size + length]
+        rest[index] = fragment[_SHARE.size + length :]
+    return shares, rest
+
+
+def _enlarged_base(format_: PictureFormat, shares: Mapping[int, bytes]) -> list[bytes] | None:
+    """Segments of the base picture, enlarged and coded as the picture is; None if it is damaged."""
+    pieces = recover(shares, format_.base_k, format_.n)
+    body = b"".join(pieces[index] for index in range(format_.base_k))
+    length = int.from_bytes(body[: _SHARE.size], "big")
+    width, height = _base_size(format_.width, format_.height)
+    scan = body[_SHARE.size : _SHARE.size + length]
+    try:
+        small = simplejpeg.decode_jpeg(assemble(standard_header(width, height, BASE_QUALITY, 0), [scan]), "BGR")
+    except ValueError:
+        return None
+    large: Pixels = cv2.resize(small, (format_.width, format_.height), interpolation=cv2.INTER_CUBIC)
+    return split_scan(scan_of(_jpeg(large, format_.quality, format_.interval)))
