@@ -18,10 +18,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from hawkvision.transport.frames import Challenge, Frame, Ping, Report, Response, decode, encode
+from hawkvision.transport.frames import (
+    MAX_REPORTED,
+    REPORT_BYTES,
+    Challenge,
+    Frame,
+    Ping,
+    Report,
+    Response,
+    decode,
+    encode,
+)
 from hawkvision.transport.pacing import Arrival, RateController
 from hawkvision.transport.seal import Header, Opener, Sealer, Secret
-from hawkvision.transport.wire import WireError
+from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
 
 REORDERING: Final = 8
 """Datagrams that may overtake one before it counts as lost. QUIC takes 3; jitter on radio links reorders more, and a
@@ -38,6 +48,8 @@ DEAD_AFTER_RTTS: Final = 3.0
 DEAD_AFTER_LEAST_S: Final = 0.05
 """Of silence; the least covers the report delay and a busy peer."""
 UNKNOWN_RTT_S: Final = 0.2
+MAX_FRAMES: Final = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
+"""Bytes of frames in one datagram."""
 PROBE_S: Final = 0.1
 """Between probes of a dead path, doubling up to `LONGEST_PROBE_S`."""
 LONGEST_PROBE_S: Final = 1.0
@@ -185,18 +197,29 @@ class Channel(Generic[Token]):
         path.rate.sent(len(datagram), now)
         return datagram
 
-    def report(self, path: Path[Token], now: float) -> bytes | None:
-        """The frame that says what arrived on a path lately; None if there is nothing new."""
-        if not path.untold or path.lowest_untold is None:
+    def report(self, path: Path[Token], now: float, *, again: bool = False) -> bytes | None:
+        """The frame that says what arrived on a path lately; None if there is nothing new, unless asked `again`."""
+        if not path.received or not (path.untold or again):
             return None
         last = path.largest
-        first = max(0, last - 127, min(path.lowest_untold, last - REPORT_REACH + 1))
+        lowest = last if path.lowest_untold is None else path.lowest_untold
+        first = max(0, last - MAX_REPORTED + 1, min(lowest, last - REPORT_REACH + 1))
         latest = max(path.received.values())
         offsets = tuple(
             None if (at := path.received.get(sequence)) is None else latest - at for sequence in range(first, last + 1)
         )
         path.untold, path.lowest_untold, path.report_at = 0, None, None
         return encode(Report(path.number, first, round(latest * 1e6) & 0xFFFFFFFF, round((now - latest) * 1e6), offsets))
+
+    def with_report(self, path: Path[Token], frames: bytes, now: float) -> bytes:
+        """The same frames, after a report if both fit: what is sent anyway carries it, so that losing one costs less.
+
+        A report that is lost makes its datagrams look lost: at 20 % loss, reports on their own had 28 % reported.
+        """
+        if len(frames) + REPORT_BYTES > MAX_FRAMES:
+            return frames
+        report = self.report(path, now, again=True)
+        return frames if report is None else report + frames
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams that are due by themselves: reports, and probes of dead paths."""

@@ -26,7 +26,7 @@ from hawkvision.transport.channel import Channel, Path
 from hawkvision.transport.coding import Arrived, Complete, Expired, PictureFormat, decode, missing
 from hawkvision.transport.frames import ANSWER_ROOM, MAX_ANSWER_PARTS, AnswerPart, Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.seal import Header
-from hawkvision.transport.wire import WireError
+from hawkvision.transport.wire import MAX_DATAGRAM, WireError
 
 MAX_ASSEMBLING: Final = 32
 MAX_SESSION_BYTES: Final = 4 * 1024 * 1024
@@ -290,8 +290,8 @@ class Receiver:
             assembly.check_at = now + repair_s * 1.5 ** (assembly.nacks - 1)
             nack = encode(Nack(number, missing(format_, assembly.symbols)))
             for path in self._two_best(now):
-                if path.may_send(len(nack) + 28):
-                    yield path.number, self.channel.send(path, nack, now)
+                if path.may_send(MAX_DATAGRAM):
+                    yield path.number, self.channel.send(path, self.channel.with_report(path, nack, now), now)
             if assembly.nacks == 1:
                 self._hand_over(number, assembly, final=False, now=now)
         elif assembly.deadline is None and now < assembly.last_at + ABANDONED_S:
@@ -360,8 +360,9 @@ class Receiver:
                 if part in answer.reported:
                     continue
                 path = paths[(part + answer.tries) % len(paths)]
-                if path.may_send(len(frame) + 28):
-                    yield path.number, self.channel.send(path, frame, now, _Part(number, part))
+                if path.may_send(MAX_DATAGRAM):
+                    frames = self.channel.with_report(path, frame, now)
+                    yield path.number, self.channel.send(path, frames, now, _Part(number, part))
             answer.tries += 1
             if not answer.copies:
                 answer.again_at = now + self._retry_s(now) * 2.0 ** min(6, answer.tries // 2)
