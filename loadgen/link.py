@@ -814,15 +814,17 @@ class UdpRelay:
 
     @staticmethod
     def _send(pipe: Pipe[tuple[_Client, bytes]], way: socket.socket, data: bytes, to: _SocketAddress | None) -> None:
-        try:
-            if to is None:
-                way.send(data)
-            else:
-                way.sendto(data, to)
-        except ConnectionRefusedError:  # reports an earlier packet; nobody listens there, which is no fault of the link
-            pass
-        except OSError:  # a full buffer, or the socket of a client that fell silent meanwhile
-            pipe.lost_relay += 1
+        for _ in range(2):
+            try:
+                if to is None:
+                    way.send(data)
+                else:
+                    way.sendto(data, to)
+            except ConnectionRefusedError:  # reports that nobody took an earlier packet; this one has not been sent yet
+                continue
+            except OSError:  # a full buffer, or the socket of a client that fell silent meanwhile
+                pipe.lost_relay += 1
+            return
 
     def _client(self, address: _SocketAddress, now: float) -> _Client | None:
         client = self._clients.get(address)
