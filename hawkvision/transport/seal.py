@@ -1,4 +1,4 @@
-"""Sealing: each datagram beside QUIC is encrypted and authenticated by AES-128-GCM under keys that travelled inside QUIC.
+"""Sealing: datagrams beside QUIC are encrypted and authenticated by AES-128-GCM, under keys that travelled inside QUIC.
 
     0        1                5        6                        12
     +--------+----------------+--------+------------------------+----------------------+----------+

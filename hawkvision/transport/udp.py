@@ -19,8 +19,10 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
+import msgspec
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.asyncio.server import QuicServer
 from aioquic.quic.configuration import QuicConfiguration
@@ -61,6 +63,10 @@ TOTAL_BYTES: Final = 128 * 1024 * 1024
 """Unfinished pictures of all sessions."""
 IDLE_S: Final = 30.0
 KEEPALIVE_S: Final = 10.0
+WATCH_S: Final = 1.0
+SILENT_S: Final = 5.0
+"""Of silence on all paths, while they are probed, after which a client connects anew. A restarted server does not know
+the old session and says nothing to it."""
 SOCKET_BUFFER: Final = 4 * 1024 * 1024
 """A busy loop may look away for 100 ms; 4 MB are 1.6 s of 20 Mbit/s. The kernel may grant less."""
 MAX_CLIENT_TEMPLATES: Final = 255
@@ -117,7 +123,7 @@ class _Session:
         if known != address:
             # Only authentic datagrams come here; the newest address counts once it has proven that it receives.
             if known is not None:
-                self.receiver.channel.moved(header.path)
+                self.receiver.channel.moved(header.path, len(data), self._loop.time())
             self._addresses[header.path] = address
         self.soon()
 
@@ -198,8 +204,6 @@ class _Session:
 
 
 def _refusal(error: HawkVisionError) -> bytes:
-    import msgspec
-
     return msgspec.json.encode({**error.body(), "status": error.status})
 
 
@@ -263,9 +267,7 @@ class _ServerProtocol(QuicConnectionProtocol):
         self._hello.cancel()
         self.session = session
         client, server = session.secrets
-        self.tell(
-            Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side)
-        )
+        self.tell(Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side))
 
 
 class _Demultiplexer(QuicServer):
@@ -293,9 +295,7 @@ class _Demultiplexer(QuicServer):
 class LossyServer:
     """Listens for pictures. Made by `start`; close it."""
 
-    def __init__(
-        self, handler: Handler, *, api_key: str | None, useful_side: int, reserve_s: float
-    ) -> None:
+    def __init__(self, handler: Handler, *, api_key: str | None, useful_side: int, reserve_s: float) -> None:
         self.handler = handler
         self.api_key = api_key
         self.useful_side = useful_side
@@ -347,7 +347,7 @@ class LossyServer:
         def endpoint() -> _Demultiplexer:
             made = _Demultiplexer(
                 configuration=configuration,
-                create_protocol=lambda quic, stream_handler=None: server.connect(quic),
+                create_protocol=lambda quic, **_: server.connect(quic),
                 retry=True,
             )
             made.lossy = server
@@ -419,7 +419,7 @@ class _ClientSocket(asyncio.DatagramProtocol):
         """Keep the transport."""
         self.transport = cast(asyncio.DatagramTransport, transport)
 
-    def datagram_received(self, data: bytes, addr: Any) -> None:
+    def datagram_received(self, data: bytes, addr: Any) -> None:  # noqa: ARG002 - asyncio's signature
         """Sealed datagrams to the sender, all others to QUIC."""
         self.client.datagram(data)
 
@@ -434,7 +434,7 @@ class _QuicWay:
     def __init__(self, client: LossyClient) -> None:
         self._client = client
 
-    def sendto(self, data: bytes, addr: Any = None) -> None:
+    def sendto(self, data: bytes, addr: Any = None) -> None:  # noqa: ARG002 - asyncio's signature
         """Send to the server."""
         self._client.send_quic(data)
 
@@ -460,6 +460,11 @@ class _ClientProtocol(QuicConnectionProtocol):
     def tell(self, message: Message) -> None:
         """Send a message."""
         self._quic.send_stream_data(0, encode_message(message))
+        self.transmit()
+
+    def nudge(self) -> None:
+        """Keep the connection from going idle; unlike `ping`, without waiting for what may never come."""
+        self._quic.send_ping(0)
         self.transmit()
 
 
@@ -530,14 +535,12 @@ class LossyClient:
             raise
         return client
 
-    async def _open(
-        self, port: int, certificate: str, name: str, routes: Sequence[Route], api_key: str | None
-    ) -> None:
+    async def _open(self, port: int, certificate: str, name: str, routes: Sequence[Route], api_key: str | None) -> None:
         for route in routes:
             remote = await _resolve(self._loop, route.host, port)
             local = None if route.local is None else (route.local, 0)
             _, protocol = await self._loop.create_datagram_endpoint(
-                lambda remote=remote: _ClientSocket(self, remote), local_addr=local, remote_addr=remote  # type: ignore[misc]
+                partial(_ClientSocket, self, remote), local_addr=local, remote_addr=remote
             )
             raw = protocol.transport.get_extra_info("socket")
             _grow_buffers(raw)
@@ -595,7 +598,6 @@ class LossyClient:
         template: bytes,
         coded: Coded,
         *,
-        tables: bytes = b"",
         meta: bytes = b"",
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
@@ -605,7 +607,6 @@ class LossyClient:
         Args:
             template: the request; equal ones are sent once per connection.
             coded: the picture; its `format.tables` must be what `tables_number` gave, where it has tables.
-            tables: its JPEG header, if it has one of its own.
             meta: what belongs to this picture alone, at most `MAX_META` bytes.
             deadline_s: from now; what would arrive later is not sent.
             timeout_s: how long to wait at most.
@@ -743,24 +744,29 @@ class LossyClient:
         self.lost = why
         if self._timer is not None:
             self._timer.cancel()
-        for future in (*self._waiting.values(), self._ready):
+        waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), self._ready]
+        for future in waiting:
             if not future.done():
                 future.set_exception(ConnectionLost(why))
                 future.exception()  # nobody may be waiting any more
         self._waiting.clear()
 
     async def _keep_alive(self) -> None:
+        """Keep addresses and QUIC alive, and notice when nobody is there any more, long before QUIC does."""
         assert self._protocol is not None
-        while True:
-            await asyncio.sleep(KEEPALIVE_S)
-            if self._sender is not None:
-                self._sender.greet(self._loop.time())
+        greet_at = 0.0
+        while self.lost is None:
+            await asyncio.sleep(WATCH_S)
+            now, channel = self._loop.time(), self.sender.channel
+            heard = max(path.heard_at for path in channel.paths.values())
+            if all(path.dead(now) for path in channel.paths.values()) and heard < now - SILENT_S:
+                self._protocol.close(CloseCode.NONE, "silent")
+                self._end(f"nothing was heard from the server for {SILENT_S:g} s")
+            elif now >= greet_at:
+                greet_at = now + KEEPALIVE_S
+                self.sender.greet(now)
                 self._soon()
-            try:
-                async with asyncio.timeout(KEEPALIVE_S):
-                    await self._protocol.ping()
-            except (ConnectionError, TimeoutError):
-                continue  # if it is over, QUIC's own idle timeout says so
+                self._protocol.nudge()
 
     async def close(self) -> None:
         """End the session; what is still waited for is told so."""
