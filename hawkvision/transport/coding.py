@@ -30,30 +30,25 @@ from typing import Final, TypeAlias
 
 import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
 from hawkvision.errors import TooLarge
+from hawkvision.transport.concealment import MAX_REDRAWN_PIXELS, blocks, copied, decoded, redrawn
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count, protect, recover
 from hawkvision.transport.jpeg import (
-    MAX_HEADER_BYTES,
     SEPARATOR,
     Layout,
     assemble,
-    cut,
+    compress,
     is_clean,
-    parse_header,
-    scan_of,
-    split_scan,
     standard_header,
     standard_layout,
 )
+from hawkvision.transport.jpeg_header import MAX_HEADER_BYTES, cut, parse_header
 from hawkvision.transport.wire import MAX_DATAGRAM, WireError
 from hawkvision.types import Pixels
 
 MAX_PIXELS: Final = 4096 * 4096
-MAX_FILLED_BYTES: Final = 4 << 20
-"""Of a picture with holes. 255 datagrams carry 0.3 MB; copying one large segment into 65,000 holes would make 70 MB."""
 MAX_COUNT: Final = 255
 """Segments of one symbol; the count is one byte."""
 
@@ -64,14 +59,10 @@ BASE_SIDE: Final = 96
 """Pixels of the base picture's shorter side."""
 BASE_QUALITY: Final = 60
 BASE_K: Final = 4
-MAX_BASE_PIXELS: Final = 1 << 20
-"""Of a picture with a base picture, which the receiver enlarges and codes again: 10 ms for a megapixel."""
 
 _SYMBOL: Final = struct.Struct(">HHB")
 _SHARE: Final = struct.Struct(">H")
 _BAYER: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
-_CELLS: Final = 1 << 20
-"""Distances between holes and columns that are looked at in one go: 8 MB each time."""
 
 
 class Kind(IntEnum):
@@ -130,8 +121,8 @@ class PictureFormat:
             self._need("quality", 1 <= self.quality <= 100, "1 to 100")
             self._need("width", self.width > 0, "at least 1 pixel")
             self._need("height", 0 < self.height <= MAX_PIXELS // self.width, f"at least 1, {MAX_PIXELS} pixels in all")
-            based = self.tables == 0 and self.width * self.height <= MAX_BASE_PIXELS
-            self._need("base_k", based or self.base_k == 0, f"0 with own tables or above {MAX_BASE_PIXELS} pixels")
+            based = self.tables == 0 and self.width * self.height <= MAX_REDRAWN_PIXELS
+            self._need("base_k", based or self.base_k == 0, f"0 with own tables or above {MAX_REDRAWN_PIXELS} pixels")
 
     @property
     def body_bytes(self) -> int:
@@ -200,10 +191,10 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
     if height * width > MAX_PIXELS:
         raise TooLarge(f"the picture has {width}x{height} pixels; at most {MAX_PIXELS} cross a lossy link")
     bgr: Pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
-    base = _base_pieces(bgr) if plan.base and height * width <= MAX_BASE_PIXELS else []
+    base = _base_pieces(bgr) if plan.base and height * width <= MAX_REDRAWN_PIXELS else []
     left = room - _SYMBOL.size - (_SHARE.size + len(base[0]) if base else 0)
     for interval in _intervals(width):
-        segments = split_scan(scan_of(_jpeg(bgr, plan.quality, interval)))
+        segments = compress(bgr, plan.quality, interval)
         layout = standard_layout(width, height, interval)
         data = _disperse(segments, layout, left)
         if data is not None:
@@ -295,26 +286,18 @@ def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = 
     came = np.fromiter((segment is not None for segment in segments), np.bool_, layout.segments)
     if came.all():
         return Complete(assemble(header, [segment for segment in segments if segment is not None]), quality)
-    filling = _enlarged_base(format, shares) if len(shares) >= format.base_k > 0 else None
-    if filling is None and not came.any():
-        return Expired()
-    filled = _filled(segments, came, layout, filling)
     mcus = np.repeat(came, layout.interval)[: layout.mcus].reshape(layout.rows, layout.columns)
-    return Partial(assemble(header, filled), quality, float(mcus.mean()), _blocks(mcus, layout))
-
-
-def _jpeg(bgr: Pixels, quality: int, interval: int) -> bytes:
-    done, body = cv2.imencode(
-        ".jpg",
-        bgr,
-        (
-            cv2.IMWRITE_JPEG_QUALITY, quality,
-            cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
-            cv2.IMWRITE_JPEG_RST_INTERVAL, interval,
-        ),
-    )  # fmt: skip
-    assert done
-    return bytes(body.data)
+    filled = copied(segments, layout)
+    drawn = None
+    if len(shares) >= format.base_k > 0:
+        drawn = _enlarged_base(format, shares)
+    elif came.any() and quality is not None and layout.width * layout.height <= MAX_REDRAWN_PIXELS:
+        drawn = redrawn(assemble(header, filled), mcus, layout, quality)
+    if drawn is not None:
+        filled = [segment or drawn[index] for index, segment in enumerate(segments)]
+    elif not came.any():
+        return Expired()
+    return Partial(assemble(header, filled), quality, float(mcus.mean()), blocks(mcus, layout))
 
 
 def _intervals(width: int) -> list[int]:
@@ -409,78 +392,6 @@ def _placed(symbols: Mapping[int, bytes], layout: Layout) -> list[bytes | None]:
     return placed
 
 
-def _filled(
-    segments: Sequence[bytes | None], came: NDArray[np.bool_], layout: Layout, filling: Sequence[bytes] | None
-) -> list[bytes]:
-    """All segments, the lost ones replaced: from `filling` where there is one, else by the nearest that came."""
-    holes = np.flatnonzero(~came)
-    filled = list(segments)
-    if filling is None:
-        sources = _nearest(holes, came, layout)
-        sizes = np.fromiter((len(segment or b"") for segment in segments), np.int64, layout.segments)
-        if sizes.sum() + sizes[sources].sum() > MAX_FILLED_BYTES:
-            sources[:] = -1
-        for hole, source in zip(holes.tolist(), sources.tolist(), strict=True):
-            filled[hole] = segments[source] if source >= 0 else None
-    else:
-        for hole in holes.tolist():
-            filled[hole] = filling[hole]
-    blank, end = layout.blank(layout.interval), layout.blank(layout.last_mcus)
-    whole = [blank if segment is None else segment for segment in filled[:-1]]
-    return [*whole, end if filled[-1] is None else filled[-1]]
-
-
-def _nearest(holes: NDArray[np.intp], came: NDArray[np.bool_], layout: Layout) -> NDArray[np.intp]:
-    """For each hole the segment to copy, -1 if none will do.
-
-    Nearest by the distance that its pixels are moved, in MCUs from middle to middle, so that of an interval of four the
-    one above or below comes before those beside. Ties go to the left, then upwards. A last segment with fewer MCUs than
-    the others is neither copied nor filled. Costs holes × columns (the exact transform of Meijster and others, 2000).
-    """
-    whole = came.copy()
-    short = layout.last_mcus != layout.interval
-    whole[-1] &= not short
-    sources = np.full(len(holes), -1, np.intp)
-    if not whole.any():
-        return sources
-    row, column = np.divmod(np.arange(layout.segments) * layout.interval + layout.interval // 2, layout.columns)
-    marks = np.full((layout.rows, layout.columns), -1, np.intp)
-    marks[row[whole], column[whole]] = np.flatnonzero(whole)
-    columns = np.flatnonzero((marks >= 0).any(0))
-    marks = marks[:, columns]
-    above, below = _nearest_in_column(marks)
-    to_fill = holes[:-1] if short and holes[-1] == layout.segments - 1 else holes
-    step = max(1, _CELLS // len(columns))
-    for start in range(0, len(to_fill), step):
-        part = to_fill[start : start + step]
-        rows = row[part]
-        up, down = rows[:, None] - above[rows], below[rows] - rows[:, None]
-        beside = column[part][:, None] - columns
-        best = np.argmin(np.minimum(up, down) ** 2 + beside**2, 1)
-        cell = np.arange(len(part)), best
-        nearest_row = np.where(up[cell] <= down[cell], rows - up[cell], rows + down[cell])
-        sources[start : start + len(part)] = marks[nearest_row, best]
-    return sources
-
-
-def _nearest_in_column(marks: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """For each cell the row of the nearest mark at or above it, and of that at or below; far away if there is none."""
-    far = 1 << 20
-    rows = np.arange(len(marks))[:, None]
-    above = np.maximum.accumulate(np.where(marks >= 0, rows, -far), 0)
-    below = np.minimum.accumulate(np.where(marks >= 0, rows, far)[::-1], 0)[::-1]
-    return above, below
-
-
-def _blocks(mcus: NDArray[np.bool_], layout: Layout) -> NDArray[np.bool_]:
-    """From MCUs to blocks of 16×16 pixels, which are true if all of their MCUs are."""
-    rows, columns = -(-layout.height // 16), -(-layout.width // 16)
-    units = np.repeat(np.repeat(mcus, layout.mcu_height // 8, 0), layout.mcu_width // 8, 1)[: 2 * rows, : 2 * columns]
-    padded = np.ones((2 * rows, 2 * columns), np.bool_)
-    padded[: units.shape[0], : units.shape[1]] = units
-    return np.asarray(padded.reshape(rows, 2, columns, 2).all((1, 3)))
-
-
 def _decode_opaque(format_: PictureFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:
     size = -(-format_.body_bytes // format_.k)
     last = format_.body_bytes - (format_.k - 1) * size
@@ -507,7 +418,7 @@ def _base_pieces(bgr: Pixels) -> list[bytes]:
     """The base picture's scan behind its length, cut into at most `BASE_K` pieces of one length."""
     height, width = bgr.shape[:2]
     small: Pixels = cv2.resize(bgr, _base_size(width, height), interpolation=cv2.INTER_AREA)
-    scan = scan_of(_jpeg(small, BASE_QUALITY, 0))
+    (scan,) = compress(small, BASE_QUALITY, 0)
     body = _SHARE.pack(len(scan)) + scan
     size = -(-len(body) // BASE_K)
     return [body[start : start + size].ljust(size, b"\0") for start in range(0, BASE_K * size, size)]
@@ -536,9 +447,8 @@ def _enlarged_base(format_: PictureFormat, shares: Mapping[int, bytes]) -> list[
     length = int.from_bytes(body[: _SHARE.size], "big")
     width, height = _base_size(format_.width, format_.height)
     scan = body[_SHARE.size : _SHARE.size + length]
-    try:
-        small = simplejpeg.decode_jpeg(assemble(standard_header(width, height, BASE_QUALITY, 0), [scan]), "BGR")
-    except ValueError:
+    small = decoded(assemble(standard_header(width, height, BASE_QUALITY, 0), [scan]), width, height)
+    if small is None:
         return None
     large: Pixels = cv2.resize(small, (format_.width, format_.height), interpolation=cv2.INTER_CUBIC)
-    return split_scan(scan_of(_jpeg(large, format_.quality, format_.interval)))
+    return compress(large, format_.quality, format_.interval)

@@ -15,8 +15,6 @@ from PIL import Image
 
 from hawkvision.errors import TooLarge
 from hawkvision.transport.coding import (
-    MAX_BASE_PIXELS,
-    MAX_FILLED_BYTES,
     MAX_PIXELS,
     Arrived,
     Coded,
@@ -32,6 +30,7 @@ from hawkvision.transport.coding import (
     opaque,
     reframe,
 )
+from hawkvision.transport.concealment import MAX_FILLED_BYTES, MAX_REDRAWN_PIXELS
 from hawkvision.transport.wire import MAX_DATAGRAM, WireError
 from hawkvision.types import Pixels
 
@@ -252,7 +251,7 @@ GOOD = PictureFormat(Kind.SEGMENTS, 227, 227, 80, 5, 10, 15)
         {"k": 0}, {"k": 16}, {"n": 256}, {"base_k": 16}, {"quality": 0}, {"quality": 101}, {"interval": 0},
         {"interval": 256}, {"width": 0}, {"height": 0}, {"width": 4097, "height": 4096}, {"base_k": 4, "tables": 1},
         {"kind": Kind.OPAQUE}, {"kind": Kind.OPAQUE, "quality": 0}, {"tables": -1}, {"width": 65536},
-        {"width": 1025, "height": MAX_BASE_PIXELS // 1024, "base_k": 4},
+        {"width": 1025, "height": MAX_REDRAWN_PIXELS // 1024, "base_k": 4},
     ],
 )  # fmt: skip
 def test_absurd_formats_are_refused(wrong: Mapping[str, int]) -> None:
