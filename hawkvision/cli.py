@@ -241,6 +241,9 @@ def calibrate(
     middle: Annotated[str | None, typer.Option(help="A rung between them, or `none`; default: the ladder's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
+    ] = False,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -256,6 +259,7 @@ def calibrate(
         best=best,
         middle=middle,
         seed=seed,
+        lossy=lossy,
         models=manifest.models_dir(models_dir),
         cache=manifest.cache_dir(cache_dir),
     )

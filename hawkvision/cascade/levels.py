@@ -54,16 +54,15 @@ def smooth(scores: Floats, values: Floats) -> Floats:
     return fitted
 
 
-def measure_curve(rung: Rung, best_right: Flags) -> Curve:
+def measure_curve(rung: Rung, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
     """The curve of one rung, from pictures of the profile split."""
     gap = best_right.astype(np.float64) - rung.right
     order = np.argsort(rung.scores, kind="stable")
-    places = np.linspace(0, len(order) - 1, CURVE_KNOTS).round().astype(np.intp)
-    knots = order[places]
+    places = order[np.linspace(0, len(order) - 1, knots).round().astype(np.intp)]
     return Curve(
-        rung.scores[knots],
-        smooth(rung.scores, rung.differs.astype(np.float64))[knots],
-        np.maximum(smooth(rung.scores, gap)[knots], 0.0),
+        rung.scores[places],
+        smooth(rung.scores, rung.differs.astype(np.float64))[places],
+        np.maximum(smooth(rung.scores, gap)[places], 0.0),
     )
 
 

@@ -175,7 +175,7 @@ def profile_pair(
         between = Middle(
             name=middle.name,
             score=middle_kind,
-            curve=_written_curve(measure_curve(chosen.middle, chosen.best_right)),
+            curve=written_curve(measure_curve(chosen.middle, chosen.best_right)),
             path=tuple(_path_step(step) for step in sweep(sample, paths[1])),
         )
     return Pair(
@@ -184,7 +184,7 @@ def profile_pair(
         score=kind,
         hop_ms=hop_ms,
         middle=between,
-        curve=_written_curve(measure_curve(chosen.edge, chosen.best_right)),
+        curve=written_curve(measure_curve(chosen.edge, chosen.best_right)),
         path=tuple(_path_step(step) for step in sweep(sample, paths[0])),
         conditions=(whole,),
     )
@@ -226,7 +226,7 @@ def certify_condition(
     def certified(max_drop: float) -> Certificate:
         found = [certify(sample, path, max_drop, delta / len(paths), method, cost) for path in paths]
         step = min(found, key=cost)
-        return _certificate(step, max_drop, n, delta, method)
+        return write_certificate(step, max_drop, n, delta, method)
 
     never = next(sweep(sample, (Thresholds(-math.inf),)))
     if method is Method.AGREEMENT:
@@ -236,7 +236,7 @@ def certify_condition(
     return Condition(
         min_received_fraction=1.0,
         balanced=certified(balanced),
-        fast=_certificate(never, math.ceil(bound * 1e4) / 1e4, n, delta, method),
+        fast=write_certificate(never, math.ceil(bound * 1e4) / 1e4, n, delta, method),
         certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS),
     )
 
@@ -286,7 +286,8 @@ def _choose_score(looked: Looked, best: Looked, labels: NDArray[np.integer], cho
     return Score.MARGIN if area[Score.MARGIN] < area[Score.TOP1] else Score.TOP1
 
 
-def _certificate(step: Step, max_drop: float, n: int, delta: float, method: Method) -> Certificate:
+def write_certificate(step: Step, max_drop: float, n: int, delta: float, method: Method = Method.EXACT) -> Certificate:
+    """A certified step as profiles hold it."""
     agreement = method is Method.AGREEMENT
     return Certificate(
         max_drop=round(max_drop, 6),
@@ -340,7 +341,9 @@ def _path_step(step: Step) -> PathStep:
     )
 
 
-def _written_curve(curve: Curve) -> ScoreCurve:
+def written_curve(curve: Curve) -> ScoreCurve:
+    """A curve as profiles hold it."""
+
     def rounded(values: Floats) -> tuple[float, ...]:
         return tuple(round(min(max(float(v), 0.0), 1.0), 6) for v in values)
 

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from hawkvision.artifacts import write_atomic
-from hawkvision.cascade.profile import Profile, ProfileData, RungProfile, dump
+from hawkvision.cascade.profile import Pair, Profile, ProfileData, ReceivedCondition, RungProfile, dump
 from hawkvision.cascade.profiling import Looked, Split, profile_pair, profile_rung
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import Manifest, load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.vision.backends import BackendKind
-from hawkvision.zoo.looking import look
+from hawkvision.zoo.looking import Looks, look
+from hawkvision.zoo.lossy import arrivals, condition_of
 from hawkvision.zoo.splits import split_pictures
 
 FEWEST_PICTURES: Final = 100
@@ -43,6 +45,7 @@ def calibrate(
     middle: str | None = None,
     seed: int,
     backend: BackendKind = "onnxruntime",
+    lossy: bool = False,
     models: Path,
     cache: Path,
 ) -> Profile:
@@ -58,6 +61,8 @@ def calibrate(
             certifies two levels only.
         seed: of the split into profile, certification and held-out pictures.
         backend: what runs the models.
+        lossy: whether to measure them on pictures that crossed a lossy link as well, which takes some twenty times as
+            long. For pictures of a few kilobytes it makes no sense: those arrive whole or not at all.
         models: where manifests lie.
         cache: where built models lie.
 
@@ -81,19 +86,49 @@ def calibrate(
             looks.cost_ms(name),
         )  # fmt: skip
     halfway = None if between is None else looks.served(between)
+    pairs = [profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway) for edge in edges]
+    if lossy:
+        pairs = _over_links(pairs, manifest, pictures, split, looks, seed, backend, cache)
     profile = Profile(
         format=3,
         task=task,
         data=_describe(pictures, split, seed),
         rungs=tuple(rung for rung, _ in measured.values()),
-        pairs=tuple(
-            profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway) for edge in edges
-        ),
+        pairs=tuple(pairs),
     )
     write_atomic(out, dump(profile))
     held_out = HeldOut(pictures.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
     return profile
+
+
+def _over_links(
+    pairs: Sequence[Pair],
+    manifest: Manifest,
+    pictures: LabelledPictures,
+    split: Split,
+    originals: Looks,
+    seed: int,
+    backend: BackendKind,
+    cache: Path,
+) -> list[Pair]:
+    """The pairs with the conditions of pictures that crossed a lossy link. The middle rung is not asked for those."""
+    found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
+    rungs = tuple(dict.fromkeys([*found, pairs[0].best]))
+    for arrived in arrivals(pictures, np.union1d(split.profile, split.certify), seed):
+        name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
+        looks = look(
+            manifest, rungs, arrived.pictures, backend=backend, cache=cache, chosen=arrived.reached, name=name
+        )  # fmt: skip
+        for pair in pairs:
+            balanced = pair.conditions[0].balanced.max_drop
+            found[pair.edge].append(
+                condition_of(
+                    arrived, looks, originals, edge=pair.edge, best=pair.best, kind=pair.score, balanced=balanced,
+                    split=split,
+                )
+            )  # fmt: skip
+    return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
 
 
 def middle_rung(manifest: Manifest, best: str, middle: str | None) -> str | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import numpy as np
 
-from hawkvision.cascade.profile import Profile, ProfileData, RungProfile
+from hawkvision.cascade.profile import Profile, ProfileData, ReceivedCondition, RungProfile
 from hawkvision.cascade.profiling import Looked, profile_pair, profile_rung, split_indices
-from hawkvision.types import Logits
+from hawkvision.cascade.profiling_received import ReceivedLooks, profile_received
+from hawkvision.types import Logits, Score
 
 SHA = "a" * 64
 
@@ -49,3 +51,45 @@ def make_profile(seed: int = 7, n: int = 3_000, middle: bool = False) -> Profile
         rungs=(small, medium, large) if middle else (small, large),
         pairs=(profile_pair(edge, best, labels, split, between if middle else None),),
     )
+
+
+HARM = {(80, 1.0): 0.05, (80, 0.75): 0.3, (80, 0.0): 1.5, (27, 1.0): 0.4, (27, 0.6): 1.0}
+"""Conditions of `make_received_profile`, finest first, and how much noise each adds to logits."""
+
+
+RECEIVED_DROPS = (0.01, 0.02, 0.04, 0.05, 0.06, 0.15, 0.3)
+
+
+def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> ReceivedLooks:
+    """Pictures whose logits suffered on the way; the edge gets surer of itself the more they did."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 10, n)
+    edge, best = make_logits(rng, labels, 3.0), make_logits(rng, labels, 8.0)
+    noise = rng.normal(size=(2, *edge.shape)).astype(np.float32)
+    heated = (edge + 3.0 * harm * noise[0]) * np.float32(1.0 + harm)
+    return ReceivedLooks(heated, (best + 3.0 * harm * noise[1]).argmax(axis=1), best.argmax(axis=1), labels)
+
+
+@functools.cache
+def make_condition(quality: int, fraction: float, harm: float, n: int = 1_600) -> ReceivedCondition:
+    """A measured condition; of its n pictures a quarter plans, the rest certifies."""
+    looks = make_received_looks(harm, n)
+    return profile_received(
+        looks.part(np.arange(n // 4)),
+        looks.part(np.arange(n // 4, n)),
+        kind=Score.TOP1,
+        min_quality=quality,
+        min_received_fraction=fraction,
+        drops=RECEIVED_DROPS,
+        believed=fraction > 0.0,
+        data_sha256=SHA,
+    )
+
+
+@functools.cache
+def make_received_profile() -> Profile:
+    """`make_profile` with a pair that knows some conditions of lossy links."""
+    profile = make_profile()
+    conditions = tuple(make_condition(*place, harm) for place, harm in HARM.items())
+    pair = msgspec.structs.replace(profile.pairs[0], received=conditions)
+    return msgspec.structs.replace(profile, pairs=(pair,))
