@@ -7,6 +7,7 @@ is bounded, however long the path lives and whatever is reported.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from bisect import bisect_right
 from collections import deque
@@ -29,6 +30,9 @@ MOST_TRAINS: Final = 256
 TRAIN_LEAST: Final = 5
 TRAIN_MOST: Final = 40
 """Datagrams received of a train whose spacing is believed; and after which another train begins."""
+SPREAD: Final = 1.5
+"""How much longer than it was sent a train must arrive before it may lower the link's speed. Datagrams that leave at
+our share of a full link arrive at our share; only what left much faster shows the link itself."""
 SAMPLES: Final = 5
 """Trains whose median is the link's speed: three pictures suffice to learn that it has changed."""
 
@@ -147,6 +151,9 @@ class _Train:
     lost: int = 0
     received: int = 0
     received_size: int = 0
+    first_of_received: float = math.inf
+    last_of_received: float = -math.inf
+    """When the first and the last of those that arrived were sent."""
     times: list[float] = field(default_factory=list)
     """Arrivals on the peer's clock, at most `TRAIN_MOST`."""
 
@@ -161,14 +168,20 @@ class _Train:
     def settled(self) -> bool:
         return self.received + self.lost >= self.count
 
-    def speed(self, *, short_queue: bool) -> tuple[float, bool] | None:
-        """(bytes per second, whether the link and not the sender set the spacing); None if there is too little.
+    def receive(self, arrival: Arrival) -> None:
+        self.received += 1
+        self.received_size += arrival.size
+        self.first_of_received = min(self.first_of_received, arrival.sent_at)
+        self.last_of_received = max(self.last_of_received, arrival.sent_at)
+        self.times.append(arrival.arrived_at)
+
+    def speed(self) -> tuple[float, bool] | None:
+        """(bytes per second, whether the link spread the train far); None if there is too little.
 
         m of n datagrams drawn at random span (n+1)(m−1)/(m+1) of the train's n−1 gaps on average. So holes that came
         after the bottleneck do not make it look slow, whichever they are, and of holes that came before it the result
         is the rate of *sending* that fills the link. Holes of an overflowing queue are not at random: there each gap
-        between neighbours tells the link's time for one datagram, so the median gap bounds what is made of the span;
-        and if a queue stood already, what arrived is all that counts.
+        between neighbours tells the link's time for one datagram, so the median gap bounds what is made of the span.
         """
         m, n = self.received, self.count
         if m < TRAIN_LEAST:
@@ -176,15 +189,13 @@ class _Train:
         times = sorted(self.times)
         span = max(times[-1] - times[0], 1e-6)
         size = self.received_size / m
-        gaps = m - 1
-        delivered = size * gaps / span
-        rate = delivered
-        if short_queue and m < n:
-            rate = delivered * (n + 1) / (m + 1)
+        delivered = rate = size * (m - 1) / span
+        if m < n:
+            rate *= (n + 1) / (m + 1)
             median = statistics.median(b - a for a, b in itertools.pairwise(times))
             if median > 0.0:
                 rate = max(delivered, min(rate, size / median))
-        spread = span > 1.03 * (self.last_sent - self.first_sent) * gaps / max(1, n - 1)
+        spread = span > SPREAD * (self.last_of_received - self.first_of_received)
         return min(rate, MAX_RATE), spread
 
 
@@ -195,10 +206,10 @@ class Trains:
         self._trains: list[_Train] = []
         self._starts: list[float] = []
         self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self.spread_at: float | None = None
+        """When a train last showed the link itself."""
         self.in_flight = 0.0
         """Bytes sent of which nothing is known yet."""
-        self.frozen = False
-        """While another fills the queue, spacing tells our share and not the link's speed: only more is believed."""
 
     def sent(self, size: int, now: float, gap_s: float) -> None:
         """A datagram left; it belongs to the last train if that ended less than `gap_s` ago."""
@@ -220,10 +231,8 @@ class Trains:
         train = self._find(arrival.sent_at)
         if train is not None and not train.settled:
             self.in_flight -= train.outstanding
-            train.received += 1
-            train.received_size += arrival.size
+            train.receive(arrival)
             self.in_flight += train.outstanding
-            train.times.append(arrival.arrived_at)
 
     def lost(self, sent_at: float) -> None:
         """One of them was lost."""
@@ -233,22 +242,24 @@ class Trains:
             train.lost += 1
             self.in_flight += train.outstanding
 
-    def settle(self, now: float, *, short_queue: bool, give_up_s: float) -> None:
+    def settle(self, now: float, give_up_s: float) -> None:
         """Learn from the oldest trains whose fate is known, and forget what is older than `give_up_s`."""
         done = 0
         for train in self._trains:
             if not train.settled and train.last_sent > now - give_up_s:
                 break
             done += 1
-            found = train.speed(short_queue=short_queue)
+            found = train.speed()
             if found is not None:
-                self._learn(*found)
+                self._learn(*found, now)
         self._drop(done)
 
-    def _learn(self, rate: float, spread: bool) -> None:
+    def _learn(self, rate: float, spread: bool, now: float) -> None:
         known = self.speed
-        if known is None or rate > known or (spread and not self.frozen):
+        if spread or (known is not None and rate > known):
             self._samples.append(rate)
+        if spread:
+            self.spread_at = now
 
     def forget(self) -> None:
         """The path may be another now."""
@@ -276,7 +287,10 @@ class Trains:
 class RoundTrip:
     """Smoothed round trip and its variation (RFC 9002 §5.3), and the least of the last ten seconds."""
 
+    MOST_DOUBLINGS: Final = 4
+
     def __init__(self) -> None:
+        self._doublings = 0
         self.smoothed_s: float | None = None
         self.variation_s = 0.0
         self.latest_s = 0.0
@@ -301,7 +315,20 @@ class RoundTrip:
         """After which something unreported is given up."""
         if self.smoothed_s is None:
             return 2 * INITIAL_RTT_S
-        return self.smoothed_s + max(4 * self.variation_s, GRANULARITY_S) + MAX_REPORT_DELAY_S
+        wait_s = self.smoothed_s + max(4 * self.variation_s, GRANULARITY_S) + MAX_REPORT_DELAY_S
+        return wait_s * (1 << self._doublings)
+
+    def gave_up(self) -> None:
+        """Nothing came in time: wait longer (RFC 9002 §6.2.1).
+
+        A round trip that has grown beyond the timeout would never be measured otherwise, for what arrives after it was
+        given up counts no more.
+        """
+        self._doublings = min(self._doublings + 1, self.MOST_DOUBLINGS)
+
+    def heard(self) -> None:
+        """Something came in time."""
+        self._doublings = 0
 
 
 class StandingQueue:

@@ -30,7 +30,7 @@ rate makes a bounded queue.
 nothing is left. As in Copa (Arun and Balakrishnan, NSDI 2018) the sender finds out by draining: if the queue stays
 though we hold back, it is another's, and then the only fair language is TCP's: one datagram more each round trip, 0.7
 of the rate after a loss (CUBIC's factor, RFC 9438), counting only loss beyond what the link loses with a short queue. A
-floor of `LEAST_SHARE` of the link keeps a sender alive beside BBR, which hears no loss; it falls when the excess loss says
+floor of `LEAST_SHARE` of the link keeps a sender alive beside BBR, which hears no loss; it falls when excess loss says
 that many keep to such a floor (RFC 8085 §3.1: congestion collapse comes before any one sender's comfort). Draining
 also shows the path without queue, so that the base of the delay stays true on a saturated link.
 
@@ -42,6 +42,7 @@ Before any report, one initial window leaves at once (RFC 6928), and then as muc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -76,9 +77,10 @@ LEAST_BURST: Final = 6 * DATAGRAM
 """Depth of the token bucket: one picture, of the largest kind; at least what a train's spacing can be read off."""
 MIN_RATE: Final = DATAGRAM / 1.0
 """Bytes per second: a datagram a second."""
-HEADROOM: Final = 1.1
-"""Of the measured speed: a sender that is never faster than its estimate never learns that the link became faster."""
-STANDING_S: Final = 0.1
+HEADROOM: Final = 0.1
+"""Above the measured speed, less as the queue nears its goal: a sender that is never faster than its estimate never
+learns that the link became faster."""
+STANDING_S: Final = 0.05
 DRAIN_AFTER_S: Final = 1.0
 """A queue that was not short for so long is asked whose it is; that costs some 3 % of a full link."""
 COMPETING_EXIT_S: Final = 0.5
@@ -86,12 +88,31 @@ COMPETING_EXIT_S: Final = 0.5
 GROWTH: Final = 0.05
 """Of the link's speed, per round trip, while the queue is short."""
 DECREASE: Final = 0.7
+MOST_SHARE: Final = 0.5
 LEAST_SHARE: Final = 0.2
 FAIR_START: Final = 0.35
-"""Of the link's speed: where competing begins at least, below the half that is fair beside one flow."""
+"""Of the link's speed: the most and the least that is taken while another fills the queue, and where that begins. Half is
+fair beside one flow; more would only lengthen the queue beside BBR, which leaves it to those who hear loss."""
 CROWDED_LOSS: Final = 0.15
 """Excess loss above which the floor is given up."""
 BREAKER_SILENCES: Final = 3
+BREAKER_S: Final = 1.0
+"""Silences, and seconds of silence, that open the circuit breaker; at 50 % loss both ways reports fail now and then."""
+MOST_HALVINGS: Final = 2
+"""Of the rate by silences before the breaker opens."""
+USED: Final = 0.5
+"""Share of the rate that must have been sent before a round trip says that more would fit (RFC 7661)."""
+MEMORY: Final = 1_000
+"""Outcomes over which the loss of a link that is not full is remembered."""
+HEAVY: Final = 0.5
+"""Share of the link from which on unexplained loss is held for our own doing."""
+TOLERATED: Final = 0.005
+"""Loss that says nothing: reordering makes some datagrams look lost."""
+PROBE_TRAIN: Final = 6 * DATAGRAM
+PROBE_EVERY_S: Final = 1.0
+LONGEST_PROBE_S: Final = 0.1
+"""A saturated sender, paced at its share, no longer sees the link's speed. So once a second it lets tokens for a short
+train gather, for a tenth of a second at most."""
 TRAIN_GAP_S: Final = 0.002
 
 
@@ -120,20 +141,33 @@ class RateController:
         self._trip = RoundTrip()
         self._queue = StandingQueue()
         self._loss = LossMeter()
+        self._light = 0
+        """Outcomes that the next line rests on, at most `MEMORY`."""
         self._radio_loss = 0.0
         """Share that is lost while the queue is short: what no rate of ours would change."""
         self._excess_loss = 0.0
         self._silences = 0
+        self._heard_at = now
+        self._broken = False
+        """Whether the circuit breaker is open."""
+        self._carried = 0.0
+        """Bytes per second that the link carried of late, and what radio lost of them."""
         self._round = _Round(now)
         self._short_at = now
         """When the queue was last seen short."""
         self._long_at = now
         self._drained_by = now
+        self._gathering = False
+        self._probed_at = now
+        self._held_until = now
+        """Until then the last decrease has not shown."""
 
     @property
     def rate_bytes_s(self) -> float:
         """What may be sent for long, bytes per second."""
-        return self._rate
+        if self._broken:
+            return DATAGRAM / max(1.0, self._trip.smoothed_s or 0.0)
+        return max(MIN_RATE, self._rate / (1 << min(max(0, self._silences - 1), MOST_HALVINGS)))
 
     @property
     def link_bytes_s(self) -> float | None:
@@ -172,10 +206,9 @@ class RateController:
         rtt_s = self._trip.least_s
         if rtt_s is None:
             return 2 * INITIAL_WINDOW
-        rate = self._rate if self.mode is Mode.COMPETING else min(self._rate, self._trains.speed or self._rate)
-        queue_s = max(QUEUE_GOAL_S, self.queue_s) if self.mode is Mode.COMPETING else QUEUE_GOAL_S
+        queue_s = max(self._goal_s, self.queue_s) if self.mode is Mode.COMPETING else self._goal_s
         seconds = rtt_s + queue_s + MAX_REPORT_DELAY_S + self._loss.estimate.ratio * self.timeout_s()
-        return int(rate * seconds + self._depth)
+        return int(self.rate_bytes_s * seconds + self._depth)
 
     def timeout_s(self) -> float:
         """After which a datagram of which nothing was reported counts as lost (RFC 9002 §6.2.1)."""
@@ -195,12 +228,27 @@ class RateController:
         the time returned is then only when to ask again.
         """
         self._fill(now)
-        missing = min(size, self._depth) - self._tokens
-        at = now + missing / self._rate if missing > 0.0 else now
+        missing = self._needed(size, now) - self._tokens
+        at = now + missing / self.rate_bytes_s if missing > 0.0 else now
         excess = self._trains.in_flight + size - self.backlog_allowed
         if excess > 0.0 and self._trains.in_flight > 0.0:
-            at = max(at, now + max(GRANULARITY_S, min(excess, size) / self._rate))
+            at = max(at, now + max(GRANULARITY_S, min(excess, size) / self.rate_bytes_s))
         return at
+
+    def _needed(self, size: int, now: float) -> float:
+        """Tokens that must be there before a datagram leaves: its own, or those of a short train."""
+        needed = min(float(size), self._depth)
+        if self._tokens >= needed and not self._gathering:
+            return needed
+        seen_at = self._trains.spread_at
+        self._gathering = seen_at is not None or self._trip.smoothed_s is not None
+        self._gathering &= now - max(seen_at or 0.0, self._probed_at) > PROBE_EVERY_S
+        if not self._gathering:
+            return needed
+        train = min(float(PROBE_TRAIN), self._depth, max(needed, LONGEST_PROBE_S * self.rate_bytes_s))
+        if self._tokens >= train:
+            self._gathering, self._probed_at = False, now
+        return train
 
     def reported(
         self,
@@ -216,20 +264,21 @@ class RateController:
         sent, `runs` the lengths of their runs; `rtt_s` is without the peer's delay.
         """
         self._fill(now)
-        if arrivals and self._silences:
-            self._heard_again(now)
+        if arrivals:
+            self._heard(now)
+        elif lost and now - self._heard_at > self.timeout_s():
+            self._trip.gave_up()
         if rtt_s is not None and rtt_s > 0.0:
             self._trip.observe(rtt_s, now)
-        self._queue.observe(arrivals, max(STANDING_S, 1.5 * (self._trip.smoothed_s or 0.0)), now)
+        self._queue.observe(arrivals, max(STANDING_S, self._trip.smoothed_s or 0.0), now)
         self._loss.observe(len(arrivals), len(lost), runs, now)
-        short = self.queue_s < QUEUE_GOAL_S
         for arrival in arrivals:
             self._trains.arrived(arrival)
         for sent_at in lost:
             self._trains.lost(sent_at)
-        self._trains.frozen = self.mode is Mode.COMPETING
-        self._trains.settle(now, short_queue=short, give_up_s=2 * self.timeout_s())
+        self._trains.settle(now, 2 * self.timeout_s())
         self._round.received += len(arrivals)
+        self._round.received_size += sum(arrival.size for arrival in arrivals)
         self._round.lost += len(lost)
         if self._trip.smoothed_s is not None and now - self._round.began >= max(self._trip.smoothed_s, 0.01):
             self._step(now)
@@ -237,17 +286,10 @@ class RateController:
     def silent(self, now: float) -> None:
         """Nothing was reported for a probe timeout although datagrams are out."""
         self._fill(now)
-        self._silences = min(self._silences + 1, BREAKER_SILENCES)
-        if self._broken:
-            self._rate = DATAGRAM / max(1.0, self._trip.smoothed_s or 0.0)
-        else:
-            self._rate = max(MIN_RATE, self._rate / 2)
+        self._silences += 1
+        if self._silences >= BREAKER_SILENCES and now - self._heard_at >= BREAKER_S:
+            self._broken = True
         self._tokens = min(self._tokens, self._depth)
-
-    @property
-    def _broken(self) -> bool:
-        """Whether the circuit breaker is open."""
-        return self._silences >= BREAKER_SILENCES
 
     @property
     def _depth(self) -> float:
@@ -262,89 +304,114 @@ class RateController:
     def _fill(self, now: float) -> None:
         elapsed = max(0.0, now - self._filled_at)
         self._filled_at = max(now, self._filled_at)
-        self._tokens = min(self._depth, self._tokens + elapsed * self._rate)
+        self._tokens = min(self._depth, self._tokens + elapsed * self.rate_bytes_s)
 
-    def _heard_again(self, now: float) -> None:
+    def _heard(self, now: float) -> None:
         if self._broken:
+            self._broken = False
             self._trains.forget()
+            self._carried = 0.0
             self.mode = Mode.STARTING
             self._rate = INITIAL_WINDOW / max(INITIAL_RTT_S, self._trip.smoothed_s or 0.0)
+            self._short_at = self._long_at = now
+        self._trip.heard()
         self._silences = 0
-        self._short_at = self._long_at = now
+        self._heard_at = now
+
+    @property
+    def _link(self) -> float:
+        """The best that is known of the link's speed."""
+        return max(self._trains.speed or 0.0, self._carried)
+
+    @property
+    def _goal_s(self) -> float:
+        return min(QUEUE_GOAL_S, max(SHORT_QUEUE_S, (self._trip.least_s or INITIAL_RTT_S) / 2))
 
     def _step(self, now: float) -> None:
         """One round trip is over: move the rate."""
         past, self._round = self._round, _Round(now)
         elapsed_s = now - past.began
-        if self.queue_s < SHORT_QUEUE_S:
+        if self.queue_s < self._goal_s / 2:
             self._short_at = now
         else:
             self._long_at = now
-        self._weigh_loss(past)
-        used = past.sent >= 0.5 * self._rate * elapsed_s
+        used = past.sent >= USED * self._rate * elapsed_s
+        heavy = past.sent >= HEAVY * self._link * elapsed_s
+        crowded = self._weigh_loss(past, heavy)
+        carried = past.received_size / elapsed_s / max(0.1, 1.0 - self._radio_loss)
+        self._carried += (carried - self._carried) / 8
         match self.mode:
             case Mode.STARTING:
                 self._start(used)
             case Mode.TRACKING:
-                self._track(now)
+                self._track(now, crowded and heavy)
             case Mode.DRAINING:
                 self._drain(now)
             case Mode.COMPETING:
-                self._compete(past, now, used)
-        speed = self._trains.speed
-        most = MAX_RATE if speed is None else HEADROOM * speed
+                self._compete(now, crowded, used)
+        most = MAX_RATE
+        if self._trains.speed is not None:
+            most = self._link * (1.0 + HEADROOM * max(0.0, 1.0 - self.queue_s / self._goal_s))
         self._rate = max(MIN_RATE, min(self._rate, most, MAX_RATE))
 
-    def _weigh_loss(self, past: _Round) -> None:
+    def _weigh_loss(self, past: _Round, heavy: bool) -> bool:
+        """Whether more was lost in a round than what radio explains."""
         outcomes = past.received + past.lost
-        if not outcomes:
-            return
-        gain = min(0.5, outcomes / 500)
-        if self.queue_s < QUEUE_GOAL_S:
-            self._radio_loss += gain * (past.lost / outcomes - self._radio_loss)
-        self._excess_loss += 2 * gain * (max(0.0, past.lost / outcomes - self._radio_loss) - self._excess_loss)
+        if not past.received:
+            return False
+        ratio = past.lost / outcomes
+        if not heavy and self.queue_s <= self._goal_s:
+            self._light = min(self._light + outcomes, MEMORY)
+            self._radio_loss += min(1.0, outcomes / self._light) * (ratio - self._radio_loss)
+        radio = self._radio_loss
+        self._excess_loss += min(0.5, outcomes / 300) * (max(0.0, ratio - radio) - self._excess_loss)
+        radio = min(0.9, max(radio, TOLERATED))
+        deviation = math.sqrt(outcomes * radio * (1.0 - radio) * (2.0 * self._loss.estimate.burst - 1.0))
+        return past.lost > outcomes * radio + 3.0 * deviation
 
     def _start(self, used: bool) -> None:
         speed = self._trains.speed
-        if self.queue_s > QUEUE_GOAL_S or (speed is not None and self._rate >= speed):
+        if self.queue_s > self._goal_s or (speed is not None and self._rate >= speed):
             self.mode = Mode.TRACKING
         elif speed is not None or used:
             window = INITIAL_WINDOW / (self._trip.smoothed_s or INITIAL_RTT_S)
             self._rate = max(2 * self._rate, window)
 
-    def _track(self, now: float) -> None:
+    def _track(self, now: float, overflowing: bool) -> None:
         rtt_s = self._trip.smoothed_s or INITIAL_RTT_S
-        speed = self._trains.speed or self._rate
-        if self.queue_s <= QUEUE_GOAL_S:
-            self._rate += max(GROWTH * speed, DATAGRAM / rtt_s)
-        else:
-            over_s = self.queue_s - QUEUE_GOAL_S
-            self._rate = min(self._rate, speed) * (1.0 - min(1.0 - DECREASE, over_s / (over_s + rtt_s)))
-            self._rate = max(self._rate, LEAST_SHARE * speed)
+        if overflowing:
+            self._rate *= DECREASE
+        elif self.queue_s <= self._goal_s:
+            room = 1.0 - self.queue_s / self._goal_s
+            self._rate += room * max(GROWTH * self._link, DATAGRAM / rtt_s)
+        elif now >= self._held_until:
+            over_s = self.queue_s - self._goal_s
+            self._held_until = now + rtt_s
+            self._rate = min(self._rate, self._link) * (1.0 - min(1.0 - DECREASE, over_s / (over_s + rtt_s)))
+            self._rate = max(self._rate, LEAST_SHARE * self._link)
         if now - self._short_at > max(DRAIN_AFTER_S, 5 * rtt_s):
             self.mode = Mode.DRAINING
             self._rate /= 2
             self._drained_by = now + 2 * self.queue_s + 2 * rtt_s + STANDING_S
 
     def _drain(self, now: float) -> None:
-        if self.queue_s < SHORT_QUEUE_S:
+        if self.queue_s < self._goal_s / 2:
             self.mode = Mode.TRACKING
             self._rate *= 2
         elif now >= self._drained_by:
             self.mode = Mode.COMPETING
-            self._rate = max(2 * self._rate, FAIR_START * (self._trains.speed or 0.0))
+            self._rate = max(2 * self._rate, FAIR_START * self._link)
 
-    def _compete(self, past: _Round, now: float, used: bool) -> None:
-        rtt_s = self._trip.smoothed_s or INITIAL_RTT_S
-        expected = 2 * self._radio_loss * (past.received + past.lost)
+    def _compete(self, now: float, crowded: bool, used: bool) -> None:
         if now - self._long_at > COMPETING_EXIT_S:
             self.mode = Mode.TRACKING
-        elif past.lost > expected:
+        elif crowded:
             self._rate *= DECREASE
         elif used:
-            self._rate += DATAGRAM / rtt_s
+            self._rate += DATAGRAM / (self._trip.smoothed_s or INITIAL_RTT_S)
+        self._rate = min(self._rate, MOST_SHARE * self._link)
         if self._excess_loss < CROWDED_LOSS:
-            self._rate = max(self._rate, LEAST_SHARE * (self._trains.speed or 0.0))
+            self._rate = max(self._rate, LEAST_SHARE * self._link)
 
 
 @dataclass(slots=True)
@@ -352,4 +419,5 @@ class _Round:
     began: float
     sent: int = 0
     received: int = 0
+    received_size: int = 0
     lost: int = 0
