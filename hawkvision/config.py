@@ -54,6 +54,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dc_url: str | None = None
     """The datacenter ingress, `http://HOST[:PORT]` or https; None makes a node that answers alone."""
     dc_api_key: Key | None = None
+    dc_transport: Literal["tcp", "lossy", "auto"] = "tcp"
+    """How pictures go to the datacenter: over HTTP; as datagrams; or as datagrams while the link loses some, where the
+    datacenter offers that (`dc.lossy_port`)."""
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter when the request itself has no deadline."""
@@ -97,6 +100,12 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    lossy_port: Port | None = None
+    """UDP port of the lossy transport, at `host`; 0 takes a free one, None listens to none. On one machine only: behind
+    a cluster's HTTP proxies there is no one process that datagrams could go to."""
+    lossy_certificate: Path | None = None
+    lossy_key: Path | None = None
+    """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
     models_dir: Path | None = None
@@ -137,6 +146,8 @@ def load_config(
     config = _convert(kind, values, "command line")
     if isinstance(config, EdgeConfig) and config.dc_url is not None:
         _check_origin(f"{section}.dc_url", config.dc_url)
+    if isinstance(config, DatacenterConfig) and (config.lossy_certificate is None) != (config.lossy_key is None):
+        raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
     if config.api_key is None and not is_loopback(config.host):
         raise ConfigError(
             f"{section}.host = {config.host!r} is reachable from other machines, so {section}.api_key must be set "

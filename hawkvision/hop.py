@@ -16,6 +16,10 @@
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …}, "batch_size": 3,
          "score": null, "passed_over": null}
 
+    GET /v1/transport
+    200 {"lossy": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
+                                           what else the tier listens to; null where it does not
+
     GET /v1/rungs
     200 {"task": "imagenet", "best": "committee",
          "rungs": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …],
@@ -35,21 +39,36 @@ The score is `cascade.scores.score` of the rung's calibrated probabilities as se
 float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
 as give the same float64 back. So the tier accepts exactly the pictures that a computation offline accepts. Scores
 reach 1.0, so a middle rung that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
+
+Over the lossy transport (`hawkvision.transport`) a request has the same fields. Those that many pictures share are its
+template, a JSON object with `task`, `variant` and, for a middle rung, `score` and `otherwise`. This picture's own are
+its meta, big-endian:
+
+     0        1        2                 4           20          28       29                    37
+    ┌────────┬────────┬─────────────────┬───────────┬───────────┬────────┬─────────────────────┐
+    │version │ flags  │ top_k           │ trace id  │ span id   │ trace  │ accept score        │
+    │ 1      │ 1: mid │ u16             │ 16 bytes  │ 8 bytes   │ flags  │ float64, if middle  │
+    └────────┴────────┴─────────────────┴───────────┴───────────┴────────┴─────────────────────┘
+
+The deadline is the fragments' own. Replies and errors are the same bodies, errors with their `status` beside `code`.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from hawkvision.errors import BadField
+from hawkvision.trace import TraceContext
 from hawkvision.types import Score
 
 INFER_PATH: Final = "/v1/infer"
 RUNGS_PATH: Final = "/v1/rungs"
+TRANSPORT_PATH: Final = "/v1/transport"
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
 DEADLINE_HEADER: Final = "X-HawkVision-Deadline-Ms"
@@ -60,6 +79,11 @@ OTHERWISE_HEADER: Final = "X-HawkVision-Otherwise"
 TRACE_HEADER: Final = "traceparent"
 MAX_TOP_K: Final = 1000
 MAX_DEADLINE_MS: Final = 3_600_000.0
+META_VERSION: Final = 1
+
+_META: Final = struct.Struct(">BBH16s8sB")
+_ACCEPT: Final = struct.Struct(">d")
+_HAS_MIDDLE: Final = 1
 
 
 class Middle(msgspec.Struct, frozen=True):
@@ -97,6 +121,30 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
             headers[SCORE_HEADER] = self.middle.score.value
             headers[OTHERWISE_HEADER] = self.middle.otherwise
         return headers
+
+    def template(self) -> bytes:
+        """What many pictures share, for the lossy transport; few differ: rungs and the score's kind."""
+        middle = self.middle
+        score, otherwise = (None, None) if middle is None else (middle.score, middle.otherwise)
+        return _template_encoder.encode(_Template(self.task, self.variant, score, otherwise))
+
+    def meta(self, trace: TraceContext) -> bytes:
+        """What is this picture's own, for the lossy transport, except the deadline."""
+        flags = 0 if self.middle is None else _HAS_MIDDLE
+        ids = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+        packed = _META.pack(META_VERSION, flags, self.top_k, *ids, int(trace.flags, 16))
+        return packed if self.middle is None else packed + _ACCEPT.pack(self.middle.accept_score)
+
+
+class _Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    task: str | None = None
+    variant: str | None = None
+    score: Score | None = None
+    otherwise: str | None = None
+
+
+_template_encoder = msgspec.json.Encoder()
+_template_decoder = msgspec.json.Decoder(_Template)
 
 
 class HopClass(msgspec.Struct, frozen=True):
@@ -137,6 +185,10 @@ class HopReply(msgspec.Struct, frozen=True):
     """The answering rung's own score, of the kind that `Middle.score` asked for; None if no middle rung was named."""
     passed_over: PassedOver | None = None
     """The middle rung's answer where the otherwise-rung gave the one that counts."""
+    received_fraction: float = 1.0
+    """Share of the picture, as the edge sent it, that reached the tier; the rest of what was looked at is made up."""
+    quality: int | None = None
+    """JPEG quality at which the transport encoded the picture anew; None: it came as the edge had it."""
 
 
 class RungMember(msgspec.Struct, frozen=True):
@@ -163,6 +215,25 @@ class Rungs(msgspec.Struct, frozen=True):
     rungs: tuple[Rung, ...]
 
 
+class LossyOffer(msgspec.Struct, frozen=True):
+    """Where the lossy transport listens, at the host of the document that says so."""
+
+    port: int
+    """UDP."""
+    certificate: str
+    """PEM, of what the server's certificate must be or be signed by."""
+    name: str
+    """What the certificate is made out to."""
+    version: int
+    """Of the wire format."""
+
+
+class Transports(msgspec.Struct, frozen=True):
+    """The reply to `GET /v1/transport`."""
+
+    lossy: LossyOffer | None = None
+
+
 def parse_hop_headers(headers: Mapping[str, str]) -> HopRequest:
     """The request that the headers state; names are matched as `headers` does (Starlette's ignore case).
 
@@ -177,6 +248,40 @@ def parse_hop_headers(headers: Mapping[str, str]) -> HopRequest:
         top_k=_top_k(headers.get(TOP_K_HEADER)),
         middle=_middle(headers, variant),
     )
+
+
+def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceContext | None]:
+    """The request, without its deadline, of a picture that came over the lossy transport, and its trace if it is valid.
+
+    Raises:
+        BadField: naming the field, what was expected and what was found.
+    """
+    try:
+        shared = _template_decoder.decode(template)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadField(f"template: {error}") from None
+    if len(meta) < _META.size or meta[0] != META_VERSION:
+        raise BadField(f"meta: expected version {META_VERSION} and {_META.size} bytes or more, got {meta[:8].hex()!r}…")
+    _, flags, top_k, trace_id, span_id, trace_flags = _META.unpack_from(meta)
+    size = _META.size + (_ACCEPT.size if flags & _HAS_MIDDLE else 0)
+    if flags & ~_HAS_MIDDLE or len(meta) != size:
+        raise BadField(f"meta: flags {flags} and {len(meta)} bytes do not go together; expected {size} bytes")
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise BadField(f"meta: top_k is {top_k}; expected 1 to {MAX_TOP_K}")
+    middle = None
+    if flags & _HAS_MIDDLE:
+        if shared.score is None or shared.otherwise is None:
+            raise BadField("template: score or otherwise is missing; the meta has an accept score")
+        (accept_score,) = _ACCEPT.unpack_from(meta, _META.size)
+        _check_middle(shared.variant, shared.otherwise, "template: variant", "template: otherwise")
+        middle = Middle(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
+    elif shared.score is not None or shared.otherwise is not None:
+        raise BadField("meta: accept score is missing; the template names a middle rung")
+    request = HopRequest(task=shared.task or None, variant=shared.variant or None, top_k=top_k, middle=middle)
+    trace = None
+    if any(trace_id) and any(span_id):
+        trace = TraceContext(trace_id.hex(), span_id.hex(), f"{trace_flags:02x}")
+    return request, trace
 
 
 def _deadline(text: str | None) -> float | None:
@@ -209,14 +314,18 @@ def _middle(headers: Mapping[str, str], variant: str | None) -> Middle | None:
     if accept_score is None or kind is None or otherwise is None:
         absent = names[given.index(None)]
         raise BadField(f"{absent}: missing; {', '.join(names)} belong together, all or none")
-    if variant is None:
-        raise BadField(f"{VARIANT_HEADER}: missing; {ACCEPT_SCORE_HEADER} needs it to name the rung that looks first")
+    _check_middle(variant, otherwise, VARIANT_HEADER, OTHERWISE_HEADER)
+    return Middle(_score(kind), _accept_score(accept_score), otherwise)
+
+
+def _check_middle(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:
+    if not variant:
+        raise BadField(f"{variant_field}: missing; an accept score needs it to name the rung that looks first")
     if otherwise in ("", variant):
         raise BadField(
-            f"{OTHERWISE_HEADER}: expected another rung than the {VARIANT_HEADER} {variant[:64]!r}, "
+            f"{otherwise_field}: expected another rung than the {variant_field} {variant[:64]!r}, "
             f"got {otherwise[:64]!r}"
         )
-    return Middle(_score(kind), _accept_score(accept_score), otherwise)
 
 
 def _score(text: str) -> Score:
@@ -232,6 +341,11 @@ def _accept_score(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
+    return _sure(value, ACCEPT_SCORE_HEADER, text)
+
+
+def _sure(value: float, field: str, shown: str | None = None) -> float:
     if not (0.0 <= value <= 1.0 or value == math.inf):  # false of nan, too
-        raise BadField(f"{ACCEPT_SCORE_HEADER}: expected a number from 0 to 1, or inf, got {text[:40]!r}")
+        found = str(value) if shown is None else shown[:40]
+        raise BadField(f"{field}: expected a number from 0 to 1, or inf, got {found!r}")
     return value

@@ -25,7 +25,7 @@ from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
-from hawkvision.errors import HawkVisionError, NotReady, Overloaded
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
@@ -62,7 +62,7 @@ class Ingress:
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
         self._door = make_door(config, catalog)
         names = [v.name for v in catalog.variants]
-        self._door.variants = HandleVariants(dict(zip(names, handles, strict=True)))
+        self._door.tier.variants = HandleVariants(dict(zip(names, handles, strict=True)))
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
@@ -112,8 +112,14 @@ def application(config: DatacenterConfig) -> Application:
     """The whole application under these settings.
 
     Raises:
-        ConfigError: if the rungs are unknown.
+        ConfigError: if the rungs are unknown, or the lossy transport is asked for, which a cluster cannot offer: its
+            proxies speak HTTP, and replicas come and go on ports of their own.
     """
+    if config.lossy_port is not None:
+        raise ConfigError(
+            f"dc.lossy_port = {config.lossy_port}: in a cluster the tier speaks HTTP only; the lossy transport needs a "
+            "tier on one machine (`hawkvision dc up`)"
+        )
     catalog = load_catalog(config)
     limit = max_in_flight(config, catalog)
     return _INGRESS.options(

@@ -45,8 +45,10 @@ from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.door import Door, make_door
+from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.replica import Views
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
+from hawkvision.hop import Transports
 from hawkvision.manifest import cache_dir
 
 if TYPE_CHECKING:
@@ -78,7 +80,8 @@ def up(config: DatacenterConfig, stopping: threading.Event) -> None:
 
     `stopping` is for a signal that came before: set, it ends the start at its next step.
     Prints `ready: http://HOST:PORT` on standard output once every variant is loaded; port 0 takes a free one. Until
-    then, and while draining, the door answers 503.
+    then, and while draining, the door answers 503. With `config.lossy_port` pictures are taken as datagrams, too;
+    `GET /v1/transport` says where.
 
     Raises:
         ConfigError: if the address cannot be listened on or the rungs are unknown.
@@ -129,6 +132,9 @@ async def _serve(
     if stopping.is_set():
         stop.set()
     door = make_door(config, catalog)
+    lossy = None if config.lossy_port is None else await LossyDoor.open(config, config.lossy_port, door.tier)
+    if lossy is not None:
+        door.transports = Transports(lossy.offer)
     server = _Server(
         uvicorn.Config(
             door.asgi,
@@ -149,9 +155,11 @@ async def _serve(
                 _say_ready(listener)
                 await stop.wait()
         finally:
-            door.variants = None
+            door.tier.variants = None
             server.should_exit = True
             await serving
+            if lossy is not None:
+                await lossy.close(_DRAIN_S)
             _stop_ray()
 
 
@@ -182,7 +190,7 @@ async def _open(
             for variant in catalog.variants:
                 with contextlib.suppress(DeadlineMissed):
                     await variants.classify(variant.name, b"", Views.UPRIGHT, expires_at=0.0)
-            door.variants = variants
+            door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)

@@ -128,7 +128,7 @@ class GrpcIngress:
 
         catalog = load_catalog(config)
         self._door = make_door(config, catalog)
-        self._door.variants = HandleVariants(dict(zip([v.name for v in catalog.variants], handles, strict=True)))
+        self._door.tier.variants = HandleVariants(dict(zip([v.name for v in catalog.variants], handles, strict=True)))
 
     async def infer(self, picture: BytesValue) -> BytesValue:
         """What the door answers to the picture."""

@@ -152,7 +152,7 @@ def config(models: Path) -> DatacenterConfig:
 
 @pytest.fixture(scope="module")
 def service(models: Path) -> Iterator[Running]:
-    limits = {"max_ongoing_requests": "4", "max_queued_requests": "4", "max_body_bytes": "200000"}
+    limits = {"max_ongoing_requests": "4", "max_queued_requests": "4", "max_body_bytes": "200000", "lossy_port": "0"}
     running = start(models, api_key=KEY, **limits)
     yield running
     stop(running)

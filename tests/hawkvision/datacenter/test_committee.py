@@ -44,7 +44,7 @@ class Fixed:
 def door(variants: Fixed, temperature: float = 1.0) -> Door:
     rungs = (ServedRung("a", ("a",)), ServedRung("all", MEMBERS, mirrored=True, temperature=temperature))
     made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10, None))
-    made.variants = variants
+    made.tier.variants = variants
     return made
 
 
@@ -100,7 +100,7 @@ def test_a_full_member_sheds_the_whole_committee_with_retry_after() -> None:
 
 def test_a_door_without_variants_is_not_ready() -> None:
     closed = door(Fixed({}))
-    closed.variants = None
+    closed.tier.variants = None
     assert post(closed).status_code == 503
 
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hawkvision.errors import BadField
-from hawkvision.hop import MAX_DEADLINE_MS, MAX_TOP_K, HopRequest, Middle, parse_hop_headers
+from hawkvision.hop import MAX_DEADLINE_MS, MAX_TOP_K, HopRequest, Middle, parse_hop_datagram, parse_hop_headers
+from hawkvision.trace import TraceContext, start_trace
+from hawkvision.transport.frames import MAX_META
 from hawkvision.types import Score
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
@@ -20,16 +23,23 @@ MIDDLE = {
 MIDDLES = st.builds(Middle, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
 
 
-@given(
-    st.builds(
-        HopRequest,
-        task=st.none() | NAMES,
-        variant=st.none() | NAMES,
-        deadline_ms=st.none() | st.floats(-1e6, MAX_DEADLINE_MS),
-        top_k=st.integers(1, MAX_TOP_K),
-        middle=st.none() | MIDDLES,
-    )
+REQUESTS = st.builds(
+    HopRequest,
+    task=st.none() | NAMES,
+    variant=st.none() | NAMES,
+    deadline_ms=st.none() | st.floats(-1e6, MAX_DEADLINE_MS),
+    top_k=st.integers(1, MAX_TOP_K),
+    middle=st.none() | MIDDLES,
 )
+TRACES = st.builds(
+    TraceContext,
+    st.integers(1, 2**128 - 1).map("{:032x}".format),
+    st.integers(1, 2**64 - 1).map("{:016x}".format),
+    st.integers(0, 255).map("{:02x}".format),
+)
+
+
+@given(REQUESTS)
 def test_headers_carry_every_request_back(request: HopRequest) -> None:
     assume(request.middle is None or request.variant not in (None, request.middle.otherwise))
     assert parse_hop_headers(request.headers()) == request
@@ -97,3 +107,51 @@ def test_any_text_about_a_middle_rung_is_read_or_refused_as_bad_field(score: str
         return
     assert read is not None
     assert 0.0 <= read.accept_score <= 1.0 or read.accept_score == math.inf
+
+
+@given(REQUESTS, TRACES)
+def test_template_and_meta_carry_every_request_back_but_its_deadline(request: HopRequest, trace: TraceContext) -> None:
+    assume(request.middle is None or request.variant not in (None, request.middle.otherwise))
+    read = parse_hop_datagram(request.template(), request.meta(trace))
+    assert read == (msgspec.structs.replace(request, deadline_ms=None), trace)
+    assert len(request.meta(trace)) <= MAX_META
+
+
+@given(REQUESTS, st.integers(1, MAX_TOP_K), st.floats(0.0, 1.0))
+def test_what_differs_from_picture_to_picture_is_not_in_the_template(r: HopRequest, top_k: int, sure: float) -> None:
+    middle = None if r.middle is None else msgspec.structs.replace(r.middle, accept_score=sure)
+    other = msgspec.structs.replace(r, top_k=top_k, deadline_ms=1.0, middle=middle)
+    assert other.template() == r.template()
+
+
+@given(st.binary(max_size=80), st.binary(max_size=64))
+def test_any_template_and_meta_are_read_or_refused_as_bad_field(template: bytes, meta: bytes) -> None:
+    for body in (template, HopRequest().template(), PLAIN.template()):
+        for own in (meta, HopRequest().meta(start_trace()), PLAIN.meta(start_trace())[: len(meta)]):
+            try:
+                read, _ = parse_hop_datagram(body, own)
+            except BadField:
+                continue
+            assert 1 <= read.top_k <= MAX_TOP_K
+
+
+PLAIN = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.5, "committee"))
+
+
+@pytest.mark.parametrize(
+    ("template", "meta", "field"),
+    [
+        (b"{", HopRequest().meta(start_trace()), "template"),
+        (b'{"top_k": 5}', HopRequest().meta(start_trace()), "template"),
+        (HopRequest().template(), b"", "meta"),
+        (HopRequest().template(), b"\x02" + HopRequest().meta(start_trace())[1:], "meta: expected version 1"),
+        (HopRequest().template(), HopRequest().meta(start_trace()) + b"x", "meta: flags"),
+        (HopRequest().template(), HopRequest(top_k=0).meta(start_trace()), "meta: top_k is 0"),
+        (HopRequest().template(), PLAIN.meta(start_trace()), "template: score or otherwise is missing"),
+        (PLAIN.template(), HopRequest().meta(start_trace()), "meta: accept score is missing"),
+        (PLAIN.template(), PLAIN.meta(start_trace())[:-8] + b"\xff" * 8, "meta: accept score: expected"),
+    ],
+)
+def test_a_datagrams_request_is_refused_by_the_field_that_is_wrong(template: bytes, meta: bytes, field: str) -> None:
+    with pytest.raises(BadField, match=f"^{field}"):
+        parse_hop_datagram(template, meta)

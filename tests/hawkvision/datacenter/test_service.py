@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -20,7 +21,12 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from hawkvision.hop import HopReply, Rungs
+from hawkvision.hop import HopReply, HopRequest, Rungs, Transports
+from hawkvision.trace import start_trace
+from hawkvision.transport.coding import opaque
+from hawkvision.transport.frames import fragment_room
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.udp import LossyClient, Route
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture
 
 pytestmark = pytest.mark.slow
@@ -189,6 +195,26 @@ def test_no_callers_text_becomes_a_label(service: Running) -> None:
 
 def test_metrics_need_the_key(service: Running) -> None:
     assert ask(service, path="/metrics", Authorization="").status == 401
+
+
+def test_pictures_are_taken_as_datagrams_where_the_tier_says(service: Running) -> None:
+    offer = msgspec.json.decode(ask(service, path="/v1/transport").body, type=Transports).lossy
+    assert offer is not None
+    request, trace = HopRequest(variant="medium"), start_trace()
+
+    async def scenario() -> tuple[Status, bytes]:
+        to = [Route(None, "127.0.0.1")]
+        client = await LossyClient.connect(offer.port, offer.certificate, offer.name, routes=to, api_key=KEY)
+        coded = opaque(picture(), 0.5, fragment_room(request.meta(trace)))
+        assert coded is not None
+        try:
+            return await client.ask(request.template(), coded, meta=request.meta(trace), timeout_s=20.0)
+        finally:
+            await client.close()
+
+    status, body = asyncio.run(scenario())
+    assert (status, msgspec.json.decode(body, type=HopReply).model) == (Status.OK, "medium")
+    assert series(service)['hawkvision_dc_requests_total{code="200",path="lossy",rung="medium"}'] >= 1.0
 
 
 PARENT = """

@@ -1,0 +1,149 @@
+"""The datacenter's door for pictures that come as datagrams: the same tier, the same replies as over HTTP.
+
+A picture of which fragments are missing is looked at when they came or can no longer come in time, not before: the
+edge has asked because it was not sure itself, and a look at half a picture would cost the tier as much as at a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import math
+import time
+from typing import Final
+
+import msgspec
+
+from hawkvision.config import DatacenterConfig
+from hawkvision.datacenter.catalog import Catalog
+from hawkvision.datacenter.tier import Tier
+from hawkvision.errors import HawkVisionError, InternalError, TooLarge
+from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
+from hawkvision.transport.coding import Expired, Partial
+from hawkvision.transport.control import VERSION
+from hawkvision.transport.identity import Identity, load_identity, own_identity
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.udp import Incoming, LossyServer
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "lossy"
+"""In the place of a path in the tier's metrics."""
+RESERVE_S: Final = 0.03
+"""How long before its deadline a picture is looked at, whatever is still missing of it: the committee takes 36 ms of
+processor time, spread over its members."""
+PATIENCE_S: Final = 30.0
+"""Longest wait for missing fragments; the transport itself gives up after 10 s without news."""
+GONE: Final = 499
+"""What the metrics say of a caller that is gone, as at the HTTP door."""
+
+
+class LossyDoor:
+    """The tier's end of the lossy transport. Made by `open`; close it."""
+
+    def __init__(self, tier: Tier, max_body_bytes: int) -> None:
+        self._tier = tier
+        self._max_body_bytes = max_body_bytes
+        self._server: LossyServer | None = None
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.offer: LossyOffer
+        """What `GET /v1/transport` says of this door."""
+
+    @classmethod
+    async def open(cls, config: DatacenterConfig, port: int, tier: Tier) -> LossyDoor:
+        """Listen on a UDP port of `config.host`; 0 takes a free one.
+
+        Raises:
+            ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
+        """
+        door = cls(tier, config.max_body_bytes)
+        identity = _identity(config)
+        door._server = server = await LossyServer.start(
+            config.host,
+            port,
+            identity,
+            door.answer,
+            api_key=config.api_key,
+            useful_side=useful_side(tier.catalog),
+            reserve_s=RESERVE_S,
+        )
+        door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        return door
+
+    async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
+        """The reply to one picture.
+
+        Raises:
+            HawkVisionError: as over HTTP.
+        """
+        started = time.perf_counter()
+        variant, status, trace = None, GONE, None
+        self._inside += 1
+        self._empty.clear()
+        try:
+            asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
+            variant = asked.variant
+            best = await _at_its_best(incoming)
+            reply = await self._look(best, asked)
+            status = 200
+            return Status.OK, msgspec.json.encode(reply)
+        except HawkVisionError as error:
+            status = error.status
+            raise
+        except Exception:  # process boundary: one picture's defect must not reach the next
+            status = InternalError.status
+            log.exception("trace %s: unexpected failure", "none" if trace is None else trace.trace_id)
+            raise InternalError("internal error; the datacenter's log has the details") from None
+        finally:
+            self._tier.count(PATH, variant, status, time.perf_counter() - started)
+            self._inside -= 1
+            if not self._inside:
+                self._empty.set()
+
+    async def _look(self, incoming: Incoming, asked: HopRequest) -> HopReply:
+        arrived = incoming.arrived
+        assert not isinstance(arrived, Expired), "the transport answers these by itself"
+        if incoming.deadline is not None:
+            left_ms = (incoming.deadline - asyncio.get_running_loop().time()) * 1e3
+            asked = msgspec.structs.replace(asked, deadline_ms=left_ms)
+        with self._tier.admit(asked) as visit:
+            if len(arrived.body) > self._max_body_bytes:
+                raise TooLarge(f"the picture has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
+            reply = await visit.look(arrived.body)
+        fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
+        return msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality)
+
+    async def close(self, drain_s: float) -> None:
+        """Answer what is inside, at most so long, and end all connections."""
+        assert self._server is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._empty.wait()
+        await self._server.close()
+
+
+def useful_side(catalog: Catalog) -> int:
+    """Pixels of the shorter side of which the most demanding variant makes use."""
+    return max(math.ceil(max(v.input.height, v.input.width) / v.input.crop_fraction) for v in catalog.variants)
+
+
+async def _at_its_best(incoming: Incoming) -> Incoming:
+    """The picture once no more of it will come."""
+    if incoming.better is None:
+        return incoming
+    # Bounded by us, too: the picture that is here is better than none.
+    patience_s = PATIENCE_S
+    if incoming.deadline is not None:
+        patience_s = max(0.0, incoming.deadline - asyncio.get_running_loop().time())
+    await asyncio.wait((incoming.better,), timeout=patience_s)
+    return incoming.better.result() if incoming.better.done() else incoming
+
+
+def _identity(config: DatacenterConfig) -> Identity:
+    if config.lossy_certificate is None or config.lossy_key is None:
+        return own_identity(datetime.datetime.now(datetime.UTC))
+    return load_identity(config.lossy_certificate, config.lossy_key)

@@ -1,0 +1,179 @@
+"""What the tier does with a picture, whichever door brought it: check, let in, look, reply. No protocol here.
+
+    door ── HopRequest ──► admit ─┬─ unknown rung, not ready, too late, full ──► error
+                                  └─ Visit ── picture ──► look ──► HopReply
+
+A visit counts against `max_in_flight` from the moment it is let in, before the picture has been read, so that the bound
+holds for memory as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from hawkvision.cascade.scores import top_classes
+from hawkvision.datacenter.catalog import Catalog, ServedRung
+from hawkvision.datacenter.looks import Look, Second, Variants, look_up_to_twice
+from hawkvision.datacenter.metrics import DatacenterMetrics
+from hawkvision.errors import DeadlineMissed, NotFound, NotReady, Overloaded
+from hawkvision.hop import HopClass, HopReply, HopRequest, HopTiming, PassedOver
+from hawkvision.types import Score
+
+NEVER: Final = math.inf
+
+ResultT = TypeVar("ResultT")
+
+
+class Tier:
+    """The rungs of one task behind their doors. Not ready until `variants` is set."""
+
+    def __init__(self, catalog: Catalog, max_in_flight: int) -> None:
+        self.catalog = catalog
+        self.variants: Variants | None = None
+        self.metrics = DatacenterMetrics()
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
+        self.metrics.in_flight.set_function(lambda: self._in_flight)
+
+    def ready_variants(self) -> Variants:
+        """The way to the replicas.
+
+        Raises:
+            NotReady: while there is none.
+        """
+        if self.variants is None:
+            raise NotReady("the datacenter tier is still loading its models, or draining")
+        return self.variants
+
+    @contextmanager
+    def admit(self, asked: HopRequest) -> Iterator[Visit]:
+        """Let a request in for as long as the block lasts.
+
+        Raises:
+            NotFound: for a task or rung that is not served.
+            NotReady, DeadlineMissed, Overloaded: as their names say.
+        """
+        first, second = self._rungs(asked)
+        variants = self.ready_variants()
+        if asked.deadline_ms is not None and asked.deadline_ms <= 0.0:
+            raise DeadlineMissed(f"the deadline had passed by {-asked.deadline_ms:g} ms when the request came")
+        if self._in_flight >= self._max_in_flight:
+            raise Overloaded(f"{self._in_flight} requests are already inside the tier", retry_after_s=1.0)
+        self._in_flight += 1
+        try:
+            yield Visit(variants, first, second, asked, self.metrics)
+        finally:
+            self._in_flight -= 1
+
+    def count(self, path: str, asked_for: str | None, status: int, seconds: float) -> None:
+        """Count a request for a picture: by the rung asked for (None: the best), and how long it took if answered."""
+        rung = self.catalog.rung(asked_for or self.catalog.best.name)
+        label = "none" if rung is None else rung.name
+        if status == 200:
+            self.metrics.duration.labels(label).observe(seconds)
+        self.metrics.requests.labels(path, label, str(status)).inc()
+
+    def _rungs(self, asked: HopRequest) -> tuple[ServedRung, Second | None]:
+        """Who looks first, and who looks next if that one is not sure enough."""
+        if asked.task not in (None, self.catalog.task):
+            raise NotFound(f"no task {asked.task!r} here; this tier serves {self.catalog.task!r}")
+        first = self.catalog.best if asked.variant is None else self._rung(asked.variant)
+        middle = asked.middle
+        if middle is None:
+            return first, None
+        return first, Second(self._rung(middle.otherwise), middle.score, middle.accept_score)
+
+    def _rung(self, name: str) -> ServedRung:
+        rung = self.catalog.rung(name)
+        if rung is None:
+            known = ", ".join(r.name for r in self.catalog.rungs)
+            raise NotFound(f"task {self.catalog.task!r} has no rung {name[:80]!r} here; it has {known}")
+        return rung
+
+
+class Visit:
+    """One request inside the tier, under its deadline. Made by `Tier.admit`."""
+
+    def __init__(
+        self,
+        variants: Variants,
+        first: ServedRung,
+        second: Second | None,
+        asked: HopRequest,
+        metrics: DatacenterMetrics,
+    ) -> None:
+        left_s = None if asked.deadline_ms is None else asked.deadline_ms / 1e3
+        self._variants = variants
+        self._rungs = first, second
+        self._asked = asked
+        self._metrics = metrics
+        self._started = time.perf_counter()
+        # Replicas run in other processes, perhaps elsewhere, and compare with their own time of day.
+        self._expires_at = NEVER if left_s is None else time.time() + left_s
+        self._ends = None if left_s is None else asyncio.get_running_loop().time() + left_s
+
+    async def in_time(self, work: Awaitable[ResultT]) -> ResultT:
+        """The work's result.
+
+        Raises:
+            DeadlineMissed: if the deadline comes first.
+        """
+        try:
+            async with asyncio.timeout_at(self._ends):
+                return await work
+        except TimeoutError:
+            raise DeadlineMissed(f"no answer within the {self._asked.deadline_ms:g} ms that were left") from None
+
+    async def look(self, picture: bytes) -> HopReply:
+        """The reply to a picture.
+
+        Raises:
+            HawkVisionError: as `looks.Variants.classify`.
+            DeadlineMissed: if it takes longer than was left.
+        """
+        first, second = self._rungs
+        looks = await self.in_time(look_up_to_twice(self._variants, first, second, picture, self._expires_at))
+        self._observe(looks)
+        return _reply(looks, self._asked, (time.perf_counter() - self._started) * 1e3)
+
+    def _observe(self, looks: tuple[Look, ...]) -> None:
+        metrics = self._metrics
+        metrics.answers.labels(looks[-1].rung.name).inc()
+        if len(looks) > 1:
+            metrics.second_looks.labels(looks[0].rung.name).inc()
+        for variant, answer in ((v, a) for look in looks for v, a in look.asked.items()):
+            metrics.decode_duration.labels(variant).observe(answer.decode_ms / 1e3)
+            metrics.queue_duration.labels(variant).observe(answer.queue_ms / 1e3)
+            metrics.inference_duration.labels(variant).observe(answer.infer_ms / 1e3)
+            metrics.batch_size.labels(variant).observe(answer.batch_size)
+
+
+def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float) -> HopReply:
+    """The last look's answer, with the time that all looks took."""
+    counts = looks[-1]
+    row = counts.probabilities[0]
+    work = [tuple(look.asked.values()) for look in looks]
+    timing = HopTiming(
+        decode=round(sum(max((a.decode_ms for a in answers), default=0.0) for answers in work), 3),
+        queue=round(sum(max((a.queue_ms for a in answers), default=0.0) for answers in work), 3),
+        infer=round(sum(max((a.infer_ms for a in answers), default=0.0) for answers in work), 3),
+        total=round(total_ms, 3),
+    )
+    return HopReply(
+        top_k=tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k)),
+        model=counts.rung.name,
+        timing_ms=timing,
+        batch_size=max(a.batch_size for answers in work for a in answers),
+        score=None if asked.middle is None else counts.score(asked.middle.score),
+        passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks[0], asked.middle.score),
+    )
+
+
+def _passed_over(look: Look, kind: Score) -> PassedOver:
+    (index,) = top_classes(look.probabilities[0], 1)
+    return PassedOver(int(index), look.score(kind))

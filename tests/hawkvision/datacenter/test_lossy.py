@@ -1,0 +1,204 @@
+"""The datacenter's lossy door over real sockets, its variants in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from hawkvision.config import DatacenterConfig, load_config
+from hawkvision.datacenter.app import application
+from hawkvision.datacenter.catalog import load_catalog
+from hawkvision.datacenter.lossy import LossyDoor, useful_side
+from hawkvision.datacenter.replica import VariantAnswer, Views
+from hawkvision.datacenter.tier import Tier
+from hawkvision.errors import ConfigError
+from hawkvision.hop import HopReply, HopRequest, Middle
+from hawkvision.trace import start_trace
+from hawkvision.transport.coding import Coded, Plan, encode, opaque
+from hawkvision.transport.frames import fragment_room
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.udp import LossyClient, Route
+from hawkvision.types import Score
+from loadgen.link import LinkSpec, UdpRelay
+from tests.hawkvision.datacenter.conftest import picture
+
+TRACE = start_trace()
+ROOM = fragment_room(HopRequest().meta(TRACE))
+
+
+def coded(body: bytes) -> Coded:
+    made = opaque(body, 0.5, ROOM)
+    assert made is not None
+    return made
+
+
+WHOLE = coded(picture())
+
+
+class Sure:
+    """Variants that are sure of class 2, and wait for `gate` before they say so."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.pictures: list[bytes] = []
+
+    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+        self.pictures.append(picture)
+        await self.gate.wait()
+        return VariantAnswer(np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32), 1.0, 2.0, 3.0, 4)
+
+
+@asynccontextmanager
+async def open_door(config: DatacenterConfig) -> AsyncIterator[tuple[LossyDoor, Tier, Sure]]:
+    tier, variants = Tier(load_catalog(config), 4), Sure()
+    tier.variants = variants
+    door = await LossyDoor.open(config, 0, tier)
+    try:
+        yield door, tier, variants
+    finally:
+        await door.close(1.0)
+
+
+@asynccontextmanager
+async def connected(door: LossyDoor, port: int | None = None) -> AsyncIterator[LossyClient]:
+    offer = door.offer
+    client = await LossyClient.connect(
+        port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")]
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def ask(
+    config: DatacenterConfig, request: HopRequest, picture: Coded = WHOLE, meta: bytes = b""
+) -> tuple[Status, bytes]:
+    async def scenario() -> tuple[Status, bytes]:
+        async with open_door(config) as (door, _, _), connected(door) as client:
+            return await client.ask(request.template(), picture, meta=meta or request.meta(TRACE), timeout_s=10.0)
+
+    return asyncio.run(scenario())
+
+
+def replied(answer: tuple[Status, bytes]) -> HopReply:
+    assert answer[0] is Status.OK, answer
+    return msgspec.json.decode(answer[1], type=HopReply)
+
+
+def test_a_picture_is_answered_as_over_http(config: DatacenterConfig) -> None:
+    reply = replied(ask(config, HopRequest(variant="medium", top_k=2)))
+    assert (reply.model, [c.index for c in reply.top_k]) == ("medium", [2, 3])
+    assert (reply.received_fraction, reply.quality) == (1.0, None)
+
+
+def test_a_middle_rung_is_asked_first(config: DatacenterConfig) -> None:
+    reply = replied(ask(config, HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.95, "committee"))))
+    assert (reply.model, reply.passed_over is not None) == ("committee", True)
+
+
+def test_a_picture_that_was_encoded_anew_says_its_quality(config: DatacenterConfig) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    assert replied(ask(config, HopRequest(), encode(pixels, Plan(50, 1.0), ROOM))).quality == 50
+
+
+@pytest.mark.parametrize(
+    ("request_", "meta", "code"),
+    [
+        (HopRequest(variant="huge"), b"", "not_found"),
+        (HopRequest(task="letters"), b"", "not_found"),
+        (HopRequest(), b"\x09" * 30, "bad_field"),
+    ],
+)
+def test_each_error_has_its_code(config: DatacenterConfig, request_: HopRequest, meta: bytes, code: str) -> None:
+    status, body = ask(config, request_, meta=meta)
+    assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, code)
+
+
+def test_a_body_beyond_the_limit_is_refused(config: DatacenterConfig) -> None:
+    status, body = ask(msgspec.structs.replace(config, max_body_bytes=100), HopRequest())
+    assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "too_large")
+
+
+def test_a_tier_that_is_not_ready_says_so(config: DatacenterConfig) -> None:
+    async def scenario() -> tuple[Status, bytes]:
+        async with open_door(config) as (door, tier, _), connected(door) as client:
+            tier.variants = None
+            return await client.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=10.0)
+
+    status, body = asyncio.run(scenario())
+    assert (status, msgspec.json.decode(body)["status"]) == (Status.REFUSED, 503)
+
+
+def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterConfig) -> None:
+    async def scenario() -> tuple[Status, bytes]:
+        async with open_door(config) as (door, _, variants), connected(door) as client:
+            variants.gate.clear()
+            request = HopRequest()
+            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.2, timeout_s=10.0)
+
+    status, body = asyncio.run(scenario())
+    assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "deadline_missed")
+
+
+def test_what_is_inside_is_answered_before_the_door_closes(config: DatacenterConfig) -> None:
+    async def scenario() -> tuple[Status, bytes]:
+        async with open_door(config) as (door, _, variants), connected(door) as client:
+            variants.gate.clear()
+            request = HopRequest()
+            asking = asyncio.create_task(client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=10))
+            await until(lambda: bool(variants.pictures))
+            closing = asyncio.create_task(door.close(10.0))
+            variants.gate.set()
+            answer = await asking
+            await closing
+            return answer
+
+    assert replied(asyncio.run(scenario())).top_k[0].index == 2
+
+
+def test_a_picture_with_holes_is_awaited_until_its_deadline_and_says_how_much_came(config: DatacenterConfig) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    holed = encode(pixels, Plan(50, 0.0), ROOM)
+
+    async def scenario() -> HopReply:
+        async with open_door(config) as (door, _, _):
+            lossy = LinkSpec.parse("delay=20ms,seed=5")
+            async with UdpRelay(("127.0.0.1", door.offer.port), lossy) as relay, connected(door, relay.address[1]) as c:
+                replied(await c.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=10.0))
+                relay.up = LinkSpec.parse("delay=20ms,loss=40%,seed=5")
+                meta = HopRequest().meta(TRACE)
+                return replied(await c.ask(HopRequest().template(), holed, meta=meta, deadline_s=0.1, timeout_s=10.0))
+
+    reply = asyncio.run(scenario())
+    assert 0.0 < reply.received_fraction < 1.0
+
+
+def test_the_useful_side_is_that_of_the_most_demanding_variant(config: DatacenterConfig) -> None:
+    assert useful_side(load_catalog(config)) == 48
+
+
+def test_a_cluster_does_not_offer_the_lossy_transport(config: DatacenterConfig) -> None:
+    with pytest.raises(ConfigError, match=r"lossy_port.*one machine"):
+        application(msgspec.structs.replace(config, lossy_port=0))
+
+
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lossy_certificate and dc\.lossy_key"):
+        load_config(DatacenterConfig, overrides={"lossy_certificate": tmp_path / "c.pem"}, environ={})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll: the condition comes true in another task."""
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true within 10 s")
