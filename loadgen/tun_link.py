@@ -110,7 +110,7 @@ class TunLink:
     Args:
         up: from client to server; `down` is the way back, the same spec if None.
         second: (up, down) of a second path.
-        congestion: TCP's congestion control in both namespaces. The kernel's default differs between machines.
+        congestion: as `set_congestion`.
         realtime: run the relay before all ordinary processes (SCHED_FIFO), so that busy cores do not delay packets;
             the attribute says afterwards whether that was allowed.
     """
@@ -121,7 +121,7 @@ class TunLink:
         down: LinkSpec | None = None,
         *,
         second: tuple[LinkSpec, LinkSpec] | None = None,
-        congestion: str = "cubic",
+        congestion: str | None = None,
         realtime: bool = True,
     ) -> None:
         first = (up, up if down is None else down)
@@ -153,7 +153,8 @@ class TunLink:
                 for path in range(len(self._paths))
                 for side in SIDES
             ]
-            self.set_congestion(self._congestion)
+            if self._congestion is not None:
+                self.set_congestion(self._congestion)
             self._start_relay(stack)
             begun = self._tell(_Begin(self._paths, self.realtime), [file.fileno() for file in files])
             devices.close()  # the relay has its own
@@ -241,19 +242,24 @@ class TunLink:
         self._check(path)
         return self._tell(_Ask()).counts[path]
 
-    def set_congestion(self, name: str) -> None:
-        """TCP's congestion control for connections made from now on, in both namespaces.
+    def set_congestion(self, name: str | None) -> None:
+        """TCP's congestion control for connections made from now on, both ways, even if a socket asks for another.
+
+        None leaves it to sockets and to the kernel's default, which differs between machines: comparisons choose one.
 
         Raises:
             ConfigError: if the kernel does not have it; says what it has.
         """
         known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-        if name not in known:
+        if name is not None and name not in known:
             raise ConfigError(f"congestion control {name!r}; this kernel has {', '.join(known)}")
         for side in SIDES:
+            # By route, although a route overrides what sockets ask for before they connect: a namespace's own default
+            # may only be one that unprivileged users are allowed (net.ipv4.tcp_allowed_congestion_control), which
+            # is for the machine to say.
+            choice = "" if name is None else f" congctl {name}"
             routes = [route for path in range(len(self._paths)) for route in _routes(path, side)]
-            # By route, because a namespace's own default may only be one that unprivileged users are allowed.
-            lines = [f"route replace {route} congctl {name}\n" for route in routes]
+            lines = [f"route replace {route}{choice}\n" for route in routes]
             _ip("-n", self.namespace(side), "-batch", "-", batch="".join(lines))
 
     @property
@@ -595,7 +601,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--up", metavar="SPEC", help="from client to server, in the place of --link")
     parser.add_argument("--down", metavar="SPEC", help="from server to client, in the place of --link")
     parser.add_argument("--second", metavar="SPEC", help="a second path, both ways")
-    parser.add_argument("--congestion", default="cubic", help="TCP's congestion control (default: %(default)s)")
+    parser.add_argument("--congestion", help="TCP's congestion control (default: the kernel's)")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:

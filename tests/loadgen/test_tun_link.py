@@ -20,7 +20,6 @@ from loadgen.tun_link import Side, TunLink, available, sweep
 
 ANSWER_S = 30.0
 """A bound on waiting for what must come, not on how fast it does."""
-PORT = 7000
 
 needs_a_link = pytest.mark.skipif(available() is not None, reason=f"no TUN link here: {available()}")
 
@@ -33,15 +32,22 @@ def udp(link: TunLink, side: Side, address: str, port: int = 0) -> socket.socket
     return made
 
 
+def listening(link: TunLink) -> socket.socket:
+    with link.inside("server"):
+        return socket.create_server((link.server_address, 0))
+
+
+def congestion_of(connection: socket.socket) -> str:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
 def send_through_tcp(link: TunLink, data: bytes) -> tuple[bytes, str]:
     """(what the server received, its congestion control) of one connection from the client."""
-    with link.inside("server"):
-        listener = socket.create_server((link.server_address, 0))
+    listener = listening(link)
     with link.inside("client"):
         client = socket.create_connection(listener.getsockname(), ANSWER_S)
     received = bytearray()
     with listener, client, listener.accept()[0] as server:
-        control = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
         def send() -> None:
             client.sendall(data)
@@ -52,7 +58,7 @@ def send_through_tcp(link: TunLink, data: bytes) -> tuple[bytes, str]:
         while piece := server.recv(65536):
             received += piece
         sending.join()
-    return bytes(received), control
+        return bytes(received), congestion_of(server)
 
 
 def namespaces() -> set[str]:
@@ -83,6 +89,21 @@ def test_tcp_delivers_every_byte_over_a_lossy_link(congestion: str) -> None:
     with TunLink(LinkSpec.parse("rate=50mbit,delay=2ms,loss=2%"), congestion=congestion) as link:
         assert send_through_tcp(link, data) == (data, congestion)
         assert link.counts()[0].lost_air > 0
+
+
+@needs_a_link
+def test_sockets_choose_their_congestion_control_unless_the_link_does() -> None:
+    with TunLink(LinkSpec()) as link, listening(link) as listener:
+        chosen = []
+        for choice in (None, "cubic", None):
+            link.set_congestion(choice)
+            with link.inside("client"):
+                client = socket.socket()
+            with client:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+                client.connect(listener.getsockname())
+                chosen.append(congestion_of(client))
+    assert chosen == ["reno", "cubic", "reno"]
 
 
 @needs_a_link
