@@ -30,17 +30,19 @@ L1 = frozenset(
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
+LOSSY = frozenset({"hawkvision.lossy", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
     **dict.fromkeys(L2, L0 | L1),
-    "hawkvision.client": L0 | L1 | {"hawkvision.transport"},
+    "hawkvision.lossy": L0 | L1 | L2,
+    "hawkvision.client": L0 | L1 | LOSSY,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
     "hawkvision.zoo": L0 | L1 | L2,
     "fpga": L0 | L1 | {"hawkvision.vision.backend"},
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
-    "edge": L0 | L1 | L2 | {"hawkvision.control"},
+    "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
     "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
     "hawkvision.cli": frozenset({*PACKAGES}),

@@ -29,7 +29,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
 
-from hawkvision.errors import ConfigError, HawkVisionError, InternalError
+from hawkvision.errors import ConfigError, HawkVisionError, InternalError, Unauthorized
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived, Coded
 from hawkvision.transport.control import (
@@ -520,6 +520,7 @@ class LossyClient:
             timeout_s: for all of it.
 
         Raises:
+            Unauthorized: if the server wants another key.
             ConnectionLost: if no session came about.
         """
         client = cls()
@@ -532,6 +533,8 @@ class LossyClient:
             raise ConnectionLost(why) from None
         except BaseException:
             await client.close()
+            if client.unauthorized:
+                raise Unauthorized("the node's lossy door: missing or wrong API key") from None
             raise
         return client
 
@@ -588,6 +591,12 @@ class LossyClient:
     def rtt_s(self) -> float | None:
         """The best living path's smoothed round trip."""
         return self.sender.channel.best(self._loop.time()).rate.rtt_s
+
+    def silent_s(self) -> float:
+        """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
+        since = [path.waiting_since for path in self.sender.channel.paths.values()]
+        waiting = [at for at in since if at is not None]
+        return self._loop.time() - max(waiting) if len(waiting) == len(since) else 0.0
 
     def spare_s(self, size: int) -> float:
         """How long that many bytes take."""

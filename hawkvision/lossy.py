@@ -1,0 +1,441 @@
+"""One peer over the lossy transport, for callers who have a picture and want its answer.
+
+    picture ─► probe ─► connection (made on first use, made anew when it ended) ─► plan ─► prepare ─► ask ─► answer
+                             ▲                                                                          │
+                             └────────────── ended, or silent for `SILENCE_S`: asked again ─────────────┘
+
+`prepare` and `Planner` decide and know no sockets; `LossyLink` keeps the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+import cv2
+import numpy as np
+
+from hawkvision.errors import BadField, HawkVisionError
+from hawkvision.hop import LossyOffer
+from hawkvision.transport.coding import Coded, Plan, encode, opaque, reframe
+from hawkvision.transport.frames import fragment_room
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.redundancy import QUALITIES, LinkState, choose
+from hawkvision.transport.udp import ConnectionLost, LossyClient, Route
+from hawkvision.types import Pixels
+from hawkvision.vision.image import decode, probe
+
+Picture: TypeAlias = bytes | Pixels
+"""An encoded picture, or RGB pixels (height, width, 3)."""
+Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]
+"""Asks the peer, some other way, where it listens. `ConnectionLost` lets the link try again, other errors do not."""
+
+SMALL_FRAGMENTS: Final = 3
+"""Pictures of so few fragments go as they are: coding them anew would not save one, and lose quality."""
+OVERSAMPLING: Final = 2
+"""How much larger than useful a JPEG is at least decoded before areas are averaged, as `vision.image` does."""
+MAX_PIXELS: Final = 50_000_000
+"""Of a picture that is decoded here; what nodes accept unless told otherwise."""
+INLINE_PIXELS: Final = 400_000
+INLINE_BYTES: Final = 100_000
+"""Larger pictures are prepared on a thread. Measured on two shared cores: a JPEG of 256x256 takes 0.7 ms, of 640x480
+3 ms, of 1280x720 6.5 ms, of 12 megapixels 19 ms, during which the loop would stand still; handing over 0.1 to 0.3."""
+
+MOST_SPARE: Final = 3.0
+"""Times the plain picture's bytes that are sent at most because there is room."""
+SPARE_S: Final = 0.01
+SPARE_SHARE: Final = 0.1
+"""The time that sending a picture may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
+PLAIN_BYTES_PER_PIXEL: Final = 0.25
+"""At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
+
+CALM_S: Final = 5.0
+"""How long the loss must have stayed clearly lower before parity is taken back."""
+CLEARLY: Final = 1.25
+CLEARLY_LEAST: Final = 0.005
+"""Clearly lower is what would still ask for less if it were a quarter and half a percent higher."""
+
+CONNECT_S: Final = 5.0
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+"""Between attempts to connect, doubling."""
+MAX_CONNECTS: Final = 3
+"""Attempts that one question waits for."""
+MAX_ASKS: Final = 3
+"""Connections that one question is asked on, one after the other."""
+SILENCE_S: Final = 1.0
+"""Of the peer while datagrams are unanswered, before another connection is tried beside this one, which itself gives up
+only later: a radio link may be back any moment."""
+LOOK_S: Final = 0.25
+"""Between looks for silence."""
+LATE_S: Final = 0.5
+"""How long after its deadline an answer is still waited for."""
+MAX_HEADERS: Final = 64
+"""JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A picture as it will be sent, and the JPEG header that the peer must know (empty: none)."""
+
+    coded: Coded
+    header: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """What is known of a link now."""
+
+    connected: bool
+    loss: float
+    burst: float
+    known: bool
+    """Whether `loss` and `burst` were measured."""
+    rtt_s: float | None
+    plan: Plan | None
+    """Of the last picture."""
+
+
+def prepare(picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True) -> Prepared:
+    """A picture as fragments.
+
+    Small ones go as they are; JPEGs with restart segments are cut along them unless the plan asks for a lower quality
+    or the picture is larger than useful; all others are decoded, shrunk so that their shorter side is `useful_side`
+    pixels at most, and coded at the plan's quality.
+
+    Args:
+        picture: encoded, or RGB pixels.
+        plan: quality and parity.
+        useful_side: pixels of the shorter side beyond which the peer gains nothing.
+        room: bytes of a symbol.
+        may_reframe: whether a JPEG's own header may be used.
+
+    Raises:
+        BadImage, UnsupportedMedia: if the picture cannot be read.
+        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so.
+        BadField: if pixels are not uint8 (height, width, 3).
+    """
+    if not isinstance(picture, bytes):
+        return Prepared(encode(_shrunk(checked_pixels(picture), useful_side), plan, room))
+    header = probe(picture)
+    if len(picture) <= SMALL_FRAGMENTS * room:
+        small = opaque(picture, plan.parity, room)
+        if small is not None:
+            return Prepared(small)
+    if may_reframe and min(header.width, header.height) <= useful_side:
+        cut = reframe(picture, plan.parity, room)
+        if cut is not None and (plan.quality >= QUALITIES[0] or cut[0].format.quality <= plan.quality):
+            return Prepared(*cut)
+    pixels = decode(picture, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
+    return Prepared(encode(_shrunk(pixels, useful_side), plan, room))
+
+
+def checked_pixels(pixels: Pixels) -> Pixels:
+    """The same pixels.
+
+    Raises:
+        BadField: if they are not uint8 (height, width, 3).
+    """
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+        raise BadField(f"picture: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
+    return pixels
+
+
+def _shrunk(pixels: Pixels, useful_side: int) -> Pixels:
+    height, width = pixels.shape[:2]
+    shorter = min(height, width)
+    if shorter <= useful_side:
+        return np.ascontiguousarray(pixels)
+    size = (round(width * useful_side / shorter), round(height * useful_side / shorter))
+    small: Pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    return small
+
+
+def plain_bytes(picture: Picture, useful_side: int) -> float:
+    """About how many bytes a picture takes without parity, at the best quality.
+
+    Raises:
+        BadImage, UnsupportedMedia, BadField: if it is no picture.
+    """
+    if isinstance(picture, bytes):
+        header = probe(picture)
+        width, height = header.width, header.height
+    else:
+        height, width = checked_pixels(picture).shape[:2]
+    shrink = min(1.0, useful_side / min(width, height))
+    coded = PLAIN_BYTES_PER_PIXEL * width * height * shrink**2
+    return min(coded, len(picture)) if isinstance(picture, bytes) else coded
+
+
+def spare_ratio(plain_s: float, deadline_s: float | None) -> float:
+    """How many times the plain picture may be sent, in halves, for what the link takes `plain_s` to carry once."""
+    allowed_s = SPARE_S if deadline_s is None else min(SPARE_S, SPARE_SHARE * deadline_s)
+    return max(1.0, math.floor(2.0 * min(MOST_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
+
+
+class Planner:
+    """Which plan the next picture gets: more protection at once, less only after a while of clearly less loss."""
+
+    def __init__(self) -> None:
+        self._held = LinkState(0.0, 1.0, known=False)
+        self._calm_since: float | None = None
+        self._calm_worst = self._held
+
+    def plan(self, seen: LinkState, spare: float, now: float) -> Plan:
+        """The plan for a link that is seen to lose so much at `now`."""
+        if seen.known:
+            self._learn(seen, now)
+        return choose(self._held, spare)
+
+    def _learn(self, seen: LinkState, now: float) -> None:
+        held = _protection(self._held)
+        if not self._held.known or _protection(seen) >= held:
+            self._held, self._calm_since = seen, None
+        elif _protection(replace(seen, loss=min(1.0, CLEARLY * seen.loss + CLEARLY_LEAST))) >= held:
+            self._calm_since = None
+        elif self._calm_since is None:
+            self._calm_since, self._calm_worst = now, seen
+        else:
+            self._calm_worst = max(seen, self._calm_worst, key=_protection)
+            if now - self._calm_since >= CALM_S:
+                self._held, self._calm_since = self._calm_worst, None
+
+
+def _protection(state: LinkState) -> tuple[int, float, bool]:
+    """Grows with how much a plan gives up for being received."""
+    plan = choose(state, None)
+    return -plan.quality, plan.parity, plan.base
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """A connection, and the JPEG headers that were registered on it."""
+
+    client: LossyClient
+    headers: set[bytes] = field(default_factory=set)
+
+
+class LossyLink:
+    """A peer and the connection to it. Used on one event loop; close it."""
+
+    def __init__(self, host: str, discover: Discover, *, local: Sequence[str] = (), api_key: str | None = None) -> None:
+        """Prepare a link; nothing is sent yet.
+
+        Args:
+            host: of the peer.
+            discover: says port, certificate and name; asked before the first connection, and again after one failed.
+            local: this machine's addresses to send from, each a path of its own; empty lets the system choose one.
+            api_key: of the peer, if it asks for one.
+        """
+        self._routes = [Route(address, host) for address in local] or [Route(None, host)]
+        self._host = host
+        self._discover = discover
+        self._api_key = api_key
+        self._planner = Planner()
+        self._plan: Plan | None = None
+        self._offer: LossyOffer | None = None
+        self._current: _Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause_s = 0.0
+        self._closed = False
+
+    async def ask(
+        self,
+        template: bytes,
+        picture: Picture,
+        *,
+        meta: bytes = b"",
+        deadline_s: float | None = None,
+        timeout_s: float = 30.0,
+    ) -> tuple[Status, bytes]:
+        """Send a picture and wait for its answer.
+
+        Args:
+            template: the request; equal ones are sent once per connection.
+            picture: what to send.
+            meta: what belongs to this picture alone, at most 64 bytes.
+            deadline_s: of the answer, counted from when the picture begins to leave (connecting comes before).
+            timeout_s: how long to wait at most, for everything.
+
+        Raises:
+            RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
+            TimeoutError: if no answer came in time; `LATE_S` after the deadline is no time any more.
+            ConnectionLost: if there was no connection.
+        """
+        if isinstance(picture, bytes):
+            probe(picture)  # refused before anything is sent
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        deadline: float | None = None
+        for attempt in range(MAX_ASKS):
+            connection = await self._connected(until)
+            coded = await self._prepared(connection, picture, meta, deadline_s)
+            now = loop.time()
+            if deadline_s is not None and deadline is None:
+                deadline = now + deadline_s
+                until = min(until, deadline + LATE_S)
+            asking = connection.client.ask(
+                template,
+                coded,
+                meta=meta,
+                deadline_s=None if deadline is None else deadline - now,
+                timeout_s=max(0.0, until - now),
+            )
+            try:
+                return await self._watched(connection, asyncio.ensure_future(asking))
+            except ConnectionLost:
+                if attempt + 1 == MAX_ASKS or self._closed:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def state(self) -> LinkView:
+        """What is known of the link now."""
+        connection = self._alive()
+        if connection is None:
+            return LinkView(False, 0.0, 1.0, False, None, self._plan)
+        loss = connection.client.loss()
+        return LinkView(True, loss.ratio, loss.burst, loss.known, connection.client.rtt_s(), self._plan)
+
+    async def close(self) -> None:
+        """End the connection; whoever still waits is told so. Closing twice does no harm."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._current is not None:
+            await self._current.client.close()
+
+    # ----------------------------------------------------------------------------------------- pictures
+
+    async def _prepared(
+        self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None
+    ) -> Coded:
+        client = connection.client
+        estimate = client.loss()
+        seen = LinkState(estimate.ratio, estimate.burst, estimate.known)
+        plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
+        spare = spare_ratio(plain_s, deadline_s)
+        plan = self._plan = self._planner.plan(seen, spare, asyncio.get_running_loop().time())
+        room, side = fragment_room(meta), client.useful_side
+        prepared = await _off_loop(picture, plan, side, room, may_reframe=True)
+        if not prepared.header:
+            return prepared.coded
+        number = _registered(connection, prepared.header)
+        if number is None:
+            return (await _off_loop(picture, plan, side, room, may_reframe=False)).coded
+        return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
+
+    # ----------------------------------------------------------------------------------------- connection
+
+    def _alive(self) -> _Connection | None:
+        return self._current if self._current is not None and self._current.client.lost is None else None
+
+    async def _connected(self, until: float) -> _Connection:
+        """The connection, made if there is none.
+
+        Raises:
+            ConnectionLost: if `MAX_CONNECTS` attempts failed, or time is up.
+            HawkVisionError: for what trying again does not mend.
+        """
+        loop = asyncio.get_running_loop()
+        failed = "nothing was tried"
+        for _ in range(MAX_CONNECTS):
+            connection = self._alive()
+            if connection is not None:
+                return connection
+            connecting = self._begin_connecting()
+            await asyncio.wait({connecting}, timeout=max(0.0, until - loop.time()))
+            if not connecting.done():
+                raise ConnectionLost(f"no connection to {self._host} came about in time")
+            if connecting.cancelled():
+                raise ConnectionLost("the link was closed at this end")
+            error = connecting.exception()
+            if error is not None and not isinstance(error, ConnectionLost):
+                raise error
+            failed = str(error)
+        connection = self._alive()
+        if connection is None:
+            raise ConnectionLost(failed)
+        return connection
+
+    def _begin_connecting(self) -> asyncio.Task[None]:
+        """The one attempt that all questions wait for."""
+        if self._closed:
+            raise ConnectionLost("the link was closed at this end")
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect())
+            self._connecting.add_done_callback(_heard)
+        return self._connecting
+
+    async def _connect(self) -> None:
+        """Connect, and put the new connection in the place of the old one."""
+        await asyncio.sleep(self._pause_s)
+        try:
+            offer = self._offer or await self._discover()
+            client = await LossyClient.connect(
+                offer.port,
+                offer.certificate,
+                offer.name,
+                routes=self._routes,
+                api_key=self._api_key,
+                timeout_s=CONNECT_S,
+            )
+        except HawkVisionError:
+            self._offer = None  # the peer may have been started anew, elsewhere or with another certificate
+            self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+            raise
+        self._pause_s, self._offer = 0.0, offer
+        old, self._current = self._current, _Connection(client)
+        if old is not None:
+            await old.client.close()
+
+    async def _watched(
+        self, connection: _Connection, asking: asyncio.Future[tuple[Status, bytes]]
+    ) -> tuple[Status, bytes]:
+        """The answer; meanwhile another connection is tried if the peer falls silent on this one."""
+        try:
+            while True:
+                done, _ = await asyncio.wait({asking}, timeout=LOOK_S)
+                if done:
+                    return asking.result()
+                if connection is self._current and connection.client.silent_s() > SILENCE_S:
+                    self._begin_connecting()
+        finally:
+            if not asking.done():
+                asking.cancel()
+                with contextlib.suppress(asyncio.CancelledError, HawkVisionError, TimeoutError):
+                    await asking
+
+
+def _registered(connection: _Connection, header: bytes) -> int | None:
+    """The number by which the peer knows a JPEG header, if it was told of it before; else it is told now.
+
+    The first picture with a header is coded anew instead of waiting for a stream that a lossy link delays.
+    """
+    if header in connection.headers:
+        return connection.client.tables_number(header)
+    if len(connection.headers) < MAX_HEADERS:
+        connection.headers.add(header)
+        connection.client.tables_number(header)
+    return None
+
+
+async def _off_loop(picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool) -> Prepared:
+    """`prepare`, on a thread if the picture is large."""
+    if isinstance(picture, bytes):
+        large = len(picture) > INLINE_BYTES or probe(picture).pixels > INLINE_PIXELS
+    else:
+        large = picture.size > 3 * INLINE_PIXELS
+    if large:
+        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe)
+    return prepare(picture, plan, side, room, may_reframe=may_reframe)
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Nobody may be waiting for an attempt any more; its error is not to be logged as never retrieved."""
+    if not task.cancelled():
+        task.exception()
