@@ -98,6 +98,10 @@ class LinkView:
     rtt_s: float | None
     plan: Plan | None
     """Of the last picture."""
+    outcomes: int = 0
+    """Datagrams that `loss` rests on."""
+    silent_s: float = 0.0
+    """For how long the peer has left datagrams unanswered."""
 
 
 def prepare(picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True) -> Prepared:
@@ -292,13 +296,29 @@ class LossyLink:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
+    async def probe(self, timeout_s: float) -> None:
+        """Connect if there is no connection, and send a small datagram: `state` stays true while no pictures go.
+
+        A peer that has been silent for long is connected to anew, in the background.
+
+        Raises:
+            ConnectionLost: if there was no connection.
+            HawkVisionError: for what trying again does not mend.
+        """
+        connection = await self._connected(asyncio.get_running_loop().time() + timeout_s)
+        if connection.client.silent_s() > SILENCE_S:
+            self._begin_connecting()
+        connection.client.probe()
+
     def state(self) -> LinkView:
         """What is known of the link now."""
         connection = self._alive()
         if connection is None:
             return LinkView(False, 0.0, 1.0, False, None, self._plan)
-        loss = connection.client.loss()
-        return LinkView(True, loss.ratio, loss.burst, loss.known, connection.client.rtt_s(), self._plan)
+        client, loss = connection.client, connection.client.loss()
+        return LinkView(
+            True, loss.ratio, loss.burst, loss.known, client.rtt_s(), self._plan, loss.outcomes, client.silent_s()
+        )
 
     async def close(self) -> None:
         """End the connection; whoever still waits is told so. Closing twice does no harm."""

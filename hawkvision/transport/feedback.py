@@ -53,6 +53,8 @@ class LossEstimate:
     ratio: float
     burst: float
     known: bool
+    outcomes: int = 0
+    """Datagrams that the ratio rests on."""
 
 
 class LossMeter:
@@ -98,6 +100,7 @@ class LossMeter:
             ratio=lost / outcomes if outcomes else 0.0,
             burst=max(1.0, lengths / runs) if runs else 1.0,
             known=outcomes >= self.BLOCK,
+            outcomes=outcomes,
         )
 
 
