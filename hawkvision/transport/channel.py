@@ -1,7 +1,7 @@
 """A sealed channel: numbered datagrams over one or several paths, and reports of which arrived when.
 
-No sockets and no clock: bytes and `now` come in, bytes come out. Nothing is retransmitted here. Every datagram that asks
-for a report carries a token, the owner's word for what was in it; the channel says which tokens were delivered and
+No sockets and no clock: bytes and `now` come in, bytes come out. Nothing is retransmitted here. Every datagram that
+asks for a report carries a token, the owner's word for what was in it; the channel says which tokens were delivered and
 which are lost, and the owner decides what is worth sending again.
 
 A datagram counts as lost when one sent `REORDERING` later on its path was reported, or when nothing was reported of it
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -57,6 +56,8 @@ UNPROVEN_RATIO: Final = 3
 """Bytes sent per byte received before an address has proven that it receives (RFC 9000 §8.1)."""
 CHALLENGE_S: Final = 0.1
 """Between challenges of an address, sent only when something comes from it."""
+SMALL: Final = 64
+"""Bytes of a datagram with a ping, challenge or response, and some to spare."""
 
 Token = TypeVar("Token")
 
@@ -155,6 +156,7 @@ class Channel(Generic[Token]):
         path.probes, path.probe_at = 0, None
         frames: list[Frame] = []
         eliciting = False
+        challenged: bytes | None = None
         try:
             for frame in decode(payload):
                 match frame:
@@ -162,7 +164,7 @@ class Channel(Generic[Token]):
                         self._reported(frame, now)
                         continue
                     case Challenge(token):
-                        self.replies.append((path.number, self.send(path, encode(Response(token)), now)))
+                        challenged = token
                     case Response(token):
                         path.proven = path.proven or token == path.challenge
                     case Ping():
@@ -173,17 +175,22 @@ class Channel(Generic[Token]):
         except WireError:
             self.dropped += 1
         self._note_arrival(path, header.sequence, now, eliciting=eliciting)
-        if not path.proven and now >= path.challenged_at + CHALLENGE_S and path.may_send(64):
-            path.challenge, path.challenged_at = path.challenge or os.urandom(8), now
-            self.replies.append((path.number, self.send(path, encode(Challenge(path.challenge)), now)))
+        if challenged is not None and path.may_send(SMALL):  # one of a datagram's: 130 fit, and would amplify
+            self.replies.append((path.number, self.send(path, encode(Response(challenged)), now)))
+        self._challenge(path, now)
         return frames
 
-    def moved(self, number: int) -> None:
-        """The peer's address of a path is another now: it must prove again that it receives."""
-        path = self.paths.get(number)
-        if path is not None:
-            path.proven, path.challenge, path.bytes_in, path.bytes_out = False, None, 0, 0
-            path.challenged_at = -math.inf
+    def moved(self, number: int, size: int, now: float) -> None:
+        """A datagram of `size` bytes came from another address of a path: that must prove again that it receives."""
+        path = self.paths[number]
+        path.proven, path.challenge, path.bytes_in, path.bytes_out = False, None, size, 0
+        path.challenged_at = -math.inf
+        self._challenge(path, now)
+
+    def _challenge(self, path: Path[Token], now: float) -> None:
+        if not path.proven and now >= path.challenged_at + CHALLENGE_S and path.may_send(SMALL):
+            path.challenge, path.challenged_at = path.challenge or os.urandom(8), now
+            self.replies.append((path.number, self.send(path, encode(Challenge(path.challenge)), now)))
 
     def send(self, path: Path[Token], frames: bytes, now: float, token: Token | None = None) -> bytes:
         """Seal a datagram that asks for a report."""
@@ -209,7 +216,9 @@ class Channel(Generic[Token]):
             None if (at := path.received.get(sequence)) is None else latest - at for sequence in range(first, last + 1)
         )
         path.untold, path.lowest_untold, path.report_at = 0, None, None
-        return encode(Report(path.number, first, round(latest * 1e6) & 0xFFFFFFFF, round((now - latest) * 1e6), offsets))
+        return encode(
+            Report(path.number, first, round(latest * 1e6) & 0xFFFFFFFF, round((now - latest) * 1e6), offsets)
+        )
 
     def with_report(self, path: Path[Token], frames: bytes, now: float) -> bytes:
         """The same frames, after a report if both fit: what is sent anyway carries it, so that losing one costs less.
@@ -228,18 +237,20 @@ class Channel(Generic[Token]):
         for path in self.paths.values():
             if path.report_at is not None and path.report_at <= now:
                 yield from self.flush(path, now)
-            if path.dead(now) and (path.probe_at is None or path.probe_at <= now) and path.may_send(64):
+            if path.dead(now) and (path.probe_at is None or path.probe_at <= now):
                 path.probe_at = now + min(LONGEST_PROBE_S, PROBE_S * 2**path.probes)
                 path.probes = min(path.probes + 1, 8)
-                yield path.number, self.send(path, encode(Ping()), now)
+                if path.may_send(SMALL):
+                    yield path.number, self.send(path, encode(Ping()), now)
 
     def flush(self, path: Path[Token], now: float) -> Iterator[tuple[int, bytes]]:
         """Report now rather than later, on a living path."""
-        frame = self.report(path, now)
-        if frame is None:
-            return
         over = self.best(now) if path.dead(now) else path
-        if over.may_send(len(frame) + 28):
+        if not over.may_send(HEADER_BYTES + REPORT_BYTES + TAG_BYTES):
+            path.report_at = None  # with the next arrival, which allows more
+            return
+        frame = self.report(path, now)
+        if frame is not None:
             yield over.number, self._seal(over, frame)  # not to be reported itself
 
     def best(self, now: float) -> Path[Token]:
@@ -318,10 +329,12 @@ class Channel(Generic[Token]):
             if sent.token is not None:
                 self.delivered.append(sent.token)
         arrivals.sort(key=lambda pair: pair[0])
-        largest = report.first + max(n for n, offset in enumerate(report.offsets_s) if offset is not None) if any(
-            offset is not None for offset in report.offsets_s
-        ) else -1
-        overtaken = [s for s in self._before(path, largest - REORDERING + 1)]
+        largest = (
+            report.first + max(n for n, offset in enumerate(report.offsets_s) if offset is not None)
+            if any(offset is not None for offset in report.offsets_s)
+            else -1
+        )
+        overtaken = list(self._before(path, largest - REORDERING + 1))
         rtt = None if newest is None else max(1e-6, now - newest - report.delay_us * 1e-6)
         runs, times = self._forget(path, overtaken)
         if arrivals or times or rtt is not None:
@@ -364,4 +377,3 @@ class Channel(Generic[Token]):
             step = (clock_us - round(path.clock_s * 1e6)) & 0xFFFFFFFF
             path.clock_s += (step - (1 << 32 if step >> 31 else 0)) * 1e-6
         return path.clock_s
-

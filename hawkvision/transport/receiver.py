@@ -26,7 +26,7 @@ from hawkvision.transport.channel import Channel, Path
 from hawkvision.transport.coding import Arrived, Complete, Expired, PictureFormat, decode, missing
 from hawkvision.transport.frames import ANSWER_ROOM, MAX_ANSWER_PARTS, AnswerPart, Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.seal import Header
-from hawkvision.transport.wire import MAX_DATAGRAM, WireError
+from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
 
 MAX_ASSEMBLING: Final = 32
 MAX_SESSION_BYTES: Final = 4 * 1024 * 1024
@@ -36,6 +36,8 @@ MAX_ANSWERS: Final = 128
 REMEMBERED: Final = 4096
 """Pictures that are known to be over, so that what comes late of them starts nothing anew: over a minute at 50/s."""
 MAX_TEMPLATES: Final = 256
+MAX_REGISTERED_BYTES: Final = 256 * 1024
+"""Of a session's templates and JPEG headers: 255 headers of 0.6 KB, as cameras that optimise their tables send, fit."""
 MAX_NACKS: Final = 4
 """Rounds of asking for what is missing, each only if its repair would still come in time."""
 ABANDONED_S: Final = 10.0
@@ -150,18 +152,33 @@ class Receiver:
         self._answers: OrderedDict[int, _Answer] = OrderedDict()
         self._over: OrderedDict[int, None] = OrderedDict()
         self._bytes = 0
+        self._registered_bytes = 0
 
     def register_template(self, number: int, request: bytes) -> None:
-        """What pictures with this template ask; a number is given once."""
-        if 0 <= number < MAX_TEMPLATES:
-            self._templates.setdefault(number, request)
-            self._release_waiting(template=number)
+        """What pictures with this template ask; a number is given once.
+
+        Raises:
+            WireError: if the number was given before, or there are too many bytes; the connection must end.
+        """
+        self._register(self._templates, number, request)
+        self._release_waiting(template=number)
 
     def register_tables(self, number: int, header: bytes) -> None:
-        """A JPEG header that pictures refer to."""
-        if 0 < number < MAX_TEMPLATES:
-            self._tables.setdefault(number, header)
-            self._release_waiting(tables=number)
+        """A JPEG header that pictures refer to.
+
+        Raises:
+            WireError: as `register_template`.
+        """
+        self._register(self._tables, number, header)
+        self._release_waiting(tables=number)
+
+    def _register(self, known: dict[int, bytes], number: int, content: bytes) -> None:
+        if number in known or not 0 <= number < MAX_TEMPLATES:
+            raise WireError(f"registered number {number}; expected one below {MAX_TEMPLATES} that was not given before")
+        if self._registered_bytes + len(content) > MAX_REGISTERED_BYTES or not self._budget.take(len(content)):
+            raise WireError(f"more than {MAX_REGISTERED_BYTES} bytes of templates and headers")
+        self._registered_bytes += len(content)
+        known[number] = content
 
     def receive(self, header: Header, datagram: bytes, now: float) -> bool:
         """Take a datagram in; whether it was authentic."""
@@ -170,7 +187,7 @@ class Receiver:
             return False
         for frame in frames:
             self._take(frame, now)
-        self._settle(now)
+        self._settle()
         return True
 
     def answer(self, number: int, status: Status, body: bytes, now: float) -> None:
@@ -181,18 +198,19 @@ class Receiver:
         if len(body) > ANSWER_ROOM * MAX_ANSWER_PARTS:
             status, body = Status.BROKEN, _error_body("the answer is too long for this transport", "too_large")
         pieces = [body[at : at + ANSWER_ROOM] for at in range(0, len(body), ANSWER_ROOM)] or [b""]
-        parts = [
-            encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)
-        ]
+        parts = [encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)]
         spaced = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
         self._answers[number] = _Answer(parts, status, body, now, copies=spaced)
         if len(self._answers) > MAX_ANSWERS:
-            self._end(next(iter(self._answers)))
+            oldest, unheard = next(iter(self._answers.items()))
+            if not unheard.by_stream:
+                self.unheard.append((oldest, unheard.status, unheard.body))
+            self._end(oldest)
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams to send now, each with its path."""
         self.channel.expire(now)
-        self._settle(now)
+        self._settle()
         for number, assembly in list(self._assembling.items()):
             if assembly.check_at <= now:
                 yield from self._check(number, assembly, now)
@@ -211,6 +229,8 @@ class Receiver:
         """Give back what the session holds."""
         for number in list(self._assembling):
             self._forget(number)
+        self._budget.used -= self._registered_bytes
+        self._registered_bytes = 0
 
     # ----------------------------------------------------------------------------------------- fragments
 
@@ -222,6 +242,7 @@ class Receiver:
                 if number in self._assembling:
                     self.cancelled.append(number)
                     self._forget(number)
+                self._end(number)  # or what is still on its way would start it anew
             case _:
                 pass  # authentic, but of no use at this end
 
@@ -290,8 +311,7 @@ class Receiver:
             assembly.check_at = now + repair_s * 1.5 ** (assembly.nacks - 1)
             nack = encode(Nack(number, missing(format_, assembly.symbols)))
             for path in self._two_best(now):
-                if path.may_send(MAX_DATAGRAM):
-                    yield path.number, self.channel.send(path, self.channel.with_report(path, nack, now), now)
+                yield from self._send(path, nack, now)
             if assembly.nacks == 1:
                 self._hand_over(number, assembly, final=False, now=now)
         elif assembly.deadline is None and now < assembly.last_at + ABANDONED_S:
@@ -308,6 +328,7 @@ class Receiver:
             return
         if not final and isinstance(arrived, Expired):
             return
+        final = final or isinstance(arrived, Complete)
         if final:
             if isinstance(arrived, Expired):
                 self._refuse(number, Status.EXPIRED, "too little of the picture arrived before its deadline", now)
@@ -317,13 +338,14 @@ class Receiver:
         self.events.append(
             Picture(
                 number, self._templates[assembly.template], assembly.meta, arrived, assembly.started,
-                assembly.deadline, final or isinstance(arrived, Complete),
+                assembly.deadline, final,
             )
         )  # fmt: skip
 
     def _release_waiting(self, template: int | None = None, tables: int | None = None) -> None:
         for assembly in self._assembling.values():
-            if template == assembly.template or (tables is not None and tables == assembly.format.tables):
+            named = template == assembly.template or (tables is not None and tables == assembly.format.tables)
+            if named and assembly.check_at < math.inf:  # else nothing is waited for: it was handed over
                 assembly.check_at = -math.inf
 
     def _refuse(self, number: int, status: Status, why: str, now: float) -> None:
@@ -360,9 +382,7 @@ class Receiver:
                 if part in answer.reported:
                     continue
                 path = paths[(part + answer.tries) % len(paths)]
-                if path.may_send(MAX_DATAGRAM):
-                    frames = self.channel.with_report(path, frame, now)
-                    yield path.number, self.channel.send(path, frames, now, _Part(number, part))
+                yield from self._send(path, frame, now, _Part(number, part))
             answer.tries += 1
             if not answer.copies:
                 answer.again_at = now + self._retry_s(now) * 2.0 ** min(6, answer.tries // 2)
@@ -377,7 +397,16 @@ class Receiver:
             else:
                 self._end(number)
 
-    def _settle(self, now: float) -> None:
+    def _send(
+        self, path: Path[_Part], frame: bytes, now: float, token: _Part | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """A frame, with a report if the path may carry both, if it may carry it at all."""
+        if path.may_send(MAX_DATAGRAM):
+            yield path.number, self.channel.send(path, self.channel.with_report(path, frame, now), now, token)
+        elif path.may_send(HEADER_BYTES + len(frame) + TAG_BYTES):
+            yield path.number, self.channel.send(path, frame, now, token)
+
+    def _settle(self) -> None:
         for place in self.channel.delivered:
             answer = self._answers.get(place.picture)
             if answer is not None:

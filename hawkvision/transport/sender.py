@@ -20,11 +20,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hawkvision.transport.channel import Channel, Path
-from hawkvision.transport.coding import Coded, missing
-from hawkvision.transport.frames import AnswerPart, Cancel, Fragment, Frame, Nack, Ping, encode
+from hawkvision.transport.coding import Coded
+from hawkvision.transport.frames import (
+    MAX_META,
+    AnswerPart,
+    Cancel,
+    Fragment,
+    Frame,
+    Nack,
+    Ping,
+    encode,
+    fragment_room,
+)
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.seal import Header
-from hawkvision.transport.wire import MAX_DATAGRAM, OVERHEAD
+from hawkvision.transport.wire import MAX_DATAGRAM, OVERHEAD, WireError
 
 MAX_PICTURES: Final = 64
 """Unanswered pictures of one session."""
@@ -125,8 +135,16 @@ class Sender:
             self.channel.replies.append((path.number, self.channel.send(path, encode(Ping()), now)))
 
     def submit(self, template: int, coded: Coded, deadline: float | None, meta: bytes, now: float) -> int:
-        """Queue a picture, and return its number."""
+        """Queue a picture, and return its number.
+
+        Raises:
+            WireError: if the meta is too long, or a symbol for a datagram beside it.
+        """
         assert not self.full, "the caller waits for room"
+        room = fragment_room(meta)
+        longest = max(map(len, coded.symbols))
+        if len(meta) > MAX_META or longest > room:
+            raise WireError(f"meta of {len(meta)}, symbols of {longest} bytes; expected at most {MAX_META} and {room}")
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
         picture = _Picture(number, template, coded, meta, deadline, [_Fragment() for _ in coded.symbols])
@@ -287,6 +305,7 @@ class Sender:
         timeout_s = min((path.rate.timeout_s() for path in self.channel.usable(now)), default=0.2)
         picture.repair_at = now + timeout_s * 2.0 ** (picture.rounds // 2)
         picture.rounds += 1
-        have = {index for index, f in enumerate(picture.fragments) if f.delivered or f.flying or f.queued}
-        for index in missing(picture.coded.format, have):
+        # Those sent least first: with always the same ones, a few unlucky fragments would use up all their resends.
+        idle = [index for index, f in enumerate(picture.fragments) if not (f.delivered or f.flying or f.queued)]
+        for index in sorted(idle, key=lambda index: picture.fragments[index].sent)[:short]:
             self._put(picture, index, now)

@@ -1,0 +1,81 @@
+"""Messages of the control stream, however the stream is cut, and whatever it holds."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.transport.control import (
+    MAX_MESSAGE,
+    Hello,
+    Message,
+    MessageReader,
+    StreamAnswer,
+    Tables,
+    Template,
+    Welcome,
+    encode_message,
+)
+from hawkvision.transport.wire import WireError
+
+u32 = st.integers(0, 2**32 - 1)
+messages = st.one_of(
+    st.builds(Hello, st.integers(0, 9), st.none() | st.text(max_size=20)),
+    st.builds(Welcome, u32, st.binary(max_size=28), st.binary(max_size=28), st.integers(1, 65535)),
+    st.builds(Template, st.integers(0, 255), st.binary(max_size=4096)),
+    st.builds(Tables, st.integers(1, 255), st.binary(max_size=700)),
+    st.builds(StreamAnswer, u32, st.integers(0, 255), st.binary(max_size=2000)),
+)
+
+
+@given(st.lists(messages, max_size=5), st.data())
+def test_messages_come_out_in_order_however_the_stream_is_cut(sent: list[Message], data: st.DataObject) -> None:
+    stream = b"".join(map(encode_message, sent))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reader = MessageReader()
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert [message for piece in pieces for message in reader.feed(piece)] == sent
+
+
+@given(st.binary(max_size=3000))
+def test_any_bytes_give_messages_or_a_wire_error(data: bytes) -> None:
+    try:
+        list(MessageReader().feed(data))
+    except WireError:
+        return
+
+
+@given(st.binary(max_size=300))
+def test_a_body_that_is_no_message_is_a_wire_error(body: bytes) -> None:
+    reader = MessageReader()
+    try:
+        found = list(reader.feed(struct.pack("!I", len(body)) + body))
+    except WireError:
+        return
+    assert len(found) == 1
+
+
+def test_a_message_too_long_is_refused_before_it_is_held() -> None:
+    with pytest.raises(WireError, match=str(MAX_MESSAGE + 1)):
+        list(MessageReader().feed(struct.pack("!I", MAX_MESSAGE + 1)))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"type": "template", "number": 256, "request": b""},
+        {"type": "template", "number": 1, "request": bytes(4097)},
+        {"type": "tables", "number": 0, "header": b""},
+        {"type": "tables", "number": 1, "header": bytes(65537)},
+        {"type": "nonsense"},
+        {"number": 1},
+    ],
+)
+def test_values_out_of_bounds_are_refused(broken: dict[str, object]) -> None:
+    body = msgspec.msgpack.encode(broken)
+    with pytest.raises(WireError, match="control message"):
+        list(MessageReader().feed(struct.pack("!I", len(body)) + body))

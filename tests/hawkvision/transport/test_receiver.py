@@ -1,0 +1,304 @@
+"""The receiving end: what it makes of fragments, what it asks for, how it answers, and what a peer cannot do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawkvision.transport.coding import Complete, Kind, Partial, PictureFormat, Plan, encode
+from hawkvision.transport.frames import AnswerPart, Cancel, Fragment, Nack, Ping, Report, fragment_room
+from hawkvision.transport.receiver import (
+    ABANDONED_S,
+    GIVE_UP_S,
+    MAX_ANSWERS,
+    MAX_ASSEMBLING,
+    MAX_NACKS,
+    MAX_REGISTERED_BYTES,
+    MAX_SESSION_BYTES,
+    REMEMBERED,
+    Budget,
+    Picture,
+    Receiver,
+    Status,
+)
+from hawkvision.transport.wire import WireError
+from tests.hawkvision.transport.session import BEGIN, PLENTY, Peer, coded, fragments, server
+from tests.hawkvision.transport.test_coding import scene
+from tests.hawkvision.transport.test_frames import fragments as any_fragments
+
+SCENE = encode(scene(64, 128), Plan(50, 0.5), 300)
+
+
+def give(end: Receiver, peer: Peer, *frames: Fragment | Cancel | Ping, now: float = BEGIN) -> list[Picture]:
+    """Let frames arrive, each in its datagram; what is handed over at once."""
+    for frame in frames:
+        end.receive(*peer.seal(frame), now)
+    return handed(end, peer, now)
+
+
+def handed(end: Receiver, peer: Peer, now: float) -> list[Picture]:
+    peer.open(list(end.poll(now)))
+    events = list(end.events)
+    end.events.clear()
+    return events
+
+
+def answers(end: Receiver, peer: Peer, now: float) -> list[AnswerPart]:
+    return [frame for frame in peer.open(list(end.poll(now))) if isinstance(frame, AnswerPart)]
+
+
+def confirm(end: Receiver, peer: Peer, sent: int, now: float) -> None:
+    """Report that everything so far has arrived."""
+    end.receive(*peer.seal(Report(0, 0, 0, 0, (0.0,) * sent)), now)
+
+
+def test_a_picture_is_handed_over_once_when_k_fragments_came_in_any_order() -> None:
+    end, peer, picture = server(), Peer(), coded(k=4, n=6)
+    some = fragments(picture, meta=b"m")
+    assert give(end, peer, *[some[n] for n in (5, 0, 3)]) == []
+    (event,) = give(end, peer, some[1])
+    assert event.final
+    assert event.arrived == Complete(b"".join(picture.symbols[:4]), None)
+    assert (event.number, event.template, event.meta) == (0, b"quality=fast", b"m")
+    assert give(end, peer, *some) == []
+
+
+def test_duplicates_do_not_count_twice() -> None:
+    end, peer = server(), Peer()
+    some = fragments(coded(k=4, n=6))
+    assert give(end, peer, *[some[0]] * 6, *[some[1]] * 6, some[2]) == []
+
+
+def test_the_first_of_two_conflicting_fragments_counts() -> None:
+    end, peer, picture = server(), Peer(), coded(k=2, n=3)
+    good = fragments(picture)
+    other_bytes = Fragment(0, 0, picture.format, 0, 0, 0, b"", b"\xff" * len(picture.symbols[0]))
+    other_format = fragments(coded(k=3, n=5))[1]
+    other_template = fragments(picture, template=1)[1]
+    (event,) = give(end, peer, good[0], other_bytes, other_format, other_template, good[1])
+    assert event.arrived == Complete(b"".join(picture.symbols[:2]), None)
+    assert end.channel.dropped == 2
+
+
+def test_what_is_missing_is_asked_for_and_a_part_is_offered_meanwhile() -> None:
+    end, peer = server(), Peer()
+    some = fragments(SCENE)
+    give(end, peer, *some[: SCENE.format.k - 2])
+    frames = peer.open(list(end.poll(BEGIN + 0.1)))
+    assert Nack(0, (SCENE.format.k - 2, SCENE.format.k - 1)) in frames
+    (event,) = end.events
+    assert isinstance(event.arrived, Partial)
+    assert not event.final
+    end.events.clear()
+    (event,) = give(end, peer, *some[-2:], now=BEGIN + 0.2)
+    assert isinstance(event.arrived, Complete)
+    assert event.final
+
+
+def test_at_a_deadline_a_part_is_handed_over_for_good() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(SCENE, left_ms=20)[:2])
+    assert end.next_timer(BEGIN) <= BEGIN + 0.010 + 1e-9
+    (event,) = handed(end, peer, BEGIN + 0.010)
+    assert event.final
+    assert isinstance(event.arrived, Partial)
+    assert 0 < event.arrived.received_fraction < 1
+    assert give(end, peer, *fragments(SCENE, left_ms=5), now=BEGIN + 0.015) == []
+
+
+def test_too_little_at_a_deadline_is_answered_as_expired() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, fragments(coded(), left_ms=20)[0])
+    assert {part.status for part in answers(end, peer, BEGIN + 0.010)} == {Status.EXPIRED}
+
+
+def test_without_a_deadline_it_is_asked_a_few_times_and_then_given_up() -> None:
+    end, peer, now, nacks, parts = server(), Peer(), BEGIN, 0, set[int]()
+    give(end, peer, fragments(coded())[0])
+    while now < BEGIN + ABANDONED_S + 1:
+        now = max(end.next_timer(now), now + 0.0005)
+        frames = peer.open(list(end.poll(now)))
+        nacks += sum(isinstance(frame, Nack) for frame in frames)
+        parts |= {frame.status for frame in frames if isinstance(frame, AnswerPart)}
+    assert nacks == MAX_NACKS
+    assert parts == {Status.EXPIRED}
+
+
+def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() -> None:
+    end, peer, picture = server(), Peer(), coded()
+    assert give(end, peer, *fragments(picture, 1, template=9), *fragments(picture, 2, 50, template=8)) == []
+    end.register_template(9, b"late")
+    (event,) = handed(end, peer, BEGIN + 0.02)
+    assert (event.number, event.template) == (1, b"late")
+    assert (2, Status.NO_TEMPLATE) in {(part.picture, part.status) for part in answers(end, peer, BEGIN + 0.06)}
+
+
+def test_registering_anew_is_an_error_and_hands_nothing_over_again() -> None:
+    end, peer = server(), Peer()
+    assert len(give(end, peer, *fragments(coded()))) == 1
+    with pytest.raises(WireError, match="not given before"):
+        end.register_template(0, b"other")
+    assert handed(end, peer, BEGIN + 1) == []
+    assert not answers(end, peer, BEGIN + 1)
+
+
+def test_templates_and_headers_are_bounded_and_given_back() -> None:
+    budget = Budget(PLENTY)
+    end = server(budget)
+    most = MAX_REGISTERED_BYTES // 4096
+    for number in range(1, most):
+        end.register_tables(number, bytes(4096))
+    with pytest.raises(WireError, match=str(MAX_REGISTERED_BYTES)):
+        end.register_tables(most, bytes(4096))
+    assert budget.used <= MAX_REGISTERED_BYTES
+    end.close()
+    assert budget.used == 0
+
+
+def test_a_cancelled_picture_is_over_whatever_still_arrives_of_it() -> None:
+    end, peer = server(), Peer()
+    some = fragments(coded())
+    give(end, peer, some[0], Cancel(0))
+    assert list(end.cancelled) == [0]
+    assert give(end, peer, *some[1:]) == []
+    assert not answers(end, peer, BEGIN + 20)
+
+
+def test_a_picture_cancelled_before_it_arrives_is_not_begun() -> None:
+    end, peer = server(), Peer()
+    assert give(end, peer, Cancel(0), *fragments(coded())) == []
+    assert not end.cancelled
+
+
+def test_an_answer_is_repeated_until_it_is_reported_and_not_after() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    end.answer(0, Status.OK, b"cat", BEGIN)
+    assert answers(end, peer, BEGIN) == [AnswerPart(0, Status.OK, 0, 1, b"cat")]
+    assert answers(end, peer, BEGIN + 0.5)
+    assert answers(end, peer, BEGIN + 2.0)
+    confirm(end, peer, end.channel.paths[0].next_sequence, BEGIN + 2.1)
+    assert not answers(end, peer, BEGIN + 9)
+
+
+def test_an_answer_that_nothing_confirms_goes_to_the_stream_once_and_ends() -> None:
+    end, peer, now = server(), Peer(), BEGIN
+    give(end, peer, *fragments(coded()))
+    end.answer(0, Status.OK, b"cat", BEGIN)
+    while now < BEGIN + 3 * GIVE_UP_S:
+        now += 0.05
+        list(end.poll(now))
+    assert list(end.unheard) == [(0, Status.OK, b"cat")]
+    assert not answers(end, peer, now + 5)
+
+
+def test_a_fragment_after_the_answer_starts_nothing() -> None:
+    end, peer = server(), Peer()
+    some = fragments(coded())
+    give(end, peer, *some[:5])
+    end.answer(0, Status.OK, b"cat", BEGIN)
+    assert give(end, peer, some[5]) == []
+    end.answer(0, Status.OK, b"dog", BEGIN + 0.1)
+    assert {part.body for part in answers(end, peer, BEGIN + 0.5)} == {b"cat"}
+
+
+def test_an_answer_of_many_parts_repeats_only_those_that_are_not_reported() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    before = end.channel.paths[0].next_sequence
+    end.answer(0, Status.OK, bytes(3000), BEGIN)
+    first = answers(end, peer, BEGIN)
+    assert [part.part for part in first] == [0, 1, 2]
+    end.receive(*peer.seal(Report(0, before, 0, 0, (0.0, None, 0.0))), BEGIN + 0.001)
+    assert {part.part for part in answers(end, peer, BEGIN + 0.5)} == {1}
+
+
+def test_an_answer_too_long_says_so() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    end.answer(0, Status.OK, bytes(100_000), BEGIN)
+    (part,) = answers(end, peer, BEGIN)
+    assert part.status == Status.BROKEN
+    assert b"too long" in part.body
+
+
+def test_ten_thousand_unfinished_pictures_hold_no_more_than_is_allowed() -> None:
+    budget = Budget(PLENTY)
+    end, peer = server(budget), Peer()
+    refused = set[int]()
+    for number in range(10_000):
+        now = BEGIN + number * 1e-4
+        end.receive(*peer.seal(fragments(coded(), number)[0]), now)
+        if number % 50 == 0:
+            refused |= {part.picture for part in answers(end, peer, now)}
+        assert len(end._assembling) <= MAX_ASSEMBLING
+        assert len(end._answers) <= MAX_ANSWERS
+    assert budget.used <= MAX_SESSION_BYTES
+    assert len(refused) > 1000
+    assert len(end._over) <= REMEMBERED
+    assert len(end.unheard) <= MAX_ANSWERS
+    end.close()
+    assert budget.used == 0
+
+
+def test_a_session_that_fills_the_common_budget_is_refused_and_the_other_goes_on_afterwards() -> None:
+    budget = Budget(len(b"quality=fast") * 2 + 700)
+    greedy, other, peer, another = server(budget), server(budget), Peer(), Peer()
+    for number in range(3):
+        greedy.receive(*peer.seal(fragments(coded(size=300), number)[0]), BEGIN)
+    assert {(part.picture, part.status) for part in answers(greedy, peer, BEGIN)} == {(2, Status.OVERLOADED)}
+    greedy.close()
+    assert len(give(other, another, *fragments(coded(size=100)))) == 1
+
+
+def test_one_symbol_that_holds_all_segments_is_handed_over_once() -> None:
+    end, peer = server(), Peer()
+    whole = encode(scene(32, 64), Plan(30, 0.0), 1100)
+    assert whole.format.k == 1
+    two = PictureFormat(Kind.SEGMENTS, 64, 32, 30, whole.format.interval, k=2, n=2)
+    frames = [Fragment(0, 0, two, index, 0, 0, b"", whole.symbols[0]) for index in (0, 1)]
+    give(end, peer, frames[0])
+    (event,) = handed(end, peer, BEGIN + 0.1)
+    assert event.final
+    assert give(end, peer, frames[1], now=BEGIN + 0.2) == []
+
+
+def test_broken_symbols_are_answered_as_broken() -> None:
+    end, peer = server(), Peer()
+    picture = coded(k=2, n=3)
+    frames = [Fragment(0, 0, picture.format, index, 0, 0, b"", bytes(7 + index)) for index in range(2)]
+    assert give(end, peer, *frames) == []
+    assert {part.status for part in answers(end, peer, BEGIN + 0.5)} == {Status.BROKEN}
+
+
+hostile = st.one_of(
+    any_fragments(),
+    st.builds(
+        Fragment, st.integers(0, 3), st.just(0),
+        st.builds(PictureFormat, st.just(Kind.SEGMENTS), st.just(64), st.just(48), st.just(50), st.just(4), st.just(3),
+                  st.integers(3, 6), st.integers(0, 2)),
+        st.integers(0, 2), st.integers(0, 99), st.just(0), st.just(b""),
+        st.binary(min_size=1, max_size=fragment_room(b"")),
+    ),
+    st.builds(Cancel, st.integers(0, 3)),
+    st.just(Ping()),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(hostile, st.integers(0, 3), st.integers(0, 60)), max_size=40))
+def test_authentic_frames_of_any_content_hand_nothing_over_twice_and_leave_no_bytes(
+    sent: list[tuple[Fragment | Cancel | Ping, int, int]],
+) -> None:
+    budget = Budget(PLENTY)
+    end, peer, now, finals = server(budget), Peer(), BEGIN, list[int]()
+    for frame, path, wait_ms in sent:
+        now += wait_ms * 1e-3
+        end.receive(*peer.seal(frame, path=path), now)
+        peer.open(list(end.poll(now)))
+        finals += [event.number for event in end.events if event.final]
+        end.events.clear()
+    assert len(finals) == len(set(finals))
+    end.close()
+    assert budget.used == 0
