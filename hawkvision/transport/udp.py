@@ -20,6 +20,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Final, cast
 
 import msgspec
@@ -70,6 +71,8 @@ the old session and says nothing to it."""
 SOCKET_BUFFER: Final = 4 * 1024 * 1024
 """A busy loop may look away for 100 ms; 4 MB are 1.6 s of 20 Mbit/s. The kernel may grant less."""
 MAX_CLIENT_TEMPLATES: Final = 255
+TICK_S: Final = 0.001
+"""Of timers. uvloop rounds to milliseconds, and half of one to none: it would spin."""
 
 
 class ConnectionLost(HawkVisionError):
@@ -80,7 +83,7 @@ class ConnectionLost(HawkVisionError):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A picture for the handler. Times are of the event loop's clock."""
+    """A picture for the handler. Times are of `time.monotonic`, from which event loops take theirs, more coarsely."""
 
     template: bytes
     meta: bytes
@@ -117,13 +120,13 @@ class _Session:
 
     def datagram(self, header: Header, data: bytes, address: Any) -> None:
         """Take a sealed datagram in."""
-        if not self.receiver.receive(header, data, self._loop.time()):
+        if not self.receiver.receive(header, data, monotonic()):
             return
         known = self._addresses.get(header.path)
         if known != address:
             # Only authentic datagrams come here; the newest address counts once it has proven that it receives.
             if known is not None:
-                self.receiver.channel.moved(header.path, len(data), self._loop.time())
+                self.receiver.channel.moved(header.path, len(data), monotonic())
             self._addresses[header.path] = address
         self.soon()
 
@@ -135,7 +138,7 @@ class _Session:
 
     def _pump(self) -> None:
         self._scheduled = False
-        now = self._loop.time()
+        now = monotonic()
         receiver, transport = self.receiver, self._server.transport
         self._send(transport, now)
         while receiver.events:
@@ -152,7 +155,7 @@ class _Session:
             self._timer = None
         at = receiver.next_timer(now)
         if at < math.inf:
-            self._timer = self._loop.call_at(max(at, now + 0.0005), self._pump)
+            self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
 
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
         for path, datagram in self.receiver.poll(now):
@@ -185,7 +188,7 @@ class _Session:
         finally:
             self._tasks.pop(number, None)
             self._better.pop(number, None)
-        self.receiver.answer(number, status, body, self._loop.time())
+        self.receiver.answer(number, status, body, monotonic())
         self.soon()
 
     def _cancel(self, number: int) -> None:
@@ -386,7 +389,7 @@ class LossyServer:
         number = int.from_bytes(os.urandom(4))
         while number in self.sessions:
             number = int.from_bytes(os.urandom(4))
-        session = self.sessions[number] = _Session(self, number, protocol, asyncio.get_running_loop().time())
+        session = self.sessions[number] = _Session(self, number, protocol, monotonic())
         return session
 
     def forget(self, session: _Session) -> None:
@@ -564,7 +567,7 @@ class LossyClient:
         quic.get_next_available_stream_id()
         self._protocol.tell(Hello(VERSION, api_key))
         welcome = await self._ready
-        now = self._loop.time()
+        now = monotonic()
         channel = Channel[Any](
             welcome.session, Secret.from_bytes(welcome.client_secret), Secret.from_bytes(welcome.server_secret), now
         )
@@ -586,27 +589,27 @@ class LossyClient:
 
     def loss(self) -> LossEstimate:
         """What the paths lose, as far as is known."""
-        return self.sender.loss(self._loop.time())
+        return self.sender.loss(monotonic())
 
     def rtt_s(self) -> float | None:
         """The best living path's smoothed round trip."""
-        return self.sender.channel.best(self._loop.time()).rate.rtt_s
+        return self.sender.channel.best(monotonic()).rate.rtt_s
 
     def silent_s(self) -> float:
         """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
         since = [path.waiting_since for path in self.sender.channel.paths.values()]
         waiting = [at for at in since if at is not None]
-        return self._loop.time() - max(waiting) if len(waiting) == len(since) else 0.0
+        return monotonic() - max(waiting) if len(waiting) == len(since) else 0.0
 
     def probe(self) -> None:
         """Send one small datagram on every path that asks for a report: losses and round trips stay known by it."""
         if self.lost is None:
-            self.sender.greet(self._loop.time())
+            self.sender.greet(monotonic())
             self._soon()
 
     def spare_s(self, size: int) -> float:
         """How long that many bytes take."""
-        return self.sender.spare_s(size, self._loop.time())
+        return self.sender.spare_s(size, monotonic())
 
     async def ask(
         self,
@@ -633,13 +636,13 @@ class LossyClient:
         if self.lost is not None:
             raise ConnectionLost(self.lost)
         sender, number = self.sender, None
-        started = self._loop.time()
+        started = monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 while sender.full:
                     self._room.clear()
                     await self._room.wait()
-                now = self._loop.time()
+                now = monotonic()
                 deadline = None if deadline_s is None else started + deadline_s
                 number = sender.submit(self._template(template), coded, deadline, meta, now)
                 future: asyncio.Future[tuple[Status, bytes]] = self._loop.create_future()
@@ -689,14 +692,14 @@ class LossyClient:
             header = peek(data)
         except WireError:
             return
-        if self._sender.receive(header, data, self._loop.time()):
+        if self._sender.receive(header, data, monotonic()):
             self._deliver()
             self._soon()
 
     def send_quic(self, data: bytes) -> None:
         """Over the socket QUIC uses now: another one when its path is dead; the server follows (RFC 9000 §9)."""
         if self._sender is not None:
-            now, paths = self._loop.time(), self._sender.channel.paths
+            now, paths = monotonic(), self._sender.channel.paths
             if paths[self._quic_socket].dead(now):
                 self._quic_socket = self._sender.channel.best(now).number
         if not self._sockets[self._quic_socket].transport.is_closing():
@@ -729,7 +732,7 @@ class LossyClient:
         self._scheduled = False
         if self._sender is None or self.lost is not None:
             return
-        now = self._loop.time()
+        now = monotonic()
         for path, datagram in self._sender.poll(now):
             self._sockets[path].transport.sendto(datagram)
         if self._sender.channel.worn_out:
@@ -740,7 +743,7 @@ class LossyClient:
             self._timer = None
         at = self._sender.next_timer(now)
         if at < math.inf:
-            self._timer = self._loop.call_at(max(at, now + 0.0005), self._pump)
+            self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
 
     def _deliver(self) -> None:
         while self.sender.answered:
@@ -772,7 +775,7 @@ class LossyClient:
         greet_at = 0.0
         while self.lost is None:
             await asyncio.sleep(WATCH_S)
-            now, channel = self._loop.time(), self.sender.channel
+            now, channel = monotonic(), self.sender.channel
             heard = max(path.heard_at for path in channel.paths.values())
             if all(path.dead(now) for path in channel.paths.values()) and heard < now - SILENT_S:
                 self._protocol.close(CloseCode.NONE, "silent")
