@@ -621,8 +621,8 @@ def _keep(options: argparse.Namespace) -> None:
     with TunLink(up, down, second=second, congestion=options.congestion) as link:
         for side, addresses in zip(SIDES, (link.client_addresses, link.server_addresses), strict=True):
             print(f"{side}: {' '.join(addresses)}  {' '.join(link.command(side, ['COMMAND']))}")  # noqa: T201
-        print("ready: interrupt to end", flush=True)  # noqa: T201
-        try:
+        try:  # before we say that we may be interrupted
+            print("ready: interrupt to end", flush=True)  # noqa: T201
             signal.pause()
         finally:
             for path in range(len(link.client_addresses)):
