@@ -259,7 +259,7 @@ class Bulk:
         if sent is not None:
             self.rtt_s += ((now - sent) - self.rtt_s) / 8
             self.on_ack(now, now - sent)
-        lost = [other for other in itertools.takewhile(lambda n: n <= number - 3, self._out)]
+        lost = list(itertools.takewhile(lambda n: n <= number - 3, self._out))
         if lost:
             last_sent = self._out[lost[-1]]
             for other in lost:
@@ -311,7 +311,7 @@ class Cubic(Bulk):
 
 
 class Bbr(Bulk):
-    """What of BBR (version 1) matters to its neighbours: twice the largest rate times the least round trip in flight."""
+    """What of BBR (version 1) matters to neighbours: twice the largest rate times the least round trip in flight."""
 
     CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
