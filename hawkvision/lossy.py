@@ -19,9 +19,10 @@ from typing import Final, TypeAlias
 import cv2
 import numpy as np
 
-from hawkvision.errors import BadField, HawkVisionError
+from hawkvision.errors import BadField, HawkVisionError, TooLarge
 from hawkvision.hop import LossyOffer
 from hawkvision.transport.coding import Coded, Plan, encode, opaque, reframe
+from hawkvision.transport.erasure import MAX_SYMBOLS
 from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import QUALITIES, LinkState, choose
@@ -104,7 +105,9 @@ class LinkView:
     """For how long the peer has left datagrams unanswered."""
 
 
-def prepare(picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True) -> Prepared:
+def prepare(
+    picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
+) -> Prepared:
     """A picture as fragments.
 
     Small ones go as they are; JPEGs with restart segments are cut along them unless the plan asks for a lower quality
@@ -117,19 +120,22 @@ def prepare(picture: Picture, plan: Plan, useful_side: int, room: int, *, may_re
         useful_side: pixels of the shorter side beyond which the peer gains nothing.
         room: bytes of a symbol.
         may_reframe: whether a JPEG's own header may be used.
+        exact: send an encoded picture's very bytes, whatever the plan and however many fragments that takes.
 
     Raises:
         BadImage, UnsupportedMedia: if the picture cannot be read.
-        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so.
+        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so (`exact`: as it is).
         BadField: if pixels are not uint8 (height, width, 3).
     """
     if not isinstance(picture, bytes):
         return Prepared(encode(_shrunk(checked_pixels(picture), useful_side), plan, room))
     header = probe(picture)
-    if len(picture) <= SMALL_FRAGMENTS * room:
-        small = opaque(picture, plan.parity, room)
-        if small is not None:
-            return Prepared(small)
+    if exact or len(picture) <= SMALL_FRAGMENTS * room:
+        as_it_is = opaque(picture, plan.parity, room)
+        if as_it_is is not None:
+            return Prepared(as_it_is)
+        if exact:
+            raise TooLarge(f"the picture has {len(picture)} bytes; at most {MAX_SYMBOLS * room} go as they are")
     if may_reframe and min(header.width, header.height) <= useful_side:
         cut = reframe(picture, plan.parity, room)
         if cut is not None and (plan.quality >= QUALITIES[0] or cut[0].format.quality <= plan.quality):
@@ -255,6 +261,7 @@ class LossyLink:
         meta: bytes = b"",
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
+        exact: bool = False,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
 
@@ -264,6 +271,7 @@ class LossyLink:
             meta: what belongs to this picture alone, at most 64 bytes.
             deadline_s: of the answer, counted from when the picture begins to leave (connecting comes before).
             timeout_s: how long to wait at most, for everything.
+            exact: see `prepare`.
 
         Raises:
             RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
@@ -277,7 +285,7 @@ class LossyLink:
         deadline: float | None = None
         for attempt in range(MAX_ASKS):
             connection = await self._connected(until)
-            coded = await self._prepared(connection, picture, meta, deadline_s)
+            coded = await self._prepared(connection, picture, meta, deadline_s, exact=exact)
             now = loop.time()
             if deadline_s is not None and deadline is None:
                 deadline = now + deadline_s
@@ -332,7 +340,7 @@ class LossyLink:
     # ----------------------------------------------------------------------------------------- pictures
 
     async def _prepared(
-        self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None
+        self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
     ) -> Coded:
         client = connection.client
         estimate = client.loss()
@@ -341,12 +349,12 @@ class LossyLink:
         spare = spare_ratio(plain_s, deadline_s)
         plan = self._plan = self._planner.plan(seen, spare, asyncio.get_running_loop().time())
         room, side = fragment_room(meta), client.useful_side
-        prepared = await _off_loop(picture, plan, side, room, may_reframe=True)
+        prepared = await _off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
             return prepared.coded
         number = _registered(connection, prepared.header)
         if number is None:
-            return (await _off_loop(picture, plan, side, room, may_reframe=False)).coded
+            return (await _off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
     # ----------------------------------------------------------------------------------------- connection
@@ -444,15 +452,15 @@ def _registered(connection: _Connection, header: bytes) -> int | None:
     return None
 
 
-async def _off_loop(picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool) -> Prepared:
+async def _off_loop(picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool) -> Prepared:
     """`prepare`, on a thread if the picture is large."""
     if isinstance(picture, bytes):
         large = len(picture) > INLINE_BYTES or probe(picture).pixels > INLINE_PIXELS
     else:
         large = picture.size > 3 * INLINE_PIXELS
     if large:
-        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe)
-    return prepare(picture, plan, side, room, may_reframe=may_reframe)
+        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact)
+    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact)
 
 
 def _heard(task: asyncio.Task[None]) -> None:
