@@ -14,7 +14,7 @@ A picture beyond them is answered with `Status.OVERLOADED`, never dropped in sil
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -74,6 +74,8 @@ class Budget:
 
     limit: int
     used: int = 0
+    refused: Counter[Status] = field(default_factory=Counter)
+    """Pictures of all sessions that were never handed over, by why."""
 
     def take(self, size: int) -> bool:
         """Take so much, if it is there."""
@@ -225,6 +227,11 @@ class Receiver:
         times.extend(min(answer.copies, default=answer.again_at) for answer in self._answers.values())
         return min(times, default=math.inf)
 
+    @property
+    def settled(self) -> bool:
+        """Whether no picture is under way, and the peer has every answer."""
+        return not self._assembling and not self._answers
+
     def close(self) -> None:
         """Give back what the session holds."""
         for number in list(self._assembling):
@@ -349,6 +356,7 @@ class Receiver:
                 assembly.check_at = -math.inf
 
     def _refuse(self, number: int, status: Status, why: str, now: float) -> None:
+        self._budget.refused[status] += 1
         code = {Status.OVERLOADED: "overloaded", Status.EXPIRED: "expired"}.get(status, "wire_error")
         self.answer(number, status, _error_body(why, code), now)
 

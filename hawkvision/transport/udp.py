@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -94,6 +94,18 @@ class Incoming:
     """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a server has received and sent so far; bytes of UDP payloads."""
+
+    received_bytes: int
+    """QUIC's included."""
+    sent_bytes: int
+    """Sealed datagrams."""
+    dropped: int
+    """Datagrams that were no session's, forged, damaged, replayed or malformed."""
+
+
 Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
 
 
@@ -160,6 +172,7 @@ class _Session:
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
         for path, datagram in self.receiver.poll(now):
             if (address := self._addresses.get(path)) is not None:
+                self._server.sent_bytes += len(datagram)
                 transport.sendto(datagram, address)
 
     def _start(self, picture: Picture) -> None:
@@ -281,6 +294,7 @@ class _Demultiplexer(QuicServer):
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         """Route one datagram; what cannot be is dropped, for its sender may be forged."""
         assert isinstance(data, bytes)
+        self.lossy.received_bytes += len(data)
         if not is_sealed(data):
             if data and data[0] & 0x80 and self.lossy.half_open >= MAX_HALF_OPEN:
                 return
@@ -289,9 +303,12 @@ class _Demultiplexer(QuicServer):
         try:
             header = peek(data)
         except WireError:
+            self.lossy.dropped += 1
             return
         session = self.lossy.sessions.get(header.session)
-        if session is not None:
+        if session is None:
+            self.lossy.dropped += 1
+        else:
             session.datagram(header, data, addr)
 
 
@@ -305,6 +322,7 @@ class LossyServer:
         self.reserve_s = reserve_s
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, _Session] = {}
+        self.received_bytes = self.sent_bytes = self.dropped = 0
         self._protocols: set[_ServerProtocol] = set()
         self._endpoint: _Demultiplexer | None = None
         self.transport: asyncio.DatagramTransport
@@ -392,9 +410,25 @@ class LossyServer:
         session = self.sessions[number] = _Session(self, number, protocol, monotonic())
         return session
 
+    @property
+    def refused(self) -> Mapping[Status, int]:
+        """Pictures that the transport itself refused, by why."""
+        return self.budget.refused
+
+    @property
+    def settled(self) -> bool:
+        """Whether no picture is under way, and every answer has reached its client."""
+        return all(session.receiver.settled for session in self.sessions.values())
+
+    def traffic(self) -> Traffic:
+        """What came and went so far."""
+        dropped = self.dropped + sum(session.receiver.channel.dropped for session in self.sessions.values())
+        return Traffic(self.received_bytes, self.sent_bytes, dropped)
+
     def forget(self, session: _Session) -> None:
         """The client is gone."""
-        self.sessions.pop(session.number, None)
+        if self.sessions.pop(session.number, None) is not None:
+            self.dropped += session.receiver.channel.dropped
         session.close()
 
     async def close(self) -> None:
