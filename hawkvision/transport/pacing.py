@@ -91,8 +91,8 @@ DECREASE: Final = 0.7
 MOST_SHARE: Final = 0.5
 LEAST_SHARE: Final = 0.2
 FAIR_START: Final = 0.35
-"""Of the link's speed: the most and the least that is taken while another fills the queue, and where that begins. Half is
-fair beside one flow; more would only lengthen the queue beside BBR, which leaves it to those who hear loss."""
+"""Of the link's speed: the most and the least that is taken while another fills the queue, and where that begins. Half
+is fair beside one flow; more would only lengthen the queue beside BBR, which leaves it to those who hear loss."""
 CROWDED_LOSS: Final = 0.15
 """Excess loss above which the floor is given up."""
 BREAKER_SILENCES: Final = 3

@@ -29,8 +29,8 @@ from aioquic.quic.packet_builder import QuicSentPacket
 
 from hawkvision.transport.feedback import WindowedMinimum
 
-NAME: Final = "hawkvision"
-"""For `QuicConfiguration.congestion_control_algorithm`."""
+ALGORITHM: Final = "hawkvision"
+"""For `QuicConfiguration.congestion_control_algorithm`; importing this module makes it known to aioquic."""
 QUEUE_GOAL_S: Final = 0.025
 LEAST_GAIN: Final = 1.25
 """Of the rate times the least round trip: on long paths the goal alone would probe too timidly."""
@@ -188,6 +188,4 @@ def _key(packet: QuicSentPacket) -> tuple[object, int]:
     return packet.epoch, packet.packet_number
 
 
-def register() -> None:
-    """Make the controller known to aioquic as `NAME`; doing so twice is harmless."""
-    register_congestion_control(NAME, PicturesCongestionControl)
+register_congestion_control(ALGORITHM, PicturesCongestionControl)
