@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.audits import Auditor
+from edge.lossy import LossyDoor
 from edge.node import EdgeNode, Source
 from edge.protocol import Limits, bounded, connections_for, raise_open_files
 from edge.rung import EdgeResult, Rung, check_rung
@@ -36,6 +38,7 @@ from hawkvision.cascade.profile import load_profile, load_site
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.hop import Transports
 from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.vision.backend import Backend
@@ -64,6 +67,8 @@ class Loaded:
     best: str
     expected: dict[str, str]
     """Fingerprints of the datacenter rungs that the certificates are about."""
+    useful_side: int
+    """Pixels of a picture's shorter side of which the most demanding of these rungs makes use."""
     source: Source
 
 
@@ -96,17 +101,18 @@ def load_parts(config: EdgeConfig) -> Loaded:
     source = Source(profile.data.name, profile.data.sha256, None)
     if site is not None:
         source = Source(site.data.name, site.data.sha256, site.as_of)
-    return Loaded(rung, policy, load_labels(manifest, models), manifest.best, expected, source)
+    inputs = [variant.input, *(member.input for name in asked for member in manifest.members(name))]
+    useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
+    return Loaded(rung, policy, load_labels(manifest, models), manifest.best, expected, useful_side, source)
 
 
-async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
-    """A node, loaded and warm.
+async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
+    """A node, warm.
 
     Raises:
-        HawkVisionError: as `load_parts`.
+        HawkVisionError: if the backend cannot run the model.
         ConfigError: if the state file cannot be used.
     """
-    loaded = await asyncio.to_thread(load_parts, config)
     rung, best = loaded.rung, loaded.best
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit
@@ -114,7 +120,15 @@ async def open_node(config: EdgeConfig, metrics: EdgeMetrics, clock: Clock) -> E
     workers = config.workers or usable_cores()
     pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit)
     uplink = (
-        Uplink(config.dc_url, config.dc_api_key, config.dc_connections, len(loaded.labels), clock)
+        Uplink(
+            config.dc_url,
+            config.dc_api_key,
+            config.dc_connections,
+            len(loaded.labels),
+            clock,
+            transport=config.dc_transport,
+            metrics=metrics,
+        )
         if config.dc_url
         else None
     )
@@ -180,23 +194,39 @@ async def serve(config: EdgeConfig) -> None:
             timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )
+    lossy: LossyDoor | None = None
+
+    def stop() -> None:
+        server.stop()
+        if lossy is not None:
+            lossy.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     node: EdgeNode | None = None
     try:
-        node = await open_node(config, metrics, clock)
+        loaded = await asyncio.to_thread(load_parts, config)
+        node = await open_node(config, loaded, metrics, clock)
+        if config.lossy_port is not None:
+            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
+            app.transports = Transports(lossy.offer)
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
         app.open_door(node)
         host, port = listener.getsockname()[:2]
-        print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)  # noqa: T201
+        shown = f"[{host}]" if ":" in host else host
+        print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201
+        if lossy is not None:
+            print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
         await serving
     finally:
-        app.close_door()
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+        if lossy is not None:
+            await lossy.close(config.drain_timeout_s)
+        app.close_door()
         if node is not None:
             await node.close()
         listener.close()

@@ -45,6 +45,7 @@ from hawkvision.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
+from hawkvision.hop import TRANSPORT_PATH, Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
@@ -75,6 +76,8 @@ class EdgeApp:
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
+        self.transports = Transports()
+        """What else the node listens to."""
         self._rest = self._build_rest()
 
     def open_door(self, node: EdgeNode) -> None:
@@ -84,6 +87,16 @@ class EdgeApp:
     def close_door(self) -> None:
         """Stop taking pictures; those under way are still answered."""
         self._node = None
+
+    def ready_node(self) -> EdgeNode:
+        """The node.
+
+        Raises:
+            NotReady: before the door was opened, and after it was closed.
+        """
+        if self._node is None:
+            raise NotReady("the models are still loading, or the node is shutting down")
+        return self._node
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry point."""
@@ -112,12 +125,10 @@ class EdgeApp:
         body = _Body(self, receive)
         self._in_flight += 1
         try:
-            node = self._node
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{CLASSIFY_PATH} takes POST, not {scope['method']}")
             self._authorize(scope["headers"])
-            if node is None:
-                raise NotReady("the models are still loading, or the node is shutting down")
+            node = self.ready_node()
             picture, request = await self._read(scope, body)
             answer = await node.classify(picture, request, started, trace, receive)
             written = _encode(answer.to_json())
@@ -130,7 +141,7 @@ class EdgeApp:
         finally:
             body.release()
             self._in_flight -= 1
-        self._count(answer)
+        self.count(answer)
         headers.append((b"server-timing", _server_timing(answer.timing_ms)))
         await _reply(send, 200, written, headers)
 
@@ -164,6 +175,13 @@ class EdgeApp:
     async def _refuse(self, send: Send, error: Exception, started: float, headers: list[tuple[bytes, bytes]]) -> None:
         if isinstance(error, CallerGone):
             return
+        refused = self.count_refusal(error)
+        total_ms = (self._clock.now() - started) * 1e3
+        headers += [*_error_headers(refused), (b"server-timing", b"total;dur=%.3f" % total_ms)]
+        await _reply(send, refused.status, _encode(refused.body()), headers)
+
+    def count_refusal(self, error: Exception) -> HawkVisionError:
+        """Count and log an error that ends a request; gives what the caller is told."""
         if not isinstance(error, HawkVisionError):
             log.error("internal error", exc_info=error)
             error = InternalError("the node failed on this request; its log says why")
@@ -172,14 +190,13 @@ class EdgeApp:
         if isinstance(error, Overloaded):
             self._metrics.shed.labels("memory" if isinstance(error, _MemoryFull) else "queue_full").inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
-        total_ms = (self._clock.now() - started) * 1e3
-        headers += [*_error_headers(error), (b"server-timing", b"total;dur=%.3f" % total_ms)]
-        await _reply(send, error.status, _encode(error.body()), headers)
+        return error
 
     def _task(self) -> str:
         return self._node.task if self._node else "none"
 
-    def _count(self, answer: Answer) -> None:
+    def count(self, answer: Answer) -> None:
+        """Count an answer and how long it took."""
         counted, observed = self._counters(answer.task, answer.model, answer.tier)
         counted.inc()
         observed.observe(answer.timing_ms.total * 1e-3)
@@ -191,7 +208,7 @@ class EdgeApp:
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
 
     def reserve(self, size: int) -> None:
-        """Account for body bytes held in memory; `_Body.release` gives them back.
+        """Account for body bytes held in memory; `give_back` undoes it.
 
         Raises:
             Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
@@ -217,14 +234,15 @@ class EdgeApp:
             return _json({"status": "alive"})
 
         async def readyz(_: Request) -> Response:
-            if self._node is None:
-                return _json(NotReady("the models are still loading, or the node is shutting down").body(), 503)
-            return _json({"status": "ready", "task": self._node.task, "variant": self._node.rung.name})
+            node = self.ready_node()
+            return _json({"status": "ready", "task": node.task, "variant": node.rung.name})
 
         async def targets(_: Request) -> Response:
-            if self._node is None:
-                return _json(NotReady("the models are still loading, or the node is shutting down").body(), 503)
-            return _json(describe_targets(self._node))
+            return _json(describe_targets(self.ready_node()))
+
+        async def transport(_: Request) -> Response:
+            self.ready_node()
+            return _json(self.transports)
 
         async def metrics(_: Request) -> Response:
             return Response(self._metrics.exposition(), headers={"content-type": self._metrics.content_type})
@@ -245,6 +263,10 @@ class EdgeApp:
                 ours = BadField(str(error.detail))
             return _json(ours.body(), ours.status, error.headers)
 
+        async def on_refusal(_: Request, error: Exception) -> Response:
+            assert isinstance(error, NotReady)
+            return _json(error.body(), error.status)
+
         async def on_defect(_: Request, error: Exception) -> Response:
             log.error("internal error", exc_info=error)
             return _json(InternalError("the node failed on this request; its log says why").body(), 500)
@@ -257,11 +279,12 @@ class EdgeApp:
                 Route("/v2/health/live", healthz, methods=get),
                 Route("/v2/health/ready", readyz, methods=get),
                 Route("/v1/targets", targets, methods=get),
+                Route(TRANSPORT_PATH, transport, methods=get),
                 Route("/metrics", metrics, methods=get),
                 Route("/openapi.json", schema, methods=get),
                 Route("/docs", docs, methods=get),
             ],
-            exception_handlers={HTTPException: on_http_error, Exception: on_defect},
+            exception_handlers={HTTPException: on_http_error, NotReady: on_refusal, Exception: on_defect},
         )
         # A redirect would carry the caller's own Host header back to it; a wrong path is simply not found.
         rest.router.redirect_slashes = False

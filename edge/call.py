@@ -18,7 +18,7 @@ from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escala
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.trace import TraceContext, random_hex
-from hawkvision.types import Answer, ClassifyRequest, OnMiss, Prediction, Reason, Tier, Timing
+from hawkvision.types import Answer, ClassifyRequest, OnMiss, Prediction, Reason, Received, Tier, Timing
 from hawkvision.vision.image import ImageHeader
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Call:
         started: float,
         trace: TraceContext,
         hang_up: Callable[[], Awaitable[object]] | None,
+        received: Received,
     ) -> None:
         self.node = node
         self.body = body
@@ -55,6 +56,7 @@ class Call:
         self.started = started
         self.trace = trace
         self.hang_up = hang_up
+        self.received = received
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
 
     async def cascade(self) -> Answer:
@@ -81,6 +83,16 @@ class Call:
                 if escalated is None:
                     return self._at_last(edge, reason)
                 return self._from_dc(escalated, reason, edge)
+
+    async def early(self) -> Answer | None:
+        """The edge's answer if nothing better is to be had by waiting; None where more of the picture might be."""
+        if self.route.direct or self.route.short:
+            return None
+        edge = await self._at_edge()
+        if self._decide(self._score(edge)) == Accept() and not self._falls_short(self._score(edge)):
+            return self._at_last(edge)
+        self._saw(edge)
+        return None
 
     async def direct(self) -> Answer:
         """Go straight to the best rung."""
@@ -162,7 +174,7 @@ class Call:
         return predicted is not None and predicted < slack - ANSWER_MARGIN_MS
 
     async def _at_edge(self) -> Looked:
-        looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline)
+        looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline, self.route.temperature)
         slack = self.slack_ms()
         if slack is None or self.request.on_miss is not OnMiss.FAIL:
             return await looking
@@ -231,7 +243,8 @@ class Call:
         node, (at_edge, in_middle) = self.node, self.watched
         index = reply.top_k[0].index
         by_best = reply.model == node.best
-        comparable = node.serves(node.best)
+        # An answer to less than what the edge looked at says nothing about the edge's own.
+        comparable = node.serves(node.best) and reply.whole
         if at_edge is not None and edge is not None:
             differs = edge.result.indices[0] != index if by_best and comparable else None
             at_edge.escalated(self._score(edge), differs)
@@ -284,6 +297,7 @@ class Call:
 
     def _from_edge(self, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
         node = self.node
+        degraded = degraded or self.route.short
         if degraded:
             node.metrics.degraded.labels(node.task).inc()
         total_ms = (node.clock.now() - self.started) * 1e3
@@ -300,12 +314,17 @@ class Call:
             escalated=reason is not None,
             reason=reason,
             degraded=degraded,
+            received_fraction=_shown(self.received),
             deadline_met=self._met(total_ms),
             timing_ms=Timing(result.decode_ms, edge.queue_ms, result.infer_ms, total=total_ms),
         )
 
     def _from_dc(self, escalated: Escalated, reason: Reason, edge: Looked | None) -> Answer:
         node, reply = self.node, escalated.reply
+        received = _least(self.received, Received(reply.received_fraction, reply.quality))
+        route = self.route if received == self.received else node.policy.route(self.request.target, received)
+        if route.short:
+            node.metrics.degraded.labels(node.task).inc()
         total_ms = (node.clock.now() - self.started) * 1e3
         timing = Timing(
             decode=edge.result.decode_ms if edge else 0.0,
@@ -321,12 +340,25 @@ class Call:
             top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
             model=reply.model,
             tier=Tier.DC,
-            accuracy=node.promise(self.route, Tier.DC, void=self.watched.void),
+            accuracy=node.promise(route, Tier.DC, void=self.watched.void, degraded=route.short),
             escalated=True,
             reason=reason,
+            degraded=route.short,
+            received_fraction=_shown(received),
             deadline_met=self._met(total_ms),
             timing_ms=timing,
         )
 
     def _met(self, total_ms: float) -> bool | None:
         return None if self.request.deadline_ms is None else total_ms <= self.request.deadline_ms
+
+
+def _least(at_edge: Received, of_that: Received) -> Received:
+    """What the datacenter looked at, of the caller's picture: what it received of what the edge had received."""
+    qualities = [quality for quality in (at_edge.quality, of_that.quality) if quality is not None]
+    return Received(min(at_edge.fraction, of_that.fraction), min(qualities, default=None))
+
+
+def _shown(received: Received) -> float:
+    """The fraction to four digits, rounded down: what is not whole must not look so."""
+    return math.floor(received.fraction * 1e4) / 1e4

@@ -204,6 +204,21 @@ def _remembered(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> Class
     return parse_request(read_query(query) + read_headers(headers))
 
 
+def with_stream(template: bytes, meta: bytes) -> ClassifyRequest:
+    """The request that a query string states for a picture whose `stream` is told beside it, in UTF-8, if at all.
+
+    Raises:
+        BadField: as `parse_request`.
+    """
+    if not meta:
+        return read_request(template, ())
+    try:
+        stream = meta.decode()
+    except UnicodeDecodeError:
+        raise BadField(f"meta: expected the stream's name in UTF-8, got {meta[:40]!r}") from None
+    return parse_request([*read_query(template), ("meta", "stream", stream)])
+
+
 def parse_request(sources: Iterable[Source]) -> ClassifyRequest:
     """The request that these fields state.
 

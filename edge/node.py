@@ -34,6 +34,7 @@ from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound, TooLar
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 from hawkvision.types import (
+    WHOLE,
     AccuracyPromise,
     Answer,
     ClassifyRequest,
@@ -41,6 +42,7 @@ from hawkvision.types import (
     OnMiss,
     PromiseStatus,
     Quality,
+    Received,
     Target,
     Tier,
 )
@@ -176,32 +178,27 @@ class EdgeNode:
         started: float,
         trace: TraceContext,
         hang_up: Callable[[], Awaitable[object]] | None = None,
+        *,
+        received: Received = WHOLE,
     ) -> Answer:
         """Answer one picture.
 
         Args:
-            body: the encoded picture.
+            body: the encoded picture, as it was received.
             request: what is asked.
             started: clock time of the first byte.
             trace: the request's span; the datacenter gets a child.
             hang_up: returns when the caller is gone; waited for only while the datacenter is.
+            received: what of the caller's picture `body` is.
 
         Raises:
             CallerGone: if nobody waits for the answer any more.
             RequestError: the caller's fault (picture, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
-        if request.task is not None and request.task != self.task:
-            raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
-        route = self.policy.route(request.target)
-        # Refused here, on the loop, what can be refused from the header: no worker and no uplink is spent on it.
-        header = probe(body)
-        if header.pixels > self.max_pixels:
-            raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self.max_pixels} in all")
-        watched = self.watched(route, request.stream)
-        call = Call(self, body, header, request, route, watched, started, trace, hang_up)
+        call = self._call(body, request, started, trace, hang_up, received)
         try:
-            answer = await (call.direct() if route.direct else call.cascade())
+            answer = await (call.direct() if call.route.direct else call.cascade())
         except DeadlineMissed:
             self.metrics.deadline_misses.labels(self.task).inc()
             raise
@@ -212,7 +209,47 @@ class EdgeNode:
         self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
         return answer
 
-    async def at_edge(self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None) -> Looked:
+    async def look_early(
+        self, body: bytes, request: ClassifyRequest, started: float, trace: TraceContext, received: Received
+    ) -> Answer | None:
+        """The edge's answer to what is there of a picture while more of it is on its way, if it may be believed.
+
+        Believed is what `classify` would accept from the edge in time. One look, and nothing is escalated.
+
+        Raises:
+            RequestError, ServiceError: as `classify`.
+        """
+        answer = await self._call(body, request, started, trace, None, received).early()
+        if answer is not None:
+            self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
+        return answer
+
+    def _call(
+        self,
+        body: bytes,
+        request: ClassifyRequest,
+        started: float,
+        trace: TraceContext,
+        hang_up: Callable[[], Awaitable[object]] | None,
+        received: Received,
+    ) -> Call:
+        """The request on its way; refused here, on the loop, is what can be refused from the picture's header.
+
+        Raises:
+            RequestError: for another task, an unreachable target, or a picture that is none or too large.
+        """
+        if request.task is not None and request.task != self.task:
+            raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
+        route = self.policy.route(request.target, received)
+        header = probe(body)
+        if header.pixels > self.max_pixels:
+            raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self.max_pixels} in all")
+        watched = self.watched(route, request.stream)
+        return Call(self, body, header, request, route, watched, started, trace, hang_up, received)
+
+    async def at_edge(
+        self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, temperature: float | None = None
+    ) -> Looked:
         """`Rung.look` on a worker, earliest deadline first.
 
         Raises:
@@ -220,7 +257,7 @@ class EdgeNode:
             RequestError: if the picture is broken.
         """
         result, queue_ms = await self.pool.submit(
-            lambda: self.rung.look(body, header, top_k, self.max_pixels, self.clock), deadline
+            lambda: self.rung.look(body, header, top_k, self.max_pixels, self.clock, temperature), deadline
         )
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
@@ -273,7 +310,7 @@ class EdgeNode:
             else:
                 link.failed()
                 pause_s = min(2 * pause_s, LONGEST_PROBE_S)
-            self.metrics.datacenter_up.set(float(link.up))
+            self.metrics.datacenter_up.set(float(self.uplink.up))
             if not link.up:
                 await asyncio.sleep(pause_s)
 

@@ -69,6 +69,7 @@ def _schemas() -> dict[str, Any]:
     return {
         "Answer": _object(answer),
         "Targets": _targets(),
+        "Transports": _transports(),
         "Error": _object(error, optional=("maximum",)),
     }
 
@@ -109,6 +110,17 @@ def _targets() -> dict[str, Any]:
             "targets": {"type": "array", "items": _object(target)},
         }
     )
+
+
+def _transports() -> dict[str, Any]:
+    text, number = {"type": "string"}, {"type": "integer"}
+    lossy = {
+        "port": number | {"description": "UDP, at the host of this document."},
+        "certificate": text | {"description": "PEM; what the server's certificate must be or be signed by."},
+        "name": text | {"description": "What the certificate is made out to."},
+        "version": number | {"description": "Of the wire format, `hawkvision/transport/WIRE.md`."},
+    }
+    return _object({"lossy": _nullable(_object(lossy))})
 
 
 def document() -> dict[str, Any]:
@@ -175,6 +187,7 @@ def document() -> dict[str, Any]:
         "paths": {
             "/v1/classify": {"post": classify},
             "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
+            "/v1/transport": get("Where pictures may be sent as datagrams", "transport", schema="Transports"),
             "/healthz": get("The process is alive", "healthz"),
             "/readyz": get("Models are loaded and warm", "readyz"),
             "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),

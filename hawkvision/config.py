@@ -60,6 +60,11 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter when the request itself has no deadline."""
+    lossy_port: Port | None = None
+    """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
+    lossy_certificate: Path | None = None
+    lossy_key: Path | None = None
+    """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
     drain_timeout_s: Seconds = 20.0
     models_dir: Path | None = None
     cache_dir: Path | None = None
@@ -146,7 +151,7 @@ def load_config(
     config = _convert(kind, values, "command line")
     if isinstance(config, EdgeConfig) and config.dc_url is not None:
         _check_origin(f"{section}.dc_url", config.dc_url)
-    if isinstance(config, DatacenterConfig) and (config.lossy_certificate is None) != (config.lossy_key is None):
+    if (config.lossy_certificate is None) != (config.lossy_key is None):
         raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
     if config.api_key is None and not is_loopback(config.host):
         raise ConfigError(

@@ -6,9 +6,55 @@ so that no caller can grow the number of series.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+RECEIVED_BUCKETS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.9, 0.999, 1.0)
+"""The bounds between the conditions of a profile, and some below."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossyCounts:
+    """What a lossy door has counted since it was opened, and its sessions now."""
+
+    pictures: Mapping[str, int]
+    """By what came of them: complete, partial, cancelled, and the transport's refusals."""
+    sessions: int
+    dropped_datagrams: int
+    received_bytes: int
+    sent_bytes: int
+
+
+class _LossyDoor(Collector):
+    """Reads a lossy door's counts when Prometheus asks, so that no datagram pays for it."""
+
+    def __init__(self, read: Callable[[], LossyCounts]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of one scrape."""
+        counts = self._read()
+        pictures = CounterMetricFamily(
+            "hawkvision_lossy_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
+        )
+        for outcome, n in sorted(counts.pictures.items()):
+            pictures.add_metric((outcome,), n)
+        yield pictures
+        yield GaugeMetricFamily("hawkvision_lossy_sessions", "Callers connected for datagrams", counts.sessions)
+        yield CounterMetricFamily(
+            "hawkvision_lossy_dropped_datagrams", "Datagrams of no session, or broken", counts.dropped_datagrams
+        )
+        yield CounterMetricFamily(
+            "hawkvision_lossy_received_bytes", "Bytes of datagrams received", counts.received_bytes
+        )
+        yield CounterMetricFamily("hawkvision_lossy_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
 
 
 class EdgeMetrics:
@@ -49,10 +95,24 @@ class EdgeMetrics:
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
         self.received_bytes = counter("received_bytes", "Bytes of request bodies")
         self.uplink_bytes = counter("uplink_bytes", "Picture bytes sent to the datacenter")
+        self.uplink_transport = gauge("uplink_transport", "1 for what pictures go to the datacenter over", "transport")
+        self.uplink_switches = counter("uplink_switches", "Changes of transport, by the one changed to", "transport")
+        self.uplink_loss_ratio = gauge("uplink_loss_ratio", "Share of datagrams to the datacenter that are lost")
+        self.uplink_rtt = gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter, without its work")
+        self.received_fraction = Histogram(
+            "hawkvision_lossy_received_fraction",
+            "Share of a picture that had come when it was answered",
+            registry=self.registry,
+            buckets=RECEIVED_BUCKETS,
+        )
         self.in_flight = gauge("requests_in_flight", "Requests being answered")
         self.queue_length = gauge("queue_length", "Requests waiting for a worker")
         self.datacenter_up = gauge("datacenter_up", "Whether the last escalation got through")
         self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
+
+    def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
+        """Have a lossy door's counts on the page."""
+        self.registry.register(_LossyDoor(read))
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -1,0 +1,222 @@
+"""The lossy door: pictures that come as datagrams, the same node and the same answers as over HTTP.
+
+    template: a query string ─┐                            ┌─ complete ───────────────────────────► classify
+    meta: the stream's name ──┼─► fields.py ─► request ─────┤
+    deadline: the fragments' ─┘                            └─ partial, more asked for ─► look_early ─┬─ believed
+                                                                                                     └─ not ─► classify
+
+What is there of a picture is looked at once while its missing fragments are on their way; if a certificate for pictures
+received like that accepts the answer, it leaves, and what is still on its way is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from edge.app import EdgeApp
+from edge.fields import with_stream
+from edge.node import EdgeNode
+from hawkvision.config import EdgeConfig
+from hawkvision.errors import NotReady, Overloaded, TooLarge
+from hawkvision.hop import LossyOffer
+from hawkvision.metrics import EdgeMetrics, LossyCounts
+from hawkvision.trace import TraceContext, start_trace
+from hawkvision.transport.coding import Complete, Expired, Partial
+from hawkvision.transport.control import VERSION
+from hawkvision.transport.identity import Identity, load_identity, own_identity
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.udp import Incoming, LossyServer
+from hawkvision.types import Answer, ClassifyRequest, Received
+
+log = logging.getLogger("hawkvision.edge")
+
+RESERVE_S: Final = 0.02
+"""How long before its deadline a picture is looked at, whatever is still missing of it: a look takes 3 to 10 ms on two
+cores, and answers leave 5 ms before the deadline."""
+PATIENCE_S: Final = 30.0
+"""Longest wait for missing fragments without a deadline; the transport itself gives up after 10 s without news."""
+CONFIRM_S: Final = 2.0
+"""How long a stopping door waits for its last answers to be confirmed, once they are given: a caller that is gone
+confirms nothing."""
+LOOK_S: Final = 0.02
+"""Between looks for that."""
+
+_encode = msgspec.json.encode
+
+
+class LossyDoor:
+    """A node's end of the lossy transport. Made by `open`; close it."""
+
+    def __init__(self, app: EdgeApp, metrics: EdgeMetrics, max_body_bytes: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._outcomes: Counter[str] = Counter()
+        self._inside = 0
+        self._stopping = False
+        self._server: LossyServer
+        self.offer: LossyOffer
+        """What `GET /v1/transport` says of this door."""
+
+    @classmethod
+    async def open(
+        cls, config: EdgeConfig, port: int, app: EdgeApp, metrics: EdgeMetrics, useful_side: int
+    ) -> LossyDoor:
+        """Listen on a UDP port of `config.host`; 0 takes a free one.
+
+        Args:
+            config: host, key, certificate and bounds.
+            port: UDP.
+            app: the HTTP door, whose node, bounds and counters this one shares.
+            metrics: where to count.
+            useful_side: pixels of the shorter side beyond which no rung gains anything.
+
+        Raises:
+            ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
+        """
+        door = cls(app, metrics, config.max_body_bytes)
+        identity = _identity(config)
+        door._server = server = await LossyServer.start(
+            config.host,
+            port,
+            identity,
+            door._answer,
+            api_key=config.api_key,
+            useful_side=useful_side,
+            reserve_s=RESERVE_S,
+        )
+        door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        metrics.watch_lossy(door._counts)
+        return door
+
+    def stop(self) -> None:
+        """Take no more pictures; those under way are still answered."""
+        self._stopping = True
+
+    async def close(self, drain_s: float) -> None:
+        """Stop, answer what is under way, at most so long, and end all connections."""
+        self.stop()
+        given_up_at = time.monotonic() + drain_s
+        confirmed_by = given_up_at
+        while not self._server.settled and time.monotonic() < min(given_up_at, confirmed_by):
+            if not self._inside:
+                confirmed_by = min(confirmed_by, time.monotonic() + CONFIRM_S)
+            await asyncio.sleep(LOOK_S)
+        await self._server.close()
+
+    async def _answer(self, incoming: Incoming) -> tuple[Status, bytes]:
+        """The answer to one picture, or its refusal; a cancelled one has nobody who waits for it."""
+        size = 0
+        self._inside += 1
+        try:
+            if self._stopping:
+                raise NotReady("the node is shutting down")
+            node = self._app.ready_node()
+            request = _request(incoming)
+            arrived = incoming.arrived
+            assert not isinstance(arrived, Expired), "the transport answers these by itself"
+            if len(arrived.body) > self._max_body_bytes:
+                raise TooLarge(f"the picture has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
+            self._app.reserve(len(arrived.body))
+            size = len(arrived.body)
+            answer = await self._classify(node, incoming, request)
+        except asyncio.CancelledError:
+            self._outcomes["cancelled"] += 1
+            raise
+        except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
+            return Status.REFUSED, self._refusal(error)
+        finally:
+            self._app.give_back(size)
+            self._inside -= 1
+        self._app.count(answer)
+        return Status.OK, _encode(answer.to_json())
+
+    async def _classify(self, node: EdgeNode, incoming: Incoming, request: ClassifyRequest) -> Answer:
+        trace = start_trace()
+        if incoming.better is not None:
+            answer = await self._look_early(node, incoming, request, trace)
+            if answer is not None:
+                self._arrived(incoming)
+                return answer
+            incoming = await _at_its_best(incoming)
+        self._arrived(incoming)
+        body, received = _picture(incoming)
+        return await node.classify(body, request, incoming.started, trace, received=received)
+
+    @staticmethod
+    async def _look_early(
+        node: EdgeNode, incoming: Incoming, request: ClassifyRequest, trace: TraceContext
+    ) -> Answer | None:
+        assert incoming.better is not None
+        if incoming.better.done():
+            return None
+        body, received = _picture(incoming)
+        return await node.look_early(body, request, incoming.started, trace, received)
+
+    def _arrived(self, incoming: Incoming) -> None:
+        _, received = _picture(incoming)
+        self._outcomes["complete" if isinstance(incoming.arrived, Complete) else "partial"] += 1
+        self._metrics.received_fraction.observe(received.fraction)
+
+    def _refusal(self, error: Exception) -> bytes:
+        ours = self._app.count_refusal(error)
+        body = {**ours.body(), "status": ours.status}
+        if isinstance(ours, Overloaded):
+            body["retry_after_s"] = ours.retry_after_s
+        return _encode(body)
+
+    def _counts(self) -> LossyCounts:
+        refused = {status.name.lower(): n for status, n in self._server.refused.items()}
+        traffic = self._server.traffic()
+        return LossyCounts(
+            {**self._outcomes, **refused},
+            len(self._server.sessions),
+            traffic.dropped,
+            traffic.received_bytes,
+            traffic.sent_bytes,
+        )
+
+
+def _request(incoming: Incoming) -> ClassifyRequest:
+    """What is asked of a picture; the fragments' deadline counts before the template's.
+
+    Raises:
+        BadField: as over HTTP.
+    """
+    request = with_stream(incoming.template, incoming.meta)
+    if incoming.deadline is None:
+        return request
+    return replace(request, deadline_ms=max(0.0, (incoming.deadline - incoming.started) * 1e3))
+
+
+def _picture(incoming: Incoming) -> tuple[bytes, Received]:
+    match incoming.arrived:
+        case Complete(body, quality):
+            return body, Received(1.0, quality)
+        case Partial(body, quality, fraction, _):
+            return body, Received(fraction, quality)
+        case Expired():
+            raise AssertionError("the transport answers these by itself")
+
+
+async def _at_its_best(incoming: Incoming) -> Incoming:
+    """The picture once no more of it will come."""
+    assert incoming.better is not None
+    # Bounded here, too: the picture that is there is better than none.
+    patience_s = PATIENCE_S if incoming.deadline is None else max(0.0, incoming.deadline - time.monotonic())
+    await asyncio.wait((incoming.better,), timeout=patience_s)
+    return incoming.better.result() if incoming.better.done() else incoming
+
+
+def _identity(config: EdgeConfig) -> Identity:
+    if config.lossy_certificate is None or config.lossy_key is None:
+        return own_identity(datetime.datetime.now(datetime.UTC))
+    return load_identity(config.lossy_certificate, config.lossy_key)
