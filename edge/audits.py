@@ -102,9 +102,11 @@ class Auditor:
         self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
         self._metrics.uplink_bytes.inc(len(body))
         try:
-            escalated = await uplink.infer(body, request, trace.child(), self._timeout_s)
-            differs = escalated.reply.top_k[0].index != index
-            outcome = "differ" if differs else "agree"
+            # Over a lossy link, too, the very picture: an answer to another one says nothing about this one.
+            reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
+            if reply.whole:
+                differs = reply.top_k[0].index != index
+                outcome = "differ" if differs else "agree"
         except asyncio.CancelledError:
             outcome = "skipped"
             raise

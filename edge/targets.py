@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge.node import LISTED_TARGETS, EdgeNode
+from edge.uplink import Uplink
 from hawkvision.cascade.policy import Route
 from hawkvision.types import PromiseStatus, Target, Tier, target_fields
 
@@ -23,11 +24,23 @@ def describe_targets(node: EdgeNode) -> dict[str, Any]:
         "task": node.task,
         "edge": {"variant": node.rung.name, "accuracy": _accuracy(policy.edge_accuracy)},
         "best": {"variant": node.best, "accuracy": _accuracy(policy.best_accuracy)},
-        "datacenter": None if node.uplink is None else {"url": node.uplink.url, "up": node.uplink.link.up},
+        "datacenter": None if node.uplink is None else _datacenter(node.uplink),
         "certificates_valid": node.certificates_valid,
         "certificates": _certificates(node),
         "maximum_min_accuracy": policy.maximum_accuracy,
         "targets": [_target(node, target) for target in LISTED_TARGETS],
+    }
+
+
+def _datacenter(uplink: Uplink) -> dict[str, Any]:
+    """Where escalations go and over what; `loss` and `rtt_ms` are null where only TCP knows the link."""
+    rtt_s = uplink.rtt_s
+    return {
+        "url": uplink.url,
+        "up": uplink.up,
+        "transport": uplink.transport.value,
+        "loss": uplink.loss,
+        "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 3),
     }
 
 

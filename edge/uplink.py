@@ -1,4 +1,8 @@
-"""The way to the datacenter tier: the caller's own bytes over a kept-alive connection, and what the link is like.
+"""The way to the datacenter tier: the caller's picture goes there by HTTP or as datagrams, and what the link is like.
+
+    infer ─► transport in use ─┬─ TCP ──► HttpHop ──┬─► reply checked ─► Escalated
+                ▲              └─ LOSSY ► LossyHop ─┘
+                └── Choice (cascade.link) ◄── probes, losses, escalations that were late
 
 Failures never reach the caller as errors: `EscalationFailed` tells the node to answer by itself. Only what the
 datacenter found wrong with the picture is the caller's to know. Replies are checked before anybody believes them.
@@ -7,34 +11,38 @@ datacenter found wrong with the picture is the caller's to know. Replies are che
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
+from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, Literal
 
-import aiohttp
 import msgspec
 
+from edge.hops import Hop, HopBroken, HopLate, HttpHop
+from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop, TooLargeForDatagrams
 from hawkvision import errors
-from hawkvision.cascade.link import LinkEstimate
+from hawkvision.cascade.link import LATE_AMONG, Choice, LinkEstimate, LinkReading, Transport
 from hawkvision.clock import Clock
 from hawkvision.errors import EscalationFailed, RequestError
-from hawkvision.hop import INFER_PATH, RUNGS_PATH, TRACE_HEADER, HopReply, HopRequest, Rungs
+from hawkvision.hop import HopReply, HopRequest, Rungs
+from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 
 log = logging.getLogger("hawkvision.edge")
 
-CONNECT_TIMEOUT_S: Final = 1.0
-MAX_REPLY_BYTES: Final = 1024 * 1024
-"""A reply with 1,000 classes is 45 KB."""
 WAITING_PER_CONNECTION: Final = 4
 """Escalations that may wait for each connection; the next one fails at once, for it would only wait longer."""
 PACE_GAIN: Final = 0.05
 """Weight of the newest round trip in what `/v1/targets` shows; slower than the link's estimate, which decides."""
+OWN_SHARE: Final = 0.5
+"""An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
 """What is wrong with the picture itself. A datacenter's own limits (413, 429) are not the caller's fault."""
 
 _reply_decoder = msgspec.json.Decoder(HopReply)
-_rungs_decoder = msgspec.json.Decoder(Rungs)
 
 
 class _ErrorBody(msgspec.Struct):
@@ -54,39 +62,98 @@ class Escalated:
 
 
 class Uplink:
-    """One datacenter ingress. Its connections are bounded; callers beyond them wait, within their own deadline."""
+    """One datacenter ingress. Escalations under way are bounded; those beyond a connection each wait for one."""
 
-    def __init__(self, url: str, api_key: str | None, connections: int, classes: int, clock: Clock) -> None:
-        """Prepare; `classes` is what a reply's indices must stay below."""
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        connections: int,
+        classes: int,
+        clock: Clock,
+        *,
+        transport: Literal["tcp", "lossy", "auto"] = "tcp",
+        metrics: EdgeMetrics | None = None,
+    ) -> None:
+        """Prepare, and look for the lossy transport in the background if it is wanted.
+
+        Args:
+            url: of the ingress.
+            api_key: of the ingress, over either transport.
+            connections: HTTP connections.
+            classes: what a reply's indices must stay below.
+            clock: for round trips.
+            transport: how pictures travel; `lossy` and `auto` fall back to TCP where datagrams are not answered.
+            metrics: where to count.
+        """
         self.url = url.rstrip("/")
-        self.link = LinkEstimate()
         self.lost = asyncio.Event()
-        """Set when the link goes down, for whoever watches it."""
+        """Set when a link goes down, for whoever watches the datacenter."""
+        self._http = HttpHop(self.url, api_key, connections)
+        self._lossy = None if transport == "tcp" else LossyHop(self._http, api_key)
+        self._mode = transport
+        self._choice = Choice()
+        self._late: deque[bool] = deque(maxlen=LATE_AMONG)
+        """Of the last escalations over TCP that had a deadline: whether it was missed for no fault of the tier's."""
         self._classes = classes
         self._clock = clock
         self._connections = connections
         self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
-        self._pace_ms: dict[str, float] = {}
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
-            headers=headers,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._pace_ms: dict[tuple[Transport, str], float] = {}
+        self._dc_ms = 0.0
+        self._asked_at = -math.inf
+        self._metrics = metrics
+        if metrics is not None:
+            self._expose(metrics)
+        self._tending = None if self._lossy is None else asyncio.create_task(self._tend(self._lossy))
+
+    @property
+    def transport(self) -> Transport:
+        """What the next picture goes over."""
+        return self._choice.transport
+
+    @property
+    def link(self) -> LinkEstimate:
+        """The HTTP connections' estimate. Whoever watches the datacenter over HTTP tells it what came of that."""
+        return self._http.link
+
+    @property
+    def up(self) -> bool:
+        """Whether the next picture has a link to go over."""
+        return self._hop.link.up
 
     @property
     def idle(self) -> bool:
         """Whether the link is up and a connection is free: whoever sends now lets nobody wait."""
-        return self.link.up and self._pending < self._connections
+        return self.up and self._pending < self._connections
+
+    @property
+    def loss(self) -> float | None:
+        """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
+        view = None if self._lossy is None else self._lossy.view
+        return view.loss if view is not None and view.known else None
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The link's own round trip, without the datacenter's work; None as for `loss`."""
+        return None if self._lossy is None else self._lossy.view.rtt_s
 
     def predict_ms(self) -> float | None:
         """How long an escalation would take now; None while the datacenter is left alone after a failure."""
-        return self.link.predict_ms(self._clock.now())
+        return self._hop.link.predict_ms(self._clock.now())
 
-    async def infer(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> Escalated:
+    def mean_ms(self, rung: str) -> float:
+        """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
+        return self._pace_ms.get((self.transport, rung), self._hop.link.mean_ms)
+
+    async def infer(
+        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool = False
+    ) -> Escalated:
         """Ask the datacenter about a picture; with `request.middle`, the reply's `model` says which rung answered.
+
+        Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
+        more datagrams and more time.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
@@ -95,78 +162,98 @@ class Uplink:
         if self._pending >= self._most_pending:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
-        started = self._clock.now()
         try:
-            status, payload = await self._post(body, request, trace, timeout_s)
+            return await self._infer(self._hop, body, request, trace, timeout_s, exact=exact)
+        except TooLargeForDatagrams:
+            return await self._infer(self._http, body, request, trace, timeout_s, exact=exact)
         finally:
             self._pending -= 1
+
+    async def rungs(self) -> Rungs:
+        """What the datacenter serves.
+
+        Raises:
+            EscalationFailed: if it does not say.
+        """
+        return await self._http.rungs()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._tending is not None:
+            self._tending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._tending
+        if self._lossy is not None:
+            await self._lossy.close()
+        await self._http.close()
+
+    # ----------------------------------------------------------------------------------------- escalations
+
+    @property
+    def _hop(self) -> Hop:
+        return self._http if self._lossy is None or self.transport is Transport.TCP else self._lossy
+
+    async def _infer(
+        self, hop: Hop, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+    ) -> Escalated:
+        self._asked_at = started = self._clock.now()
+        try:
+            status, payload = await hop.send(body, request, trace, timeout_s, exact=exact)
+        except HopBroken:
+            self._failed(hop)
+            raise
+        except HopLate:
+            self._was_late(hop, request, self._clock.now() - started)
+            raise
         now = self._clock.now()
         if status != 200:
-            raise self._refusal(status, payload, now)
-        reply = self._checked(payload, request)
+            raise self._refusal(hop, status, payload, now)
+        reply = self._checked(hop, payload, request)
         round_trip_ms = (now - started) * 1e3
-        self.link.succeeded(round_trip_ms, now)
-        self._learn_pace(reply.model, round_trip_ms)
+        hop.link.succeeded(round_trip_ms, now)
+        if hop is self._http and request.deadline_ms is not None:
+            self._late.append(False)
+        self._learn_pace(hop, reply, round_trip_ms)
         return Escalated(reply, round_trip_ms)
 
-    def mean_ms(self, rung: str) -> float:
-        """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
-        return self._pace_ms.get(rung, self.link.mean_ms)
+    def _learn_pace(self, hop: Hop, reply: HopReply, round_trip_ms: float) -> None:
+        """Per transport and rung that answered; replies are checked, so a certificate names them all."""
+        key = Transport.TCP if hop is self._http else Transport.LOSSY, reply.model
+        before = self._pace_ms.get(key, round_trip_ms)
+        self._pace_ms[key] = before + PACE_GAIN * (round_trip_ms - before)
+        own_ms = reply.timing_ms.total
+        self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
-    def _learn_pace(self, rung: str, round_trip_ms: float) -> None:
-        """Per rung that answered; replies are checked, so there are as many as a certificate names."""
-        before = self._pace_ms.get(rung, round_trip_ms)
-        self._pace_ms[rung] = before + PACE_GAIN * (round_trip_ms - before)
+    def _was_late(self, hop: Hop, request: HopRequest, waited_s: float) -> None:
+        waited_ms = waited_s * 1e3
+        hop.link.late(waited_ms, self._clock.now())
+        if request.deadline_ms is None:
+            self._failed(hop)  # nobody hurried it, and still it did not answer
+        elif hop is self._http:
+            self._late.append(self._dc_ms <= OWN_SHARE * waited_ms)
 
-    async def _post(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> tuple[int, bytes]:
-        started = self._clock.now()
-        headers = request.headers()
-        headers[TRACE_HEADER] = trace.header()
-        try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.post(
-                    f"{self.url}{INFER_PATH}",
-                    data=body,
-                    headers=headers,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-                ) as response,
-            ):
-                return response.status, await _read(response)
-        except aiohttp.ServerTimeoutError:
-            self._failed()
-            raise EscalationFailed(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
-        except TimeoutError:
-            now = self._clock.now()
-            self.link.late((now - started) * 1e3, now)
-            if request.deadline_ms is None:
-                self._failed()  # nobody hurried it, and still it did not answer
-            raise EscalationFailed(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms") from None
-        except (aiohttp.ClientError, OSError) as error:
-            self._failed()
-            raise EscalationFailed(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
-
-    def _checked(self, payload: bytes, request: HopRequest) -> HopReply:
+    def _checked(self, hop: Hop, payload: bytes, request: HopRequest) -> HopReply:
         """The reply, if it can be true."""
         try:
             reply = _reply_decoder.decode(payload)
         except msgspec.DecodeError as error:
-            self._failed()
+            self._failed(hop)
             raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
         seen = [(c.index, c.confidence) for c in reply.top_k]
         if reply.passed_over is not None:
             seen.append((reply.passed_over.index, reply.passed_over.score))
         sound = all(0 <= index < self._classes and 0.0 <= sure <= 1.0 for index, sure in seen)
+        sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
         if not reply.top_k or not sound or not _answers(reply, request):
-            self._failed()
+            self._failed(hop)
             raise EscalationFailed(f"{self.url} sent a reply that cannot be: {payload[:200]!r}")
         return reply
 
-    def _failed(self) -> None:
-        self.link.failed()
+    def _failed(self, hop: Hop) -> None:
+        hop.link.failed()
         self.lost.set()
 
-    def _refusal(self, status: int, payload: bytes, now: float) -> RequestError | EscalationFailed:
+    def _refusal(self, hop: Hop, status: int, payload: bytes, now: float) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         try:
             body = _error_decoder.decode(payload)
@@ -177,30 +264,45 @@ class Uplink:
             return fault(body.error)
         if status in (429, 504):
             # Alive but too busy: the next request may try, with a longer round trip in mind.
-            self.link.late(2 * self.link.mean_ms, now)
+            hop.link.late(2 * hop.link.mean_ms, now)
         elif status != errors.TooLarge.status:
-            self._failed()
+            self._failed(hop)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {body.error[:200]}")
 
-    async def rungs(self) -> Rungs:
-        """What the datacenter serves.
+    # ------------------------------------------------------------------------------------------- transport
 
-        Raises:
-            EscalationFailed: if it does not say.
-        """
-        try:
-            timeout = aiohttp.ClientTimeout(total=5.0, sock_connect=CONNECT_TIMEOUT_S)
-            async with self._session.get(f"{self.url}{RUNGS_PATH}", timeout=timeout) as response:
-                payload = await _read(response)
-            if response.status != 200:
-                raise EscalationFailed(f"{self.url}{RUNGS_PATH} answered HTTP {response.status}")
-            return _rungs_decoder.decode(payload)
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-            raise EscalationFailed(f"{self.url}{RUNGS_PATH}: {error or type(error).__name__}") from None
+    async def _tend(self, lossy: LossyHop) -> None:
+        """Keep the lossy link known, and choose."""
+        while True:
+            self._choose(lossy)  # before a probe that may have to connect first, as well
+            found = await lossy.probe()
+            self._choose(lossy)
+            active = self._clock.now() - self._asked_at < ACTIVE_S
+            await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._session.close()
+    def _choose(self, lossy: LossyHop) -> None:
+        before, view, now = self._choice, lossy.view, self._clock.now()
+        if self._mode == "lossy":
+            wanted = Transport.LOSSY if lossy.available else Transport.TCP
+            self._choice = before if before.transport is wanted else Choice(wanted, now)
+        else:
+            loss = view.loss if view.known else None
+            self._choice = before.next(LinkReading(lossy.available, loss, view.outcomes, sum(self._late)), now)
+        if self._choice.transport is before.transport:
+            return
+        self._late.clear()
+        log.info("pictures go to %s over %s: loss %.3f", self.url, self.transport, view.loss)
+        if self._metrics is not None:
+            self._metrics.uplink_switches.labels(self.transport.value).inc()
+
+    def _uses(self, transport: Transport) -> float:
+        return float(self.transport is transport)
+
+    def _expose(self, metrics: EdgeMetrics) -> None:
+        for transport in Transport:
+            metrics.uplink_transport.labels(transport.value).set_function(partial(self._uses, transport))
+        metrics.uplink_loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
+        metrics.uplink_rtt.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)
 
 
 def _answers(reply: HopReply, request: HopRequest) -> bool:
@@ -217,14 +319,3 @@ def _answers(reply: HopReply, request: HopRequest) -> bool:
         return reply.score >= middle.accept_score
     passed_over = reply.passed_over
     return reply.model == middle.otherwise and passed_over is not None and passed_over.score < middle.accept_score
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The whole body, at most `MAX_REPLY_BYTES` of it."""
-    payload = b""
-    while len(payload) < MAX_REPLY_BYTES:
-        chunk = await response.content.read(MAX_REPLY_BYTES - len(payload))
-        if not chunk:
-            break
-        payload += chunk
-    return payload

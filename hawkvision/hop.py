@@ -190,6 +190,11 @@ class HopReply(msgspec.Struct, frozen=True):
     quality: int | None = None
     """JPEG quality at which the transport encoded the picture anew; None: it came as the edge had it."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether the tier looked at the very picture that the edge had: only then can their answers be compared."""
+        return self.received_fraction == 1.0 and self.quality is None
+
 
 class RungMember(msgspec.Struct, frozen=True):
     """A variant and the hash of the very file that is loaded; None for a backend without a file (`noop`)."""

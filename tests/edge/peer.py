@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,25 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from hawkvision.hop import HopClass, HopReply, HopTiming, PassedOver, Rung, Rungs, parse_hop_headers
+from hawkvision.errors import Overloaded
+from hawkvision.hop import (
+    HopClass,
+    HopReply,
+    HopRequest,
+    HopTiming,
+    LossyOffer,
+    PassedOver,
+    Rung,
+    Rungs,
+    Transports,
+    parse_hop_datagram,
+    parse_hop_headers,
+)
+from hawkvision.transport.coding import Expired, Partial
+from hawkvision.transport.control import VERSION
+from hawkvision.transport.identity import own_identity
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.udp import Incoming, LossyServer
 
 ANSWER_CLASS = 7
 MIDDLE_CLASS = 6
@@ -38,6 +57,10 @@ class Peer:
     """False for a tier that ignores the headers of a middle rung."""
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    offer: LossyOffer | None = None
+    """What it says of its lossy transport."""
+    datagrams: list[tuple[HopRequest, bytes]] = field(default_factory=list)
+    """What came over that: requests and pictures."""
 
     async def infer(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.read())
@@ -47,12 +70,26 @@ class Peer:
             return web.Response(text="<html>a captive portal</html>")
         if self.status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
-        return web.Response(body=msgspec.json.encode(self.reply(request)), content_type="application/json")
+        asked = parse_hop_headers(request.headers)
+        return web.Response(body=msgspec.json.encode(self.reply(asked)), content_type="application/json")
 
-    def reply(self, request: web.Request) -> HopReply:
+    async def infer_datagrams(self, incoming: Incoming) -> tuple[Status, bytes]:
+        asked, _ = parse_hop_datagram(incoming.template, incoming.meta)
+        if incoming.better is not None:
+            incoming = await incoming.better
+        arrived = incoming.arrived
+        assert not isinstance(arrived, Expired)
+        self.datagrams.append((asked, arrived.body))
+        await asyncio.sleep(self.delay_s)
+        if self.status != 200:
+            raise Overloaded("no", 1.0)
+        fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
+        reply = msgspec.structs.replace(self.reply(asked), received_fraction=fraction, quality=arrived.quality)
+        return Status.OK, b"<html>" if self.garbage else msgspec.json.encode(reply)
+
+    def reply(self, asked: HopRequest) -> HopReply:
         top = tuple(HopClass(*entry) for entry in self.top_k)
         answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None)
-        asked = parse_hop_headers(request.headers)
         if asked.middle is None or not self.knows_middle:
             return answer
         if self.middle_score >= asked.middle.accept_score:
@@ -67,10 +104,19 @@ class Peer:
         listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
+    async def transports(self, _: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(Transports(self.offer)), content_type="application/json")
+
+    async def open_lossy(self) -> LossyServer:
+        identity = own_identity(datetime.datetime.now(datetime.UTC))
+        server = await LossyServer.start("127.0.0.1", 0, identity, self.infer_datagrams)
+        self.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        return server
+
 
 @contextlib.contextmanager
-def running_peer(port: int = 0, **behaviour: object) -> Iterator[Peer]:
-    """The peer, listening on loopback until the block ends."""
+def running_peer(port: int = 0, *, lossy: bool = False, **behaviour: object) -> Iterator[Peer]:
+    """The peer, listening on loopback until the block ends; for datagrams, too, if `lossy`."""
     peer = Peer()
     for name, value in behaviour.items():
         setattr(peer, name, value)
@@ -83,6 +129,8 @@ def running_peer(port: int = 0, **behaviour: object) -> Iterator[Peer]:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/infer", peer.infer)
         app.router.add_get("/v1/rungs", peer.rungs)
+        app.router.add_get("/v1/transport", peer.transports)
+        datagrams = await peer.open_lossy() if lossy else None
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -91,6 +139,8 @@ def running_peer(port: int = 0, **behaviour: object) -> Iterator[Peer]:
         peer.url = f"http://{host}:{bound}"
         ready.set()
         await stop.wait()
+        if datagrams is not None:
+            await datagrams.close()
         await runner.cleanup()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

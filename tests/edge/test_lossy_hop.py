@@ -1,0 +1,175 @@
+"""The uplink where datagrams are offered: real sockets, a peer of the test's own, a relay for the link."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import msgspec
+import pytest
+
+from edge.uplink import Uplink
+from hawkvision.cascade.link import Transport
+from hawkvision.clock import MonotonicClock
+from hawkvision.errors import BadImage, EscalationFailed, HawkVisionError
+from hawkvision.hop import HopReply, HopRequest, Middle
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.trace import start_trace
+from hawkvision.types import Score
+from loadgen.link import LinkSpec, UdpRelay
+from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
+from tests.pictures import encoded
+
+PICTURE = encoded(height=128, width=128)
+LARGE = encoded(height=600, width=600)
+HURRIED = HopRequest(variant="committee", deadline_ms=2_000.0)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with running_peer(lossy=True) as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def linked(
+    peer: Peer, transport: Literal["tcp", "lossy", "auto"] = "lossy", metrics: EdgeMetrics | None = None
+) -> AsyncIterator[Uplink]:
+    uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport=transport, metrics=metrics)
+    try:
+        if transport == "lossy" and peer.offer is not None:
+            await until(lambda: uplink.transport is Transport.LOSSY)
+        yield uplink
+    finally:
+        await uplink.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll: the condition comes true in another task."""
+    for _ in range(4_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition did not come true within 40 s")
+
+
+def infer(peer: Peer, request: HopRequest = HURRIED, body: bytes = PICTURE, *, exact: bool = False) -> HopReply:
+    async def ask() -> HopReply:
+        async with linked(peer) as uplink:
+            return (await uplink.infer(body, request, start_trace(), 10.0, exact=exact)).reply
+
+    return asyncio.run(ask())
+
+
+def test_pictures_go_as_datagrams_where_they_are_offered(peer: Peer) -> None:
+    assert infer(peer).top_k[0].index == ANSWER_CLASS
+    assert (len(peer.datagrams), peer.bodies) == (1, [])
+    assert peer.datagrams[0][0] == msgspec.structs.replace(HURRIED, deadline_ms=None)
+
+
+def test_a_middle_rung_is_asked_over_datagrams_too(peer: Peer) -> None:
+    peer.middle, peer.middle_score = "medium", 0.8
+    request = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.75, "committee"))
+    assert infer(peer, request).top_k[0].index == MIDDLE_CLASS
+
+
+def test_a_large_picture_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:
+    reply = infer(peer, body=LARGE)
+    assert reply.quality is not None
+    assert not reply.whole
+    assert len(peer.datagrams[0][1]) < len(LARGE)
+
+
+@pytest.mark.parametrize(("request_", "exact"), [(HURRIED, True), (HopRequest(variant="committee"), False)])
+def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
+    peer: Peer, request_: HopRequest, exact: bool
+) -> None:
+    assert infer(peer, request_, LARGE, exact=exact).whole
+    assert peer.datagrams[0][1] == LARGE
+
+
+def test_a_picture_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
+    huge = encoded(".png", height=700, width=700)
+    assert len(huge) > 300_000
+    assert infer(peer, body=huge, exact=True).whole
+    assert (peer.datagrams, peer.bodies) == ([], [huge])
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "body", "error", "says"),
+    [
+        ({"status": 429}, PICTURE, EscalationFailed, "refused with HTTP 429"),
+        ({"garbage": True}, PICTURE, EscalationFailed, "sent a reply that is none"),
+        ({"model": "another"}, PICTURE, EscalationFailed, "sent a reply that cannot be"),
+        ({"delay_s": 10.0}, PICTURE, EscalationFailed, "had not answered"),
+        ({}, PICTURE[:20], BadImage, "JPEG"),
+    ],
+)
+def test_what_goes_wrong_is_what_goes_wrong_over_http(
+    peer: Peer, behaviour: dict[str, object], body: bytes, error: type[HawkVisionError], says: str
+) -> None:
+    for name, value in behaviour.items():
+        setattr(peer, name, value)
+    with pytest.raises(error, match=says):
+        infer(peer, HopRequest(variant="committee", deadline_ms=300.0), body)
+
+
+def test_a_datacenter_without_datagrams_is_asked_over_tcp_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def ask(peer: Peer) -> None:
+        async with linked(peer) as uplink:
+            await until(lambda: bool(caplog.records))
+            for _ in range(3):
+                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)
+            assert uplink.transport is Transport.TCP
+
+    with caplog.at_level(logging.WARNING), running_peer() as peer:
+        asyncio.run(ask(peer))
+    assert len(peer.bodies) == 3
+    assert [r.message for r in caplog.records if "does not offer the lossy transport" in r.message]
+    assert len(caplog.records) == 1
+
+
+def test_a_lossy_peer_that_falls_silent_leaves_pictures_to_tcp_until_it_is_back(peer: Peer) -> None:
+    async def scenario() -> None:
+        assert peer.offer is not None
+        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec()) as relay:
+            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
+            async with linked(peer) as uplink:
+                relay.blackhole(True)
+                await until(lambda: uplink.transport is Transport.TCP)
+                assert (await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)).reply.top_k[0].index == ANSWER_CLASS
+                relay.blackhole(False)
+                await until(lambda: uplink.transport is Transport.LOSSY)
+
+    asyncio.run(scenario())
+    assert len(peer.bodies) == 1
+
+
+@pytest.mark.slow
+def test_pictures_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> None:
+    metrics = EdgeMetrics()
+
+    def sample(name: str, **labels: str) -> float:
+        return metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
+
+    async def scenario() -> None:
+        assert peer.offer is not None
+        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=5ms,seed=1")) as relay:
+            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
+            async with linked(peer, "auto", metrics) as uplink:
+                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)
+                await until(lambda: uplink.loss == 0.0)
+                assert (uplink.transport, sample("uplink_transport", transport="tcp")) == (Transport.TCP, 1.0)
+                relay.up = LinkSpec.parse("delay=5ms,loss=8%,seed=1")
+                await until(lambda: uplink.transport is Transport.LOSSY)
+                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0)
+
+    asyncio.run(scenario())
+    assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
+    assert sample("uplink_switches_total", transport="lossy") == 1.0
+    assert sample("uplink_loss_ratio") != 0.0
