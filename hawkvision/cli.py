@@ -347,6 +347,7 @@ def classify(
     top_k: Annotated[int, typer.Option(help="Classes to list.")] = 1,
     task: Annotated[str | None, typer.Option(help="Default: the node's.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="HAWKVISION_API_KEY", help="The node's key.")] = None,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Send pictures as datagrams, for links that lose.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON answer a line.")] = False,
 ) -> None:
     """Ask an edge node what is on pictures."""
@@ -355,7 +356,7 @@ def classify(
 
     table = AnswerTable()
     failures = 0
-    with Client(url, api_key=api_key) as client:
+    with Client(url, api_key=api_key, transport="lossy" if lossy else "http") as client:
         for picture in pictures:
             try:
                 answer = client.classify(

@@ -10,26 +10,44 @@ travel unchanged, as the raw body, and fields as query parameters. A refusal is 
     ServiceError
     ├── Unreachable   no connection, a broken one, or no answer within `timeout_s`
     └── BadReply      something answered, but not in the way a node does
+
+With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: shrunk to what the
+node's models make use of and coded anew where that is needed, so that the answer says what was received. `deadline_ms`
+then covers the link, both ways, from when the picture begins to leave, and fragments that would come too late are not
+sent. If too little arrives in time for any answer, or none comes back, that is `DeadlineMissed` whatever `on_miss`
+says, except for `wait`, which sends and waits without regard to the link's deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, Unpack
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import msgspec
 import numpy as np
 
 from hawkvision import errors
-from hawkvision.errors import BadField, ConfigError, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.errors import (
+    BadField,
+    ConfigError,
+    DeadlineMissed,
+    HawkVisionError,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    TargetUnreachable,
+)
+from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.types import (
     AccuracyPromise,
     Answer,
@@ -48,8 +66,17 @@ from hawkvision.types import (
     Timing,
 )
 
+if TYPE_CHECKING:
+    from hawkvision.lossy import LossyLink
+
+Transport: TypeAlias = Literal["http", "lossy"]
 Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
 """An encoded picture, the path of one, or uint8 RGB pixels (height, width, 3)."""
+
+CLASSIFY_PATH: Final = "/v1/classify"
+Reply: TypeAlias = tuple[int, float | None, bytes]
+"""Status, Retry-After in seconds, body."""
+Exchange: TypeAlias = Callable[[], Awaitable[Reply]]
 
 MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
 """Far above the largest reply (100 classes are 10 KB), far below what would harm the caller."""
@@ -60,6 +87,11 @@ MAX_ATTEMPTS: Final = 10
 """Per call, whatever the retry budget."""
 FIRST_PAUSE_S: Final = 0.1
 """Before the second attempt when a refusal has no Retry-After; doubles with each further one."""
+
+LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
+"""Fragments count milliseconds in 16 bits; longer deadlines are the node's alone."""
+MAX_META: Final = 64
+"""Bytes that fragments carry of their own, here the stream's name; a longer one makes a template of its own."""
 
 _TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
 
@@ -110,6 +142,8 @@ class AsyncClient:
         timeout_s: float = 30.0,
         connections: int = 16,
         retry_budget_s: float = 0.0,
+        transport: Transport = "http",
+        paths: Sequence[str] = (),
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -120,11 +154,22 @@ class AsyncClient:
             connections: open at once at most; further calls wait for a free one, within `timeout_s`.
             retry_budget_s: how long one call may pause in all to try again after 429 and 503, honouring
                 Retry-After; 0 never retries. A `deadline_ms` that is shorter bounds it too.
+            transport: `lossy` sends pictures as datagrams; the node says over HTTP where to.
+            paths: this machine's addresses to send datagrams from, each over a link of its own; default: one, the
+                system's choice.
 
         Raises:
-            ConfigError: if the URL is none.
+            ConfigError: if the URL is none, or paths are given for HTTP.
         """
         self.url = _checked_url(url)
+        if transport not in ("http", "lossy"):
+            raise ConfigError(f"transport: expected 'http' or 'lossy', got {transport!r}")
+        if paths and transport != "lossy":
+            raise ConfigError("paths: only transport='lossy' uses several; HTTP goes the way the system chooses")
+        self._lossy = transport == "lossy"
+        self._paths = tuple(paths)
+        self._api_key = api_key
+        self._link: LossyLink | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._connections = connections
@@ -135,18 +180,23 @@ class AsyncClient:
     async def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
         """What the picture shows.
 
-        Encoded pictures are sent byte for byte; pixels are sent as PNG, which loses nothing.
+        Over HTTP, encoded pictures are sent byte for byte; pixels are sent as PNG, which loses nothing.
 
         Raises:
             BadField: for contradictory fields, before anything is sent.
-            RequestError, ServiceError: as the node says, or as the module's docstring draws.
+            RequestError, ServiceError: as the node says, or as the module's docstring draws. Over the lossy transport
+                a broken picture is found out before it is sent.
             OSError: if the path cannot be read.
         """
         query = query_fields(**fields)
         deadline_ms = fields.get("deadline_ms")
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
-        body = await _encoded(picture)
-        return answer_from_json(await self._call("POST", "/v1/classify", query, body, budget_s))
+        exchange: Exchange
+        if self._lossy:
+            exchange = partial(self._exchange_lossy, await _readable(picture), _question(query))
+        else:
+            exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, await _encoded(picture))
+        return answer_from_json(await self._retried(exchange, f"{self.url}{CLASSIFY_PATH}", budget_s))
 
     async def targets(self) -> dict[str, Any]:
         """The document of `GET /v1/targets`: attainable targets with promise, expected escalation and latency.
@@ -154,7 +204,7 @@ class AsyncClient:
         Raises:
             ServiceError: if the node does not answer, or is not ready.
         """
-        return await self._call("GET", "/v1/targets", {}, None, self._retry_budget_s)
+        return await self._get("/v1/targets", self._retry_budget_s)
 
     async def health(self) -> Health:
         """Whether the node takes pictures now.
@@ -163,7 +213,7 @@ class AsyncClient:
             Unreachable: if nothing answers.
         """
         try:
-            body = await self._call("GET", "/readyz", {}, None, 0.0)
+            body = await self._get("/readyz", 0.0)
         except errors.NotReady:
             return Health(ready=False)
         return Health(ready=True, task=body.get("task"), variant=body.get("variant"))
@@ -171,6 +221,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections. Closing twice does no harm."""
         self._closed = True
+        if self._link is not None:
+            await self._link.close()
         if self._session is not None:
             await self._session.close()
 
@@ -180,27 +232,26 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _call(
-        self, method: str, path: str, query: dict[str, str], body: bytes | None, budget_s: float
-    ) -> dict[str, Any]:
+    async def _get(self, path: str, budget_s: float) -> dict[str, Any]:
+        return await self._retried(partial(self._exchange, "GET", path, {}, None), f"{self.url}{path}", budget_s)
+
+    async def _retried(self, exchange: Exchange, where: str, budget_s: float) -> dict[str, Any]:
         """The JSON object of a 200 reply; retries within the budget."""
         spent_s = 0.0
         for attempt in range(MAX_ATTEMPTS):
-            status, retry_after, payload = await self._exchange(method, path, query, body)
+            status, retry_after, payload = await exchange()
             if status == 200:
-                return _object(payload, f"{self.url}{path}")
+                return _object(payload, where)
             pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
             may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
             if not may_retry or spent_s + pause_s > budget_s:
-                raise error_from_reply(status, payload, retry_after, f"{self.url}{path}")
+                raise error_from_reply(status, payload, retry_after, where)
             spent_s += pause_s
             await asyncio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _exchange(
-        self, method: str, path: str, query: dict[str, str], body: bytes | None
-    ) -> tuple[int, float | None, bytes]:
-        """One attempt: (status, Retry-After in seconds, body)."""
+    async def _exchange(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
+        """One attempt."""
         try:
             try:
                 return await self._send(method, path, query, body)
@@ -213,9 +264,7 @@ class AsyncClient:
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
 
-    async def _send(
-        self, method: str, path: str, query: dict[str, str], body: bytes | None
-    ) -> tuple[int, float | None, bytes]:
+    async def _send(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
         headers = {} if body is None else {"Content-Type": "application/octet-stream"}
         async with self._open().request(
             method, self.url + path, params=query, data=body, headers=headers, allow_redirects=False
@@ -226,6 +275,59 @@ class AsyncClient:
                 if len(payload) > MAX_REPLY_BYTES:
                     raise BadReply(f"{self.url}{path} sent more than {MAX_REPLY_BYTES} bytes")
             return response.status, _retry_after(response.headers.get("Retry-After")), bytes(payload)
+
+    async def _exchange_lossy(self, picture: bytes | Pixels, question: _Question) -> Reply:
+        """One attempt over datagrams, told as an HTTP reply would tell it."""
+        # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
+        from hawkvision.transport.udp import ConnectionLost
+
+        try:
+            status, body = await self._open_link().ask(
+                question.template,
+                picture,
+                meta=question.meta,
+                deadline_s=question.deadline_s,
+                timeout_s=self._timeout_s,
+            )
+        except NotReady as error:  # the node says so over HTTP, asked for where it listens
+            return error.status, None, msgspec.json.encode(error.body())
+        except ConnectionLost as error:
+            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+        except TimeoutError:
+            if question.deadline_s is not None and question.deadline_s < self._timeout_s:
+                raise DeadlineMissed(f"{self.url}: no answer came back in time for {question.deadline_s:g} s") from None
+            raise Unreachable(f"{self.url} had not answered a picture after {self._timeout_s:g} s") from None
+        return _reply_of(status.name, body, self.url)
+
+    def _open_link(self) -> LossyLink:
+        """The link, made on first use because it belongs to the running loop."""
+        from hawkvision.lossy import LossyLink
+
+        if self._closed:
+            raise RuntimeError(f"the client of {self.url} is closed")
+        if self._link is None:
+            host = urlsplit(self.url).hostname or ""
+            self._link = LossyLink(host, self._discover, local=self._paths, api_key=self._api_key)
+        return self._link
+
+    async def _discover(self) -> LossyOffer:
+        """Where the node listens for datagrams."""
+        from hawkvision.transport.udp import ConnectionLost
+
+        where = f"{self.url}{TRANSPORT_PATH}"
+        try:
+            status, retry_after, payload = await self._exchange("GET", TRANSPORT_PATH, {}, None)
+        except Unreachable as error:
+            raise ConnectionLost(str(error)) from None
+        if status != 200:
+            raise error_from_reply(status, payload, retry_after, where)
+        try:
+            offer = msgspec.json.decode(payload, type=Transports).lossy
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadReply(f"{where}: {error}") from None
+        if offer is None:
+            raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.lossy_port set")
+        return offer
 
     def _open(self) -> aiohttp.ClientSession:
         """The session, made on first use because it belongs to the running loop."""
@@ -255,10 +357,18 @@ class Client:
         timeout_s: float = 30.0,
         connections: int = 16,
         retry_budget_s: float = 0.0,
+        transport: Transport = "http",
+        paths: Sequence[str] = (),
     ) -> None:
         """See `AsyncClient`."""
         self._async = AsyncClient(
-            url, api_key=api_key, timeout_s=timeout_s, connections=connections, retry_budget_s=retry_budget_s
+            url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            connections=connections,
+            retry_budget_s=retry_budget_s,
+            transport=transport,
+            paths=paths,
         )
         self.url = self._async.url
         self._loop = asyncio.new_event_loop()
@@ -328,6 +438,35 @@ def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
         raise BadField(f"expected at most one of {', '.join(_TARGETS)}; got {' and '.join(targets)}")
     # Enums are written by value; repr gives floats their shortest exact form.
     return {name: repr(float(v)) if isinstance(v, float) else f"{v}" for name, v in given.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """The fields of a picture as the lossy transport carries them: what many pictures share, and what is its own."""
+
+    template: bytes
+    meta: bytes
+    deadline_s: float | None
+
+
+def _question(query: dict[str, str]) -> _Question:
+    """The deadline leaves the template for the fragments where they can carry it and it is the link's to keep.
+
+    What the node is to refuse stays in the template, so that it does.
+    """
+    shared = dict(query)
+    deadline_s = None
+    with contextlib.suppress(ValueError):  # the node says what is wrong with it
+        deadline_ms = float(shared.get("deadline_ms", 0.0))
+        if shared.get("on_miss") != "wait" and 0.0 < deadline_ms <= LONGEST_LINK_DEADLINE_MS:
+            del shared["deadline_ms"]
+            deadline_s = deadline_ms / 1e3
+    meta = shared.get("stream", "").encode()
+    if len(meta) <= MAX_META:
+        shared.pop("stream", None)
+    else:
+        meta = b""
+    return _Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s)
 
 
 # ------------------------------------------------------------------------------------------------- replies
@@ -448,6 +587,37 @@ def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, w
     return kind(message)
 
 
+class _Refusal(msgspec.Struct):
+    error: str = ""
+    code: str = ""
+    status: int = 0
+    retry_after_s: float | None = None
+
+
+def _reply_of(status: str, body: bytes, where: str) -> Reply:
+    """A status of the lossy transport (`WIRE.md` §6) and its body as HTTP would tell them.
+
+    Raises:
+        DeadlineMissed: if the node had too little of the picture, or not what was asked, when its time was up.
+        BadReply: if the node could not make anything of the fragments.
+    """
+    if status == "OK":
+        return 200, None, body
+    try:
+        refusal = msgspec.json.decode(body, type=_Refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadReply(f"{where}: expected a refusal in JSON, got {body[:120]!r}") from None
+    match status:
+        case "REFUSED":
+            return refusal.status, refusal.retry_after_s, body
+        case "OVERLOADED":
+            return Overloaded.status, 1.0, body
+        case "EXPIRED" | "NO_TEMPLATE":
+            raise DeadlineMissed(f"{where}: {refusal.error}")
+        case _:
+            raise BadReply(f"{where}: {status.lower()}: {refusal.error}")
+
+
 def _object(payload: bytes, where: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(payload, type=dict[str, Any])
@@ -474,10 +644,14 @@ def _checked_url(url: str) -> str:
 
 async def _encoded(picture: Picture) -> bytes:
     """The bytes to send."""
-    if isinstance(picture, bytes):
+    readable = await _readable(picture)
+    return readable if isinstance(readable, bytes) else await asyncio.to_thread(_png, readable)
+
+
+async def _readable(picture: Picture) -> bytes | Pixels:
+    """The picture, read if it is a path."""
+    if isinstance(picture, bytes | np.ndarray):
         return picture
-    if isinstance(picture, np.ndarray):
-        return await asyncio.to_thread(_png, picture)
     return await asyncio.to_thread(Path(picture).read_bytes)
 
 
