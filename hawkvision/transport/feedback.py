@@ -314,12 +314,16 @@ class RoundTrip:
         """None before the first sample."""
         return self._least.value
 
-    def timeout_s(self) -> float:
-        """After which something unreported is given up."""
+    @property
+    def patience_s(self) -> float:
+        """How long an answer may take, by what was measured."""
         if self.smoothed_s is None:
             return 2 * INITIAL_RTT_S
-        wait_s = self.smoothed_s + max(4 * self.variation_s, GRANULARITY_S) + MAX_REPORT_DELAY_S
-        return wait_s * (1 << self._doublings)
+        return self.smoothed_s + max(4 * self.variation_s, GRANULARITY_S) + MAX_REPORT_DELAY_S
+
+    def timeout_s(self) -> float:
+        """After which something unreported is given up."""
+        return self.patience_s * (1 << self._doublings)
 
     def gave_up(self) -> None:
         """Nothing came in time: wait longer (RFC 9002 §6.2.1).

@@ -13,9 +13,10 @@ application-limited sender, which ours nearly always is, feels only the first.
 RFC 8298; NADA, RFC 8698). Clocks need not agree, for their offset cancels, and 50 ppm of drift make 0.5 ms in ten
 seconds. Of the delays in the last tenth of a second the least counts, because a queue that stands is everybody's
 problem and one picture's own burst is nobody's (BBR; Cardwell et al., ACM Queue 2016). The rate grows while the
-standing queue is below its goal and shrinks above it. What is lost while the queue is short is radio's affair. As in
-BBR, the bytes in flight are also bounded by the link's speed times the round trip plus the goal, so that even a wrong
-rate makes a bounded queue.
+standing queue is below its goal, the slower the nearer, and shrinks above it. What is lost while the queue is short and
+the link half empty is radio's affair. Only more than that, lost while we take `HEAVY` of the link or more, is held for
+a queue too small to be seen by its delay. As in BBR, the bytes in flight are also bounded by the link's speed times the
+round trip plus the goal, so that even a wrong rate makes a bounded queue.
 
         q = standing queue          one step per round trip
         ┌──────────┐ capacity known, or q > goal ┌──────────┐ no short queue for DRAIN_AFTER ┌──────────┐
@@ -34,8 +35,9 @@ floor of `LEAST_SHARE` of the link keeps a sender alive beside BBR, which hears 
 that many keep to such a floor (RFC 8085 §3.1: congestion collapse comes before any one sender's comfort). Draining
 also shows the path without queue, so that the base of the delay stays true on a saturated link.
 
-*Silence.* Nothing reported for a probe timeout halves the rate; for three, the circuit breaker opens: one datagram a
-round trip or second until a report comes (RFC 9002 §7.6, RFC 8085 §3.1.10). Then it starts afresh.
+*Silence.* Nothing reported for a second probe timeout halves the rate, for a third once more; after three and a second
+of silence the circuit breaker opens: one datagram a round trip or second until a report comes (RFC 9002 §7.6, RFC 8085
+§3.1.10). Then it starts afresh. Not sooner, because at 50 % loss both ways the reports of a picture fail now and then.
 
 Before any report, one initial window leaves at once (RFC 6928), and then as much per initial round trip (RFC 9002).
 """
@@ -207,7 +209,7 @@ class RateController:
         if rtt_s is None:
             return 2 * INITIAL_WINDOW
         queue_s = max(self._goal_s, self.queue_s) if self.mode is Mode.COMPETING else self._goal_s
-        seconds = rtt_s + queue_s + MAX_REPORT_DELAY_S + self._loss.estimate.ratio * self.timeout_s()
+        seconds = rtt_s + queue_s + MAX_REPORT_DELAY_S + self._loss.estimate.ratio * self._trip.patience_s
         return int(self.rate_bytes_s * seconds + self._depth)
 
     def timeout_s(self) -> float:
@@ -231,7 +233,8 @@ class RateController:
         missing = self._needed(size, now) - self._tokens
         at = now + missing / self.rate_bytes_s if missing > 0.0 else now
         excess = self._trains.in_flight + size - self.backlog_allowed
-        if excess > 0.0 and self._trains.in_flight > 0.0:
+        # The open breaker's one datagram a second must leave whatever is out: nothing else can end the silence.
+        if excess > 0.0 and self._trains.in_flight > 0.0 and not self._broken:
             at = max(at, now + max(GRANULARITY_S, min(excess, size) / self.rate_bytes_s))
         return at
 

@@ -134,7 +134,7 @@ class Camera:
         self._wake: float | None = None
         self._received: dict[int, float] = {}
         self._untold = 0
-        self._report_due = False
+        self._report_due = self._expiring = False
         self._heard_at = self._silent_at = self.sim.now
         self.sim.at(self.sim.now, self._take_picture)
 
@@ -167,7 +167,9 @@ class Camera:
             self.left[picture] = self.sim.now - self.started[picture]
             if self.reachable:
                 self.link.send(size, lambda n=number, s=size, p=picture: self._arrive(n, s, p))  # type: ignore[misc]
-            self.sim.at(self.sim.now + self.rate.timeout_s(), self._expire)
+            if not self._expiring:
+                self._expiring = True
+                self.sim.at(self.sim.now + self.rate.timeout_s(), self._expire)
 
     def _arrive(self, number: int, size: int, picture: int) -> None:
         self.delivered += size
@@ -210,6 +212,11 @@ class Camera:
             if self._heard_at < now - timeout and self._silent_at < now - timeout:
                 self._silent_at = now
                 self.rate.silent(now)
+        if self.out:
+            oldest = next(iter(self.out.values()))
+            self.sim.at(max(oldest.at + self.rate.timeout_s(), now + 0.001), self._expire)
+        else:
+            self._expiring = False
         self._send()
 
     def _lose(self, numbers: list[int], arrivals: list[Arrival], rtt: float | None) -> None:
@@ -237,13 +244,18 @@ class Bulk:
         self.delivered = 0
         self.rtt_s = 2 * link.delay_s
         self._next = 0
+        self._stopped = False
         self._out: dict[int, float] = {}
         self._recovered_at = self._acked_at = self.sim.now
         self.sim.at(self.sim.now, self._send)
         self.sim.at(self.sim.now + 1.0, self._watch)
 
+    def stop(self) -> None:
+        """There is no more data."""
+        self._stopped = True
+
     def _send(self) -> None:
-        while len(self._out) < self.window:
+        while len(self._out) < self.window and not self._stopped:
             number, self._next = self._next, self._next + 1
             self._out[number] = self.sim.now
             self.link.send(self.SEGMENT, lambda n=number: self._arrive(n))  # type: ignore[misc]
