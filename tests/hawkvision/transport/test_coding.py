@@ -119,14 +119,15 @@ def test_without_anything_a_picture_has_expired() -> None:
 
 
 def test_a_base_picture_fills_holes_and_stands_alone() -> None:
-    smooth = scene(noise=0)
-    coded = encode(smooth, Plan(80, 3.0, base=True), ROOM)
-    parity_only = some(coded, range(coded.format.k, coded.format.k + coded.format.base_k))
-    arrived = partial(decode(coded.format, parity_only))
+    pixels = scene(noise=8)
+    coded = encode(pixels, Plan(80, 1.5, base=True), ROOM)
+    k, base_k = coded.format.k, coded.format.base_k
+    arrived = partial(decode(coded.format, some(coded, range(k, k + base_k))))
     assert arrived.received_fraction == 0.0
     assert not arrived.mask.any()
-    assert np.abs(pixels_of(arrived.body).astype(int) - smooth).mean() < 6
+    assert np.abs(pixels_of(arrived.body).astype(int) - pixels).mean() < 10
     assert max(map(len, coded.symbols)) <= ROOM
+    assert decode(coded.format, some(coded, range(k, k + base_k - 1))) == Expired()
 
 
 def test_a_picture_with_a_base_picture_is_exact_from_any_k() -> None:
