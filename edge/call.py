@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.rung import Looked
 from edge.uplink import Escalated
+from hawkvision.cascade.link import Transport
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
@@ -201,7 +202,9 @@ class Call:
         metrics.uplink_bytes.inc(len(self.body))
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        middle = None if reason is Reason.EDGE_BUSY else self._middle(edge)
+        # The certificate knows the middle rung by whole pictures, and in a hurry datagrams may bring less.
+        whole = wanted_ms is None or node.uplink.transport is Transport.TCP
+        middle = self._middle(edge) if whole and reason is not Reason.EDGE_BUSY else None
         request = HopRequest(
             task=node.task,
             variant=node.best if middle is None or self.route.middle is None else self.route.middle.rung,
@@ -321,9 +324,10 @@ class Call:
 
     def _from_dc(self, escalated: Escalated, reason: Reason, edge: Looked | None) -> Answer:
         node, reply = self.node, escalated.reply
-        received = _least(self.received, Received(reply.received_fraction, reply.quality))
+        received = _through_both(self.received, Received(reply.received_fraction, reply.quality))
         route = self.route if received == self.received else node.policy.route(self.request.target, received)
-        if route.short:
+        short = route.short or not (reply.whole or reply.model == node.best)
+        if short:
             node.metrics.degraded.labels(node.task).inc()
         total_ms = (node.clock.now() - self.started) * 1e3
         timing = Timing(
@@ -340,10 +344,10 @@ class Call:
             top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
             model=reply.model,
             tier=Tier.DC,
-            accuracy=node.promise(route, Tier.DC, void=self.watched.void, degraded=route.short),
+            accuracy=node.promise(route, Tier.DC, void=self.watched.void, degraded=short),
             escalated=True,
             reason=reason,
-            degraded=route.short,
+            degraded=short,
             received_fraction=_shown(received),
             deadline_met=self._met(total_ms),
             timing_ms=timing,
@@ -353,10 +357,13 @@ class Call:
         return None if self.request.deadline_ms is None else total_ms <= self.request.deadline_ms
 
 
-def _least(at_edge: Received, of_that: Received) -> Received:
-    """What the datacenter looked at, of the caller's picture: what it received of what the edge had received."""
+def _through_both(at_edge: Received, of_that: Received) -> Received:
+    """What the datacenter looked at, of the caller's picture: what it received of what the edge had received.
+
+    The two links know nothing of one another, so the second loses as much of the first one's true pixels as of others.
+    """
     qualities = [quality for quality in (at_edge.quality, of_that.quality) if quality is not None]
-    return Received(min(at_edge.fraction, of_that.fraction), min(qualities, default=None))
+    return Received(at_edge.fraction * of_that.fraction, min(qualities, default=None))
 
 
 def _shown(received: Received) -> float:

@@ -98,12 +98,19 @@ def _targets() -> dict[str, Any]:
         "as_of": _nullable(text | {"format": "date"}),
         "data": _nullable(_object({"name": text, "sha256": text})),
     }
+    datacenter = {
+        "url": text,
+        "up": flag,
+        "transport": {"type": "string", "enum": ["tcp", "lossy"], "description": "What pictures go over now."},
+        "loss": _nullable(_FRACTION | {"description": "Share of datagrams lost; null where nobody counts."}),
+        "rtt_ms": _nullable(_MILLIS | {"description": "Of datagrams, without the datacenter's work."}),
+    }
     return _object(
         {
             "task": text,
             "edge": rung,
             "best": rung,
-            "datacenter": _nullable(_object({"url": text, "up": flag})),
+            "datacenter": _nullable(_object(datacenter)),
             "certificates_valid": flag,
             "certificates": _object(certificates),
             "maximum_min_accuracy": _FRACTION,
