@@ -102,6 +102,10 @@ class Path(Generic[Token]):
         """Whether nothing came back for too long."""
         return self.waiting_since is not None and now > self.dies_at
 
+    def suspect(self, now: float) -> bool:
+        """Whether a report is overdue: no reason to give the path up, but to prefer another."""
+        return self.waiting_since is not None and now > self.waiting_since + self.rate.timeout_s()
+
     @property
     def dies_at(self) -> float:
         """When silence makes the path dead."""
@@ -255,12 +259,17 @@ class Channel(Generic[Token]):
 
     def best(self, now: float) -> Path[Token]:
         """The path to send something small on: living before dead, then the shortest round trip."""
-        return min(self.paths.values(), key=lambda p: (p.dead(now), p.rate.rtt_s or UNKNOWN_RTT_S, p.number))
+        return min(
+            self.paths.values(),
+            key=lambda p: (p.dead(now), p.suspect(now), p.rate.rtt_s or UNKNOWN_RTT_S, p.number),
+        )
 
     def usable(self, now: float) -> list[Path[Token]]:
-        """Living paths; all of them when none lives, because then one must be tried."""
+        """Living paths, those not suspected if there are any; all of them when none lives: one must be tried."""
+        if len(self.paths) == 1:
+            return list(self.paths.values())
         living = [path for path in self.paths.values() if not path.dead(now)]
-        return living or list(self.paths.values())
+        return [path for path in living if not path.suspect(now)] or living or list(self.paths.values())
 
     def timers(self, now: float) -> Iterator[float]:
         """When `expire` or `due` have something to do."""

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.transport.channel import Channel, Path
+from hawkvision.transport.channel import UNKNOWN_RTT_S, Channel, Path
 from hawkvision.transport.coding import Arrived, Complete, Expired, PictureFormat, decode, missing
 from hawkvision.transport.frames import ANSWER_ROOM, MAX_ANSWER_PARTS, AnswerPart, Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.seal import Header
@@ -46,6 +46,8 @@ GIVE_UP_S: Final = 10.0
 MAX_COPIES: Final = 4
 MISSED_ANSWERS: Final = 0.005
 """Copies are sent until fewer than this share of answers would miss at the measured loss."""
+RETRY_GROWTH: Final = 1.5
+LONGEST_RETRY_S: Final = 2.0
 COPY_SPACING_S: Final = 0.003
 """Between copies: a burst of loss is often shorter."""
 GUARD_LEAST_S: Final = 0.004
@@ -126,6 +128,9 @@ class _Answer:
     reported: set[int] = field(default_factory=set)
     copies: list[float] = field(default_factory=list)
     tries: int = 0
+    rounds: int = 0
+    """Times that it was repeated because no report came."""
+    sent_at: float = math.inf
     again_at: float = math.inf
     by_stream: bool = False
 
@@ -255,7 +260,13 @@ class Receiver:
 
     def _take_fragment(self, fragment: Fragment, now: float) -> None:
         number = fragment.picture
-        if number in self._answers or number in self._over:
+        answer = self._answers.get(number)
+        if answer is not None:
+            # Sent by who had waited for an answer in vain, unless it can have crossed the answer on its way.
+            if now > answer.sent_at + self._rtt_s(now) + GUARD_MOST_S:
+                answer.again_at = now
+            return
+        if number in self._over:
             return
         assembly = self._assembling.get(number)
         if assembly is None:
@@ -312,17 +323,22 @@ class Receiver:
             self._hand_over(number, assembly, final=True, now=now)
             return
         repair_s = self._repair_s(now)
-        in_time = assembly.deadline is None or now + repair_s < assembly.deadline - self.reserve_s
+        # However long the timeouts of a silent path have grown, the last fragment's age decides.
+        until = assembly.last_at + ABANDONED_S if assembly.deadline is None else assembly.deadline - self.reserve_s
+        in_time = now + (0.0 if assembly.deadline is None else repair_s) < until
         if in_time and assembly.nacks < MAX_NACKS:
             assembly.nacks += 1
-            assembly.check_at = now + repair_s * 1.5 ** (assembly.nacks - 1)
+            assembly.check_at = min(until, now + repair_s * 1.5 ** (assembly.nacks - 1))
             nack = encode(Nack(number, missing(format_, assembly.symbols)))
-            for path in self._two_best(now):
+            paths = self._two_best(now)
+            if len(paths) == 1 and self._copies(now) > 1:
+                paths *= 2  # a lost one costs a whole timeout
+            for path in paths:
                 yield from self._send(path, nack, now)
             if assembly.nacks == 1:
                 self._hand_over(number, assembly, final=False, now=now)
-        elif assembly.deadline is None and now < assembly.last_at + ABANDONED_S:
-            assembly.check_at = assembly.last_at + ABANDONED_S  # the sender repairs by itself, too
+        elif assembly.deadline is None and now < until:
+            assembly.check_at = until  # the sender repairs by itself, too
         else:
             self._hand_over(number, assembly, final=True, now=now)
 
@@ -377,7 +393,7 @@ class Receiver:
         loss = self.channel.best(now).rate.loss
         if not loss.known:
             return 2
-        copies = 1
+        copies = min(2, len(self.channel.usable(now)))  # one on each path: either may have died just now
         while loss.ratio**copies > MISSED_ANSWERS and copies < MAX_COPIES:
             copies += 1
         return copies
@@ -392,15 +408,17 @@ class Receiver:
                 path = paths[(part + answer.tries) % len(paths)]
                 yield from self._send(path, frame, now, _Part(number, part))
             answer.tries += 1
+            answer.sent_at = now
             if not answer.copies:
-                answer.again_at = now + self._retry_s(now) * 2.0 ** min(6, answer.tries // 2)
+                answer.again_at = now + min(LONGEST_RETRY_S, self._retry_s(now) * RETRY_GROWTH**answer.rounds)
         if answer.again_at <= now:
             answer.again_at = math.inf
             if not answer.by_stream:
                 answer.by_stream = True
                 self.unheard.append((number, answer.status, answer.body))
             if now < answer.made_at + GIVE_UP_S:
-                answer.copies = [now]
+                answer.rounds += 1
+                answer.copies = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
                 yield from self._send_answer(number, answer, now)
             else:
                 self._end(number)
@@ -444,7 +462,8 @@ class Receiver:
         return max(GUARD_LEAST_S, self.channel.best(now).rate.timeout_s())
 
     def _retry_s(self, now: float) -> float:
-        return max(0.02, self.channel.best(now).rate.timeout_s())
+        rate = self.channel.best(now).rate
+        return max(0.02, min(UNKNOWN_RTT_S, rate.timeout_s()) if rate.rtt_s is None else rate.timeout_s())
 
     def _two_best(self, now: float) -> list[Path[_Part]]:
         """Two different paths if two live, for what must not be lost; else the one there is."""

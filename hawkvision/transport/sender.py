@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -38,11 +38,14 @@ from hawkvision.transport.wire import MAX_DATAGRAM, OVERHEAD, WireError
 
 MAX_PICTURES: Final = 64
 """Unanswered pictures of one session."""
-MAX_ROUNDS: Final = 8
-"""Repairs of one picture. At 50 % loss all eight miss a picture once in ten thousand; intervals double, so the last
-comes 2^8 timeouts after the first at most."""
-MAX_RESENDS: Final = 4
-"""Times that a fragment is sent again at most, whoever asks for it."""
+MAX_ROUNDS: Final = 12
+"""Repairs of one picture. Every other interval is twice as long, so that they go on for 126 timeouts: 9 s at a round
+trip of 40 ms, about as long as the receiver waits."""
+MAX_RESENDS: Final = MAX_ROUNDS
+"""Times that a fragment is sent again at most, whoever asks for it. Fewer were used up within an outage of a second."""
+FAR_RATIO: Final = 2.0
+FAR_S: Final = 0.02
+"""A path whose round trip is so much longer than the shortest carries fragments only while the others may not."""
 BURSTY: Final = 2.0
 """Mean lost run from which parity is spread over time instead of following at once."""
 PARITY_SPREAD_S: Final = 0.02
@@ -115,6 +118,9 @@ class Sender:
         self._cancels: deque[int] = deque(maxlen=MAX_PICTURES)
         self._next = 0
         self._order = 0
+        self._used: Counter[int] = Counter()
+        """When each path was used last, in fragments sent before."""
+        self._count = 0
 
     @property
     def full(self) -> bool:
@@ -208,10 +214,17 @@ class Sender:
         return min(times, default=math.inf)
 
     def _first_free(self, now: float) -> tuple[Path[_Place], float]:
-        """The living path that may send a whole datagram first."""
+        """The living path that may send a whole datagram first; of several the one that was used longest ago.
+
+        So a picture is spread over all paths, half of it outlives either of two, and each is known when it is needed.
+        """
+        usable = self.channel.usable(now)
+        if len(usable) == 1:
+            return usable[0], usable[0].rate.release_at(MAX_DATAGRAM, now)
+        near = FAR_S + FAR_RATIO * min((path.rate.rtt_s or 0.0) for path in usable)
         return min(
-            ((path, path.rate.release_at(MAX_DATAGRAM, now)) for path in self.channel.usable(now)),
-            key=lambda pair: (pair[1], pair[0].rate.rtt_s or math.inf, pair[0].number),
+            ((path, path.rate.release_at(MAX_DATAGRAM, now)) for path in usable),
+            key=lambda pair: (pair[1], (pair[0].rate.rtt_s or 0.0) > near, self._used[pair[0].number]),
         )
 
     def _put(self, picture: _Picture, index: int, not_before: float) -> None:
@@ -231,6 +244,8 @@ class Sender:
 
     def _send(self, path: Path[_Place], picture: _Picture, index: int, now: float) -> bytes:
         fragment, coded = picture.fragments[index], picture.coded
+        self._count += 1
+        self._used[path.number] = self._count
         fragment.flying += 1
         fragment.sent += 1
         fragment.sent_at = now
@@ -253,6 +268,7 @@ class Sender:
                 for index in asked:
                     if index < picture.coded.format.n:
                         self._again(picture, index, now)
+                self._put_idle(picture, self._with_losses(len(asked), now) - len(asked), now)
             case _:
                 pass  # authentic, but of no use at this end
 
@@ -305,7 +321,18 @@ class Sender:
         timeout_s = min((path.rate.timeout_s() for path in self.channel.usable(now)), default=0.2)
         picture.repair_at = now + timeout_s * 2.0 ** (picture.rounds // 2)
         picture.rounds += 1
-        # Those sent least first: with always the same ones, a few unlucky fragments would use up all their resends.
+        self._put_idle(picture, self._with_losses(short, now), now)
+
+    def _with_losses(self, wanted: int, now: float) -> int:
+        """How many to send so that about as many as are wanted arrive, by the measured loss."""
+        loss = self.loss(now)
+        return math.ceil(wanted / (1.0 - min(loss.ratio, 0.75)) - 1e-9) if loss.known else wanted
+
+    def _put_idle(self, picture: _Picture, count: int, now: float) -> None:
+        """Queue so many that are neither delivered nor on their way.
+
+        Those sent least first: with always the same ones, a few unlucky fragments would use up all their resends.
+        """
         idle = [index for index, f in enumerate(picture.fragments) if not (f.delivered or f.flying or f.queued)]
-        for index in sorted(idle, key=lambda index: picture.fragments[index].sent)[:short]:
+        for index in sorted(idle, key=lambda index: picture.fragments[index].sent)[:count]:
             self._put(picture, index, now)
