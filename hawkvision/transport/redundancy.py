@@ -146,7 +146,7 @@ def lost_of(n: int, loss: float, burst: float) -> NDArray[np.float64]:
 
     Gilbert's chain, from its stationary state. Runs cannot be shorter than those of independent losses, 1 / (1 − loss).
     """
-    return _lost(n, loss, burst)[n][: n + 1]
+    return _lost(n, loss, burst)[n, : n + 1]
 
 
 @functools.lru_cache(maxsize=64)
