@@ -30,6 +30,7 @@ from torch.nn import functional
 from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.errors import ArtifactError, ManifestError
 from hawkvision.types import Logits, Pixels
+from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.zoo.recipe import InputFacts, Network
 
@@ -44,11 +45,16 @@ Report = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSet:
-    """Pictures (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from."""
+    """Pictures (n, side, side, 3) and labels (n,) to train on, and the hash of the set they come from.
+
+    `views` (v, n, side, side, 3), if there are any, are other looks of the same pictures, such as what a lossy link
+    left of them; half of every batch, by chance, shows one of those. The hash must then tell them apart as well.
+    """
 
     pixels: Pixels
     labels: NDArray[np.int64]
     sha256: str
+    views: Pixels | None = None
 
 
 class TorchConvNet(nn.Module):  # type: ignore[misc]  # torch's types are not installed where types are checked
@@ -86,26 +92,36 @@ def planes(pixels: Pixels, net: ConvNet, facts: InputFacts) -> torch.Tensor:
 
 
 def train_network(
-    network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path, report: Report
+    network: Network,
+    facts: InputFacts,
+    data: TrainingSet,
+    classes: int,
+    folder: Path,
+    report: Report,
+    start: bytes | None = None,
 ) -> TorchConvNet:
     """Train one network. Its state is kept in `folder` after every epoch, and taken up from there.
 
+    With `start`, a weight file, the training goes on from those weights; else they are drawn by the network's seed.
+
     Raises:
         ManifestError: if there are fewer pictures than one batch.
-        ArtifactError: if the kept state is damaged or cannot be written.
+        ArtifactError: if the kept state is damaged or cannot be written, or `start` holds another network's weights.
     """
     if len(data.pixels) < network.batch:
         raise ManifestError(f"{network.name}: a batch has {network.batch} pictures, but only {len(data.pixels)} train")
     torch.manual_seed(network.seed)
     net = CONVNETS[network.architecture]
     model: TorchConvNet = TorchConvNet(net, facts, classes).to(memory_format=torch.channels_last)
+    if start is not None:
+        load_weights(model, start, f"{network.name}: the weights to start from")
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     optimiser = torch.optim.SGD(
         [{"params": decayed, "weight_decay": network.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=network.learning_rate, momentum=MOMENTUM, nesterov=True,
     )  # fmt: skip
-    checkpoint = checkpoint_of(network, facts, data, classes, folder)
+    checkpoint = checkpoint_of(network, facts, data, classes, folder, start)
     first = 0
     if state := _kept(checkpoint):
         model.load_state_dict(state["model"])
@@ -142,10 +158,13 @@ def is_finished(network: Network, facts: InputFacts, data: TrainingSet, classes:
     return state is not None and state["epoch"] == network.epochs
 
 
-def checkpoint_of(network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path) -> Path:
-    """Where a training's state is kept: apart from that of every other recipe, architecture and data set."""
+def checkpoint_of(
+    network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path, start: bytes | None = None
+) -> Path:
+    """Where a training's state is kept: apart from that of every other recipe, architecture, data set and start."""
     shape = CONVNETS[network.architecture]
-    key = sha256_of(repr((network, shape, facts, classes, len(data.labels), data.sha256)).encode())
+    known = (network, shape, facts, classes, len(data.labels), data.sha256)
+    key = sha256_of(repr(known if start is None else (*known, sha256_of(start))).encode())
     return folder / f"{network.name}-{key[:16]}.pt"
 
 
@@ -175,6 +194,24 @@ def weight_file(model: TorchConvNet) -> bytes:
         if not np.isfinite(tensors[name]).all():
             raise ArtifactError(f"{name}: a weight is not finite or beyond float16; the training diverged")
     return save(tensors)
+
+
+def load_weights(model: TorchConvNet, content: bytes, where: str) -> None:
+    """Give a network the weights of a file that `weight_file` has made; `where` names it in errors.
+
+    Raises:
+        ArtifactError: if it is no such file, or another network's.
+    """
+    state = parse_checkpoint(content, "safetensors", where)
+    own = {name: t for name, t in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+    for name in sorted(own.keys() | state.keys()):
+        expected = tuple(own[name].shape) if name in own else None
+        found = state[name].shape if name in state else None
+        if expected != found:
+            raise ArtifactError(f"{where}: {name}: expected shape {expected}, got {found} (None: no such weight)")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(torch.from_numpy(state[name].astype(np.float32)))
 
 
 @contextlib.contextmanager
@@ -225,7 +262,11 @@ def _batches(data: TrainingSet, network: Network, epoch: int) -> Iterator[tuple[
     place = np.arange(side)
     for start in range(0, len(order) - network.batch + 1, network.batch):
         chosen = order[start : start + network.batch]
-        pixels = np.pad(data.pixels[chosen], ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="reflect")
+        pixels = data.pixels[chosen]
+        if data.views is not None:
+            swapped = rng.random(network.batch) < 0.5
+            pixels[swapped] = data.views[rng.integers(len(data.views), size=swapped.sum()), chosen[swapped]]
+        pixels = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)), mode="reflect")
         offsets = rng.integers(0, 2 * margin + 1, (2, network.batch))
         rows, columns = (offset[:, None] + place for offset in offsets)
         if network.flip:

@@ -100,6 +100,36 @@ def test_training_on_other_pictures_is_another_training(train: Any, tmp_path: Pa
     assert not train.is_finished(NETWORK, FACTS, data(train, "b" * 64), 4, tmp_path)
 
 
+def test_training_goes_on_from_a_weight_file_apart_from_one_that_does_not(train: Any, tmp_path: Path) -> None:
+    content = train.weight_file(train.train_network(NETWORK, FACTS, data(train), 4, tmp_path, quiet))
+    still = msgspec.structs.replace(NETWORK, learning_rate=1e-12, epochs=1)
+    model = train.train_network(still, FACTS, data(train), 4, tmp_path, quiet, content)
+    expected, found = (parse_checkpoint(file, "safetensors", "file") for file in (content, train.weight_file(model)))
+    assert np.array_equal(found["head.weight"], expected["head.weight"])
+    assert not train.is_finished(still, FACTS, data(train), 4, tmp_path)
+
+
+def test_weights_of_another_network_are_no_start(train: Any, tmp_path: Path) -> None:
+    content = train.weight_file(train.train_network(NETWORK, FACTS, data(train), 4, tmp_path, quiet))
+    with pytest.raises(ArtifactError, match=r"the weights to start from: head.bias: expected shape \(5,\), got \(4,"):
+        train.train_network(NETWORK, FACTS, data(train), 5, tmp_path, quiet, content)
+
+
+def test_half_of_what_trains_are_other_views_of_the_same_pictures(train: Any, tmp_path: Path) -> None:
+    # Views are white and tell their label nothing; pictures are black or grey, which is their label.
+    labels = np.arange(128) % 2
+    pixels = np.broadcast_to((120 * labels).astype(np.uint8)[:, None, None, None], (128, 12, 12, 3)).copy()
+    views = np.full((2, 128, 12, 12, 3), 255, np.uint8)
+    plain = train.TrainingSet(pixels, labels, "a" * 64)
+    network = msgspec.structs.replace(NETWORK, epochs=20, batch=64, cutout=0)
+    losses: dict[str, list[float]] = {"plain": [], "viewed": []}
+    for name, given in (("plain", plain), ("viewed", train.TrainingSet(pixels, labels, "b" * 64, views))):
+        train.train_network(network, FACTS, given, 2, tmp_path, lambda e, i, loss, to=losses[name]: to.append(loss))
+    # A picture costs nothing once learnt, a view one bit: half of ln 2 on average.
+    assert np.mean(losses["plain"][-20:]) < 0.02
+    assert np.mean(losses["viewed"][-20:]) == pytest.approx(np.log(2) / 2, abs=0.08)
+
+
 @pytest.mark.parametrize("cut", [0, 10, -100])
 def test_damaged_checkpoint_is_named(train: Any, tmp_path: Path, cut: int) -> None:
     train.train_network(NETWORK, FACTS, data(train), 4, tmp_path, quiet)
