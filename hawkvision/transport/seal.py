@@ -28,6 +28,8 @@ FIRST_BYTE: Final = 0x11
 """Version 1. QUIC's fixed bit (0x40) is clear, which tells the two apart on one socket (RFC 9443)."""
 MAX_SEALED: Final = 1 << 23
 """Datagrams under one key."""
+SPARE_SEALED: Final = 1 << 15
+"""Left when a key counts as worn out: more than 64 pictures of 255 fragments, which one poll may seal at most."""
 REPLAY_WINDOW: Final = 1024
 """Sequences behind the largest that are still taken: 10 ms at 100,000 datagrams a second, 0.3 s at 3,000."""
 SECRET_BYTES: Final = 28
@@ -102,12 +104,12 @@ class Sealer:
 
     @property
     def worn_out(self) -> bool:
-        """Whether the key must not seal any more."""
-        return self.sealed >= MAX_SEALED
+        """Whether the session must end now, before the key has sealed all it may."""
+        return self.sealed >= MAX_SEALED - SPARE_SEALED
 
     def seal(self, path: int, sequence: int, frames: bytes) -> bytes:
         """A datagram of these frames."""
-        assert not self.worn_out, "the session ends before its key is worn out"
+        assert self.sealed < MAX_SEALED, "the session ends before its key is worn out"
         self.sealed += 1
         header = _HEADER.pack(FIRST_BYTE, self._session, path, sequence >> 32, sequence & 0xFFFFFFFF)
         nonce = (self._iv ^ (path << 48 | sequence)).to_bytes(12)

@@ -49,7 +49,7 @@ from hawkvision.transport.control import (
 from hawkvision.transport.identity import Identity
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.quic_pacing import ALGORITHM
-from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
+from hawkvision.transport.receiver import MAX_REGISTERED_BYTES, Budget, Picture, Receiver, Status
 from hawkvision.transport.seal import Header, Secret, is_sealed, peek
 from hawkvision.transport.sender import Sender
 from hawkvision.transport.wire import WireError
@@ -129,6 +129,7 @@ class _Session:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
+        self._closed = False
 
     def datagram(self, header: Header, data: bytes, address: Any) -> None:
         """Take a sealed datagram in."""
@@ -150,6 +151,8 @@ class _Session:
 
     def _pump(self) -> None:
         self._scheduled = False
+        if self._closed:  # what was scheduled before must not set the timer again, which nobody would stop
+            return
         now = monotonic()
         receiver, transport = self.receiver, self._server.transport
         self._send(transport, now)
@@ -173,7 +176,7 @@ class _Session:
         for path, datagram in self.receiver.poll(now):
             if (address := self._addresses.get(path)) is not None:
                 self._server.sent_bytes += len(datagram)
-                transport.sendto(datagram, address)
+                _send(transport, datagram, address)
 
     def _start(self, picture: Picture) -> None:
         better = self._better.pop(picture.number, None)
@@ -212,6 +215,7 @@ class _Session:
 
     def close(self) -> None:
         """Stop everything that was begun."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for number in list(self._tasks):
@@ -231,8 +235,9 @@ class _ServerProtocol(QuicConnectionProtocol):
         self._server = server
         self._reader = MessageReader()
         self.session: _Session | None = None
+        self._refused = False
         self._hello = asyncio.get_running_loop().call_later(
-            HELLO_TIMEOUT_S, self.close, CloseCode.PROTOCOL, "no hello came"
+            HELLO_TIMEOUT_S, self._refuse, CloseCode.PROTOCOL, "no hello came"
         )
 
     def quic_event_received(self, event: QuicEvent) -> None:
@@ -241,9 +246,11 @@ class _ServerProtocol(QuicConnectionProtocol):
             case StreamDataReceived(data=data, stream_id=0):
                 try:
                     for message in self._reader.feed(data):
+                        if self._refused:  # a second key in the same breath is no second try
+                            return
                         self._take(message)
                 except WireError as error:
-                    self.close(CloseCode.PROTOCOL, str(error)[:200])
+                    self._refuse(CloseCode.PROTOCOL, str(error)[:200])
             case ConnectionTerminated():
                 self._hello.cancel()
                 if self.session is not None:
@@ -254,6 +261,10 @@ class _ServerProtocol(QuicConnectionProtocol):
         """Send a message."""
         self._quic.send_stream_data(0, encode_message(message))
         self.transmit()
+
+    def _refuse(self, code: int, why: str) -> None:
+        self._refused = True
+        self.close(code, why)
 
     def _take(self, message: Message) -> None:
         match message, self.session:
@@ -270,15 +281,15 @@ class _ServerProtocol(QuicConnectionProtocol):
 
     def _welcome(self, version: int, api_key: str | None) -> None:
         if version != VERSION:
-            self.close(CloseCode.VERSION, f"this end speaks version {VERSION}")
+            self._refuse(CloseCode.VERSION, f"this end speaks version {VERSION}")
             return
         expected = self._server.api_key
         if expected is not None and not hmac.compare_digest((api_key or "").encode(), expected.encode()):
-            self.close(CloseCode.UNAUTHORIZED, "missing or wrong API key")
+            self._refuse(CloseCode.UNAUTHORIZED, "missing or wrong API key")
             return
         session = self._server.open(self)
         if session is None:
-            self.close(CloseCode.TOO_MANY, f"{MAX_SESSIONS} sessions are open")
+            self._refuse(CloseCode.TOO_MANY, f"{MAX_SESSIONS} sessions are open")
             return
         self._hello.cancel()
         self.session = session
@@ -296,7 +307,9 @@ class _Demultiplexer(QuicServer):
         assert isinstance(data, bytes)
         self.lossy.received_bytes += len(data)
         if not is_sealed(data):
-            if data and data[0] & 0x80 and self.lossy.half_open >= MAX_HALF_OPEN:
+            # Long headers carry connection ids with their length. Those half open already may finish.
+            full = self.lossy.half_open >= MAX_HALF_OPEN
+            if full and len(data) > 5 and data[0] & 0x80 and data[6 : 6 + data[5]] not in self._protocols:
                 return
             super().datagram_received(data, addr)
             return
@@ -525,6 +538,7 @@ class LossyClient:
         self._waiting: dict[int, asyncio.Future[tuple[Status, bytes]]] = {}
         self._templates: dict[bytes, int] = {}
         self._tables: dict[bytes, int] = {}
+        self._registered_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._room = asyncio.Event()
@@ -676,6 +690,8 @@ class LossyClient:
                 while sender.full:
                     self._room.clear()
                     await self._room.wait()
+                    if self.lost is not None:
+                        raise ConnectionLost(self.lost)
                 now = monotonic()
                 deadline = None if deadline_s is None else started + deadline_s
                 number = sender.submit(self._template(template), coded, deadline, meta, now)
@@ -705,8 +721,12 @@ class LossyClient:
     ) -> int | None:
         number = known.get(content)
         if number is None:
-            if len(known) >= MAX_CLIENT_TEMPLATES:
+            if (
+                len(known) >= MAX_CLIENT_TEMPLATES
+                or self._registered_bytes + len(content) > MAX_REGISTERED_BYTES
+            ):
                 return None
+            self._registered_bytes += len(content)
             number = known[content] = len(known) + first
             assert self._protocol is not None
             self._protocol.tell(message(number))
@@ -726,7 +746,7 @@ class LossyClient:
             header = peek(data)
         except WireError:
             return
-        if self._sender.receive(header, data, monotonic()):
+        if header.path < len(self._sockets) and self._sender.receive(header, data, monotonic()):
             self._deliver()
             self._soon()
 
@@ -738,6 +758,13 @@ class LossyClient:
                 self._quic_socket = self._sender.channel.best(now).number
         if not self._sockets[self._quic_socket].transport.is_closing():
             self._sockets[self._quic_socket].transport.sendto(data)
+
+    def _follow(self, now: float) -> None:
+        """When the path under QUIC has died, send on another: the server's answers by the stream follow there."""
+        channel = self.sender.channel
+        if channel.paths[self._quic_socket].dead(now) and not channel.best(now).dead(now):
+            assert self._protocol is not None
+            self._protocol.nudge()
 
     def message(self, message: Message) -> None:
         """Take a control message in."""
@@ -768,7 +795,8 @@ class LossyClient:
             return
         now = monotonic()
         for path, datagram in self._sender.poll(now):
-            self._sockets[path].transport.sendto(datagram)
+            _send(self._sockets[path].transport, datagram)
+        self._follow(now)
         if self._sender.channel.worn_out:
             self._end("the key has sealed all it may")
             return
@@ -802,15 +830,16 @@ class LossyClient:
                 future.set_exception(ConnectionLost(why))
                 future.exception()  # nobody may be waiting any more
         self._waiting.clear()
+        self._room.set()
 
     async def _keep_alive(self) -> None:
         """Keep addresses and QUIC alive, and notice when nobody is there any more, long before QUIC does."""
         assert self._protocol is not None
-        greet_at = 0.0
+        greet_at, opened_at = 0.0, monotonic()
         while self.lost is None:
             await asyncio.sleep(WATCH_S)
             now, channel = monotonic(), self.sender.channel
-            heard = max(path.heard_at for path in channel.paths.values())
+            heard = max(opened_at, *(path.heard_at for path in channel.paths.values()))
             if all(path.dead(now) for path in channel.paths.values()) and heard < now - SILENT_S:
                 self._protocol.close(CloseCode.NONE, "silent")
                 self._end(f"nothing was heard from the server for {SILENT_S:g} s")
@@ -832,6 +861,12 @@ class LossyClient:
         await asyncio.sleep(0)
         for each in self._sockets:
             each.transport.close()
+
+
+def _send(transport: Any, datagram: bytes, address: Any = None) -> None:
+    """Send, or lose what waits behind more than a socket's buffer: asyncio's own queue has no bound."""
+    if transport.get_write_buffer_size() < SOCKET_BUFFER:
+        transport.sendto(datagram, address)
 
 
 def _bind(host: str, port: int) -> socket.socket:
