@@ -50,6 +50,8 @@ from hawkvision.transport.wire import MAX_DATAGRAM, WireError
 from hawkvision.types import Pixels
 
 MAX_PIXELS: Final = 4096 * 4096
+MAX_SIDE: Final = 65500
+"""libjpeg's own bound (JPEG_MAX_DIMENSION)."""
 MAX_COUNT: Final = 255
 """Segments of one symbol; the count is one byte."""
 
@@ -124,8 +126,9 @@ class PictureFormat:
             self._need("body_bytes", self.k <= self.body_bytes <= most, f"{self.k} to {most} for k = {self.k}")
         else:
             self._need("quality", 1 <= self.quality <= 100, "1 to 100")
-            self._need("width", self.width > 0, "at least 1 pixel")
-            self._need("height", 0 < self.height <= MAX_PIXELS // self.width, f"at least 1, {MAX_PIXELS} pixels in all")
+            self._need("width", 0 < self.width <= MAX_SIDE, f"1 to {MAX_SIDE}")
+            most = min(MAX_SIDE, MAX_PIXELS // self.width)
+            self._need("height", 0 < self.height <= most, f"1 to {most} beside a width of {self.width}")
             based = self.tables == 0 and self.width * self.height <= MAX_REDRAWN_PIXELS
             self._need("base_k", based or self.base_k == 0, f"0 with own tables or above {MAX_REDRAWN_PIXELS} pixels")
 
@@ -193,8 +196,10 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
         TooLarge: if the picture has more than `MAX_PIXELS`, or more bytes at this quality than `MAX_SYMBOLS` hold.
     """
     height, width = pixels.shape[:2]
-    if height * width > MAX_PIXELS:
-        raise TooLarge(f"the picture has {width}x{height} pixels; at most {MAX_PIXELS} cross a lossy link")
+    if height * width > MAX_PIXELS or max(height, width) > MAX_SIDE:
+        raise TooLarge(
+            f"the picture has {width}x{height} pixels; at most {MAX_PIXELS} and {MAX_SIDE} on a side cross a lossy link"
+        )
     bgr: Pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)
     small = _base_body(bgr) if plan.base and height * width <= MAX_REDRAWN_PIXELS else b""
     base: list[bytes] = []
@@ -317,7 +322,8 @@ def _intervals(width: int) -> list[int]:
     return [first, *shorter] if shorter else [first, 1]
 
 
-@functools.lru_cache(maxsize=64)
+# 16 orders of 65,000 segments each take 37 MB, whatever peers ask for.
+@functools.lru_cache(maxsize=16)
 def _order(layout: Layout) -> tuple[int, ...]:
     """Segments in the order in which they are sent: a Bayer matrix over them, so that neighbours are sent far apart."""
     start = np.arange(layout.segments) * layout.interval
@@ -424,11 +430,11 @@ def _base_size(width: int, height: int) -> tuple[int, int]:
 
 
 def _base_body(bgr: Pixels) -> bytes:
-    """The base picture's scan behind its length."""
+    """The base picture's scan behind its length; nothing if the length does not fit, as of a strip 16 pixels high."""
     height, width = bgr.shape[:2]
     small: Pixels = cv2.resize(bgr, _base_size(width, height), interpolation=cv2.INTER_AREA)
     (scan,) = compress(small, BASE_QUALITY, 0)
-    return _SHARE.pack(len(scan)) + scan
+    return _SHARE.pack(len(scan)) + scan if len(scan) < 1 << 16 else b""
 
 
 def _slices(body: bytes, count: int) -> list[bytes]:

@@ -130,6 +130,12 @@ def test_a_base_picture_fills_holes_and_stands_alone() -> None:
     assert decode(coded.format, some(coded, range(k, k + base_k - 1))) == Expired()
 
 
+def test_a_base_picture_that_would_be_the_picture_is_left_out() -> None:
+    strip = encode(scene(8, 60_000, noise=60), Plan(14, 0.0, base=True), ROOM)
+    assert strip.format.base_k == 0
+    assert isinstance(decode(strip.format, dict(enumerate(strip.symbols))), Complete)
+
+
 def test_a_picture_with_a_base_picture_is_exact_from_any_k() -> None:
     coded = encode(scene(), Plan(70, 0.5, base=True), ROOM)
     last = some(coded, range(coded.format.n - coded.format.k, coded.format.n))
@@ -226,6 +232,8 @@ def test_too_large_pictures_are_refused() -> None:
         encode(scene(1600, 1600, noise=60), Plan(80, 0.0), ROOM)
     with pytest.raises(TooLarge, match="4097x4096 pixels"):
         encode(np.zeros((4096, 4097, 3), np.uint8), Plan(80, 0.0), ROOM)
+    with pytest.raises(TooLarge, match="65501x8 pixels"):
+        encode(np.zeros((8, 65501, 3), np.uint8), Plan(80, 0.0), ROOM)
 
 
 def test_segments_too_long_for_a_datagram_are_made_shorter() -> None:
