@@ -19,6 +19,7 @@ from tests.bench.lossy_finetune import (
     ROOM,
     VIEWS,
     Arrivals,
+    Judge,
     arrivals,
     gain,
     holed,
@@ -47,6 +48,10 @@ def coded() -> tuple[Coded, ...]:
 
 def came(link: Link) -> Arrivals:
     return arrivals(link, coded(), np.arange(COUNT), SPEC)
+
+
+def says(*classes: int) -> Judge:
+    return lambda pixels: np.array(classes)
 
 
 def test_pictures_take_up_to_four_datagrams_of_which_none_is_longer_than_the_room() -> None:
@@ -95,15 +100,14 @@ def test_picture_that_lost_nothing_is_close_to_the_original() -> None:
 
 def test_picture_of_which_nothing_came_is_wrong_for_every_contender() -> None:
     arrived = Arrivals(Link(0.5, False), np.zeros((4, 32, 32, 3), np.uint8), np.array([0.0, 0.0, 1.0, 1.0]))
-    row = row_of(arrived, np.array([0, 1, 0, 1]), [lambda pixels: np.array([0, 1, 0, 1])] * 3)
+    row = row_of(arrived, np.array([0, 1, 0, 1]), [says(0, 1, 0, 1)] * 3)
     assert row.top1 == (0.5, 0.5, 0.5)
     assert (row.nothing, row.partial, row.among_partial) == (0.5, 0.0, None)
 
 
 def test_gains_are_paired_and_partial_pictures_are_counted_apart() -> None:
     arrived = Arrivals(Link(0.5, False), np.zeros((4, 32, 32, 3), np.uint8), np.array([0.5, 0.25, 1.0, 1.0]))
-    said = ([1, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1])
-    row = row_of(arrived, np.array([0, 0, 0, 0]), [lambda pixels, one=one: np.array(one) for one in said])
+    row = row_of(arrived, np.zeros(4, np.int64), [says(1, 1, 0, 1), says(0, 1, 0, 1), says(0, 0, 0, 1)])
     assert row.top1 == (0.25, 0.5, 0.75)
     assert row.over_committed == gain(np.array([1.0, 1.0, 0.0, 0.0]))
     assert row.over_committed.error == pytest.approx(0.25)
