@@ -131,6 +131,12 @@ class Call:
             # Retrieve what it raised, so that nothing is logged as never retrieved.
             await asyncio.gather(standby, return_exceptions=True)
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether the deadline left too little of the picture for the target, and the caller asked to be told."""
+        part = self.route.short and self.received.fraction < 1.0
+        return part and self.deadline is not None and self.request.on_miss is OnMiss.FAIL
+
     def slack_ms(self) -> float | None:
         """Time left before the deadline."""
         return None if self.deadline is None else (self.deadline - self.node.clock.now()) * 1e3

@@ -88,7 +88,7 @@ class LossyDoor:
             config.host,
             port,
             identity,
-            door._answer,
+            door.answer,
             api_key=config.api_key,
             useful_side=useful_side,
             reserve_s=RESERVE_S,
@@ -112,7 +112,7 @@ class LossyDoor:
             await asyncio.sleep(LOOK_S)
         await self._server.close()
 
-    async def _answer(self, incoming: Incoming) -> tuple[Status, bytes]:
+    async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         """The answer to one picture, or its refusal; a cancelled one has nobody who waits for it."""
         size = 0
         self._inside += 1

@@ -198,6 +198,8 @@ class EdgeNode:
         """
         call = self._call(body, request, started, trace, hang_up, received)
         try:
+            if call.hopeless:
+                raise call.missed()
             answer = await (call.direct() if call.route.direct else call.cascade())
         except DeadlineMissed:
             self.metrics.deadline_misses.labels(self.task).inc()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -24,9 +24,9 @@ from hawkvision.clock import MonotonicClock
 from hawkvision.manifest import InputSpec
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
-from hawkvision.types import Answer, ClassifyRequest, Logits, Pixels, Quality
+from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from tests.edge.peer import Peer
-from tests.hawkvision.cascade.synthetic import SHA, make_profile
+from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
 from tests.pictures import encoded
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class GatedBackend:
         self.gate = threading.Event()
         self.gate.set()
         self.lead = lead
+        self.inferred = 0
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -52,6 +53,7 @@ class GatedBackend:
 
     def infer(self, batch: Pixels) -> Logits:
         assert self.gate.wait(30)
+        self.inferred += 1
         logits = np.zeros((len(batch), 10), np.float32)
         logits[:, 3] = self.lead
         return logits
@@ -68,9 +70,15 @@ class Bench:
         self.backend = backend
         self.clock = clock
 
-    async def ask(self, hang_up: Callable[[], Awaitable[object]] | None = None, **fields: Any) -> Answer:
-        request = ClassifyRequest(**fields)
-        return await self.node.classify(encoded(), request, self.clock.now(), start_trace(), hang_up)
+    async def ask(
+        self,
+        hang_up: Callable[[], Awaitable[object]] | None = None,
+        body: bytes | None = None,
+        received: Received = WHOLE,
+        **fields: Any,
+    ) -> Answer:
+        request, started = ClassifyRequest(**fields), self.clock.now()
+        return await self.node.classify(body or encoded(), request, started, start_trace(), hang_up, received=received)
 
     def counted(self, name: str, **labels: str) -> float:
         """A metric's value, 0 before it was first counted."""
@@ -100,11 +108,14 @@ async def bench(
     audit_share: float = 0.02,
     streams_limit: int = 64,
     state_file: Path | None = None,
+    transport: Literal["tcp", "lossy"] = "tcp",
+    conditions: bool = False,
 ) -> AsyncIterator[Bench]:
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
-    policy = Policy(make_profile(middle=middle), "small", "large", alone=peer is None)
+    profile = make_received_profile() if conditions else make_profile(middle=middle)
+    policy = Policy(profile, "small", "large", alone=peer is None)
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
-    uplink = Uplink(peer.url, None, connections, 10, clock) if peer else None
+    uplink = Uplink(peer.url, None, connections, 10, clock, transport=transport) if peer else None
     file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None
     node = EdgeNode(
         task="digits",
