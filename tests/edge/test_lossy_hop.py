@@ -18,13 +18,17 @@ from hawkvision.errors import BadImage, EscalationFailed, HawkVisionError
 from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
-from hawkvision.types import Score
+from hawkvision.types import Answer, MaxAccuracyDrop, PromiseStatus, Score, Tier
 from loadgen.link import LinkSpec, UdpRelay
+from tests.edge.bench import Bench, bench, known
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
+from tests.hawkvision.cascade.synthetic import SHA
 from tests.pictures import encoded
 
 PICTURE = encoded(height=128, width=128)
 LARGE = encoded(height=600, width=600)
+EDGE_CLASS, BARELY = 3, 0.5
+"""What the bench's edge rung says, and a lead by which it is not sure of it."""
 HURRIED = HopRequest(variant="committee", deadline_ms=2_000.0)
 
 
@@ -173,3 +177,48 @@ def test_pictures_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> 
     assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
     assert sample("uplink_switches_total", transport="lossy") == 1.0
     assert sample("uplink_loss_ratio") != 0.0
+
+
+@asynccontextmanager
+async def node(peer: Peer, *, conditions: bool) -> AsyncIterator[Bench]:
+    """A node that is sure of nothing, over a lossy link of which it knows that it loses nothing."""
+    peer.model, peer.fingerprint, peer.top_k = "large", SHA, [(EDGE_CLASS, 0.99)]
+    async with bench(peer, BARELY, transport="lossy", conditions=conditions) as it:
+        await known(it.node)
+        uplink = it.node.uplink
+        assert uplink is not None
+        await uplink.infer(PICTURE, HopRequest(variant="large"), start_trace(), 10.0)  # so that probes come often
+        await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.LOSSY)
+        yield it
+
+
+def escalated(peer: Peer, *, conditions: bool, deadline_ms: float | None) -> tuple[Answer, bool]:
+    """The answer to a large picture, and whether the edge's controller compared it with the edge's own."""
+
+    async def scenario() -> tuple[Answer, bool]:
+        async with node(peer, conditions=conditions) as it:
+            target = MaxAccuracyDrop(0.05)
+            answer = await it.ask(body=LARGE, target=target, deadline_ms=deadline_ms)
+            edge = it.node.watched(it.node.policy.route(target), None).edge
+            assert edge is not None
+            return answer, edge.control.state.correction != 1.0
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_an_answer_to_a_coarser_picture_is_held_where_a_certificate_knows_that_coarseness(peer: Peer) -> None:
+    answer, compared = escalated(peer, conditions=True, deadline_ms=5_000.0)
+    assert not compared, "the edge looked at another picture"
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
+
+
+def test_an_answer_to_a_coarser_picture_is_held_to_nothing_where_no_certificate_does(peer: Peer) -> None:
+    answer, _ = escalated(peer, conditions=False, deadline_ms=5_000.0)
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.BEST_EFFORT, True)
+
+
+def test_an_answer_to_the_very_picture_is_held_as_over_http(peer: Peer) -> None:
+    answer, compared = escalated(peer, conditions=False, deadline_ms=None)
+    assert compared
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
