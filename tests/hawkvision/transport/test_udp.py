@@ -1,0 +1,413 @@
+"""Server and clients over real sockets: who gets in, who does not, and what neither can do to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from hawkvision.errors import ConfigError, Overloaded
+from hawkvision.transport.coding import Complete, Partial
+from hawkvision.transport.frames import Fragment, encode
+from hawkvision.transport.identity import own_identity
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.seal import MAX_SEALED, Sealer
+from hawkvision.transport.udp import MAX_HALF_OPEN, ConnectionLost, Incoming, LossyClient, LossyServer
+from hawkvision.transport.wire import WireError
+from loadgen.link import LinkSpec, UdpRelay
+from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK, connected, echo, serving
+from tests.hawkvision.transport.session import coded
+
+PICTURE = coded(k=4, n=6)
+
+
+async def settled(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Wait until a condition holds; looping is all there is to wait on from outside."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - seen from outside
+            await asyncio.sleep(0.005)
+
+
+def test_a_picture_is_asked_and_answered() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            assert await client.ask(b"cats", PICTURE, meta=b"7") == (Status.OK, b"cats 7")
+            assert client.useful_side == 256
+            assert client.loss().ratio == 0.0
+
+    asyncio.run(scenario())
+
+
+def test_what_arrives_is_what_was_sent() -> None:
+    seen = list[Incoming]()
+
+    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
+        seen.append(incoming)
+        return Status.OK, b""
+
+    async def scenario() -> None:
+        async with serving(handler) as server, connected(server.port) as client:
+            await client.ask(b"cats", PICTURE, deadline_s=2.0)
+
+    asyncio.run(scenario())
+    assert [incoming.arrived for incoming in seen] == [Complete(b"".join(PICTURE.symbols[:4]), None)]
+    assert seen[0].deadline is not None
+    assert 1.5 < seen[0].deadline - seen[0].started <= 2.0
+
+
+def test_many_clients_ask_many_pictures_at_once() -> None:
+    async def scenario() -> None:
+        async with serving() as server, contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(server.port)) for _ in range(8)]
+            pairs = [(n, m) for n in range(8) for m in range(20)]
+            answers = await asyncio.gather(*(clients[n].ask(b"c%d" % n, PICTURE, meta=b"%d" % m) for n, m in pairs))
+            assert answers == [(Status.OK, b"c%d %d" % pair) for pair in pairs]
+            assert len(server.sessions) == 8
+            for client in clients:
+                await client.close()
+            await settled(lambda: not server.sessions and server.budget.used == 0)
+
+    asyncio.run(scenario())
+
+
+def test_the_handlers_refusal_is_the_callers_and_its_defect_is_nobody_elses() -> None:
+    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
+        if incoming.template == b"full":
+            raise Overloaded("no room", retry_after_s=1.0)
+        if incoming.template == b"defect":
+            raise ZeroDivisionError
+        return Status.OK, b"fine"
+
+    async def scenario() -> None:
+        async with serving(handler) as server, connected(server.port) as client:
+            status, body = await client.ask(b"full", PICTURE)
+            assert (status, b"no room" in body) == (Status.REFUSED, True)
+            status, body = await client.ask(b"defect", PICTURE)
+            assert (status, b"ZeroDivision" in body) == (Status.REFUSED, False)
+            assert await client.ask(b"other", PICTURE) == (Status.OK, b"fine")
+
+    asyncio.run(scenario())
+
+
+def test_another_servers_certificate_is_refused() -> None:
+    stranger = own_identity(datetime.datetime.now(datetime.UTC))
+
+    async def scenario() -> None:
+        async with serving() as server:
+            with pytest.raises(ConnectionLost):
+                async with connected(server.port, certificate=stranger.pem):
+                    pass
+            assert not server.sessions
+
+    asyncio.run(scenario())
+
+
+def test_another_name_than_the_certificates_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            with pytest.raises(ConnectionLost):
+                async with connected(server.port, name="other.invalid"):
+                    pass
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("given", [None, "", "wrong", "sésame"])
+def test_a_wrong_key_is_unauthorized(given: str | None) -> None:
+    async def scenario() -> LossyClient:
+        client = LossyClient()
+        async with serving(api_key="sesame") as server:
+            with pytest.raises(ConnectionLost, match="API key"):
+                await client._open(server.port, IDENTITY.pem, IDENTITY.name, [LOOPBACK], given)
+            await client.close()
+            assert not server.sessions
+        return client
+
+    assert asyncio.run(scenario()).unauthorized
+
+
+def test_the_right_key_lets_in() -> None:
+    async def scenario() -> None:
+        async with serving(api_key="sésame") as server, connected(server.port, api_key="sésame") as client:
+            assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_gets_through_a_fifth_of_loss() -> None:
+    async def scenario() -> None:
+        for seed in range(3):
+            link = LinkSpec.parse(f"delay=5ms,loss=20%,seed={seed}")
+            async with (
+                serving() as server,
+                UdpRelay(("127.0.0.1", server.port), link) as relay,
+                connected(relay.address[1], timeout_s=20.0) as client,
+            ):
+                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+
+    asyncio.run(scenario())
+
+
+def test_nobody_at_the_port_is_a_lost_connection_in_time() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+
+        async def scenario() -> None:
+            with pytest.raises(ConnectionLost, match=r"within 0\.3 s"):
+                async with connected(silent.getsockname()[1], timeout_s=0.3):
+                    pass
+
+        asyncio.run(scenario())
+
+
+def test_a_port_in_use_says_so() -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            with pytest.raises(ConfigError, match=str(server.port)):
+                await LossyServer.start("127.0.0.1", server.port, IDENTITY, echo)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_an_answer_is_told_when_the_server_stops() -> None:
+    async def never(_: Incoming) -> tuple[Status, bytes]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def scenario() -> None:
+        async with serving(never) as server, connected(server.port) as client:
+            asked = [asyncio.create_task(client.ask(b"cats", PICTURE)) for _ in range(70)]  # six wait for room
+            await settled(lambda: sum(len(s._tasks) for s in server.sessions.values()) > 0)
+            await server.close()
+            results = await asyncio.gather(*asked, return_exceptions=True)
+            assert {type(result) for result in results} == {ConnectionLost}
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_server_takes_clients_that_connect_anew() -> None:
+    async def scenario() -> None:
+        async with serving() as first:
+            port = first.port
+            async with connected(port) as client:
+                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+        async with serving(port=port), connected(port) as again:
+            assert await again.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+
+    asyncio.run(scenario())
+
+
+def test_an_asker_that_gives_up_ends_the_handlers_work() -> None:
+    cancelled = asyncio.Event()
+
+    async def slow(_: Incoming) -> tuple[Status, bytes]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    async def scenario() -> None:
+        async with serving(slow) as server, connected(server.port) as client:
+            with pytest.raises(TimeoutError):
+                await client.ask(b"cats", PICTURE, timeout_s=0.2)
+            await asyncio.wait_for(cancelled.wait(), 5.0)
+            (session,) = server.sessions.values()
+            assert not session._tasks
+            assert not session.receiver._assembling
+
+    asyncio.run(scenario())
+
+
+def test_a_part_is_offered_first_and_the_whole_once_it_is_repaired() -> None:
+    from tests.sim.test_lossy import SEGMENTS
+
+    parts = list[tuple[type, type]]()
+
+    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
+        if incoming.better is not None:
+            better = await incoming.better
+            parts.append((type(incoming.arrived), type(better.arrived)))
+        return Status.OK, b""
+
+    async def scenario() -> None:
+        link = LinkSpec.parse("delay=5ms,loss=40%,seed=3")
+        async with (
+            serving(handler) as server,
+            UdpRelay(("127.0.0.1", server.port), link, LinkSpec()) as relay,
+            connected(relay.address[1], timeout_s=20.0) as client,
+        ):
+            for _ in range(30):
+                await client.ask(b"cats", SEGMENTS)
+
+    asyncio.run(scenario())
+    assert (Partial, Complete) in parts
+
+
+def test_a_worn_out_key_ends_the_connection_and_says_so() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            client.sender.channel._sealer.sealed = MAX_SEALED - 1000
+            with pytest.raises(ConnectionLost, match="sealed all it may"):
+                await client.ask(b"cats", PICTURE)
+        async with serving() as server, connected(server.port) as client:
+            (session,) = server.sessions.values()
+            session.receiver.channel._sealer.sealed = MAX_SEALED - 1000
+            with contextlib.suppress(ConnectionLost):
+                await client.ask(b"cats", PICTURE)
+            await settled(lambda: client.lost == "the key has sealed all it may")
+
+    asyncio.run(scenario())
+
+
+def test_symbols_too_long_for_a_datagram_are_refused_before_anything_is_sent() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            with pytest.raises(WireError, match="expected at most"):
+                await client.ask(b"cats", coded(size=1150), meta=bytes(40))
+            assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+
+    asyncio.run(scenario())
+
+
+def garbage(rng: random.Random, session: int) -> bytes:
+    """Random bytes, half of them with the beginning of something known."""
+    data = rng.randbytes(rng.choice([0, 1, 5, 20, 27, 28, 29, 100, 1200, 1500]))
+    begin = rng.choice([b"", b"\x11", b"\x11" + session.to_bytes(4) + b"\0", b"\xc0\0\0\0\x01\x08", b"\x40"])
+    return begin + data
+
+
+def test_garbage_from_many_addresses_harms_nobody() -> None:
+    rng = random.Random(5)
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            (session,) = server.sessions
+            sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(50)]
+            for _ in range(20):
+                for each in sockets:
+                    each.sendto(garbage(rng, session), ("127.0.0.1", server.port))
+                assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
+            for each in sockets:
+                each.close()
+            assert len(server.sessions) == 1
+            assert server.half_open == 0
+
+    asyncio.run(scenario())
+
+
+def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", PICTURE)
+            (session,) = server.sessions.values()
+            before = dict(session._addresses)
+            forger = Sealer(session.number, type(session.secrets[0]).random())
+            fragment = encode(Fragment(99, 0, PICTURE.format, 0, 0, 0, b"", PICTURE.symbols[0]))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                for sequence in range(100):
+                    stranger.sendto(forger.seal(0, 1000 + sequence, fragment), ("127.0.0.1", server.port))
+                await settled(lambda: session.receiver.channel.dropped >= 100)
+            assert session._addresses == before
+            assert not session.receiver._assembling
+
+    asyncio.run(scenario())
+
+
+def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
+    """Someone inside moves a path to a third party's address, which never answers challenges."""
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", PICTURE)
+            (session,) = server.sessions.values()
+            sent = received = 0
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
+                victim.setblocking(False)
+                for number in range(40):
+                    for index in range(2):
+                        fragment = Fragment(1000 + number, 0, PICTURE.format, index, 60, 0, b"", PICTURE.symbols[index])
+                        channel = client.sender.channel
+                        datagram = channel.send(channel.paths[0], encode(fragment), time.monotonic())
+                        sent += victim.sendto(datagram, ("127.0.0.1", server.port))
+                    await asyncio.sleep(0)
+                await settled(lambda: session._addresses[0][1] == victim.getsockname()[1])
+                deadline = time.monotonic() + 1.0
+                while time.monotonic() < deadline:
+                    await asyncio.sleep(0.02)
+                    with contextlib.suppress(BlockingIOError):
+                        while True:
+                            received += len(victim.recv(2000))
+            assert 0 < received <= 3 * sent
+
+    asyncio.run(scenario())
+
+
+def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() -> None:
+    from aioquic.quic.configuration import QuicConfiguration
+    from aioquic.quic.connection import QuicConnection
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            loop = asyncio.get_running_loop()
+            floods = []
+            for _ in range(MAX_HALF_OPEN + 40):
+                quic = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=["hawkvision/1"]))
+                way = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                way.setblocking(False)
+                way.connect(("127.0.0.1", server.port))
+                quic.connect(("127.0.0.1", server.port), now=loop.time())
+                floods.append((quic, way))
+            for _ in range(2):  # hello, and again with the token of the Retry; then silence
+                for quic, way in floods:
+                    for data, _ in quic.datagrams_to_send(now=loop.time()):
+                        way.send(data)
+                    await asyncio.sleep(0.001)
+                    with contextlib.suppress(BlockingIOError):
+                        quic.receive_datagram(way.recv(2000), ("127.0.0.1", server.port), now=loop.time())
+                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+            assert MAX_HALF_OPEN // 2 < server.half_open <= MAX_HALF_OPEN
+            for _, way in floods:
+                way.close()
+            await settled(lambda: server.half_open == 0, 30.0)
+            async with connected(server.port) as later:
+                assert (await later.ask(b"cats", PICTURE))[0] is Status.OK
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_was_closed_sets_no_timer_again() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", PICTURE)
+            (session,) = server.sessions.values()
+            await server.close()
+            session.soon()
+            await asyncio.sleep(0)
+            assert session._timer is None or session._timer.cancelled()
+            assert server.budget.used == 0
+
+    asyncio.run(scenario())
+
+
+def test_random_control_bytes_close_the_connection_and_nothing_else() -> None:
+    rng = random.Random(1)
+
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as good:
+            for _ in range(10):
+                async with connected(server.port) as bad:
+                    assert bad._protocol is not None
+                    bad._protocol._quic.send_stream_data(0, rng.randbytes(rng.randrange(1, 3000)) + os.urandom(8))
+                    bad._protocol.transmit()
+                    assert (await good.ask(b"cats", PICTURE))[0] is Status.OK
+            await settled(lambda: len(server.sessions) == 1)
+
+    asyncio.run(scenario())
