@@ -373,6 +373,8 @@ class Receiver:
 
     def _refuse(self, number: int, status: Status, why: str, now: float) -> None:
         self._budget.refused[status] += 1
+        if number in self._assembling:
+            self.cancelled.append(number)  # a handler that waits for the rest of it would wait for ever
         code = {Status.OVERLOADED: "overloaded", Status.EXPIRED: "expired"}.get(status, "wire_error")
         self.answer(number, status, _error_body(why, code), now)
 

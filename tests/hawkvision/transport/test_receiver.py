@@ -252,6 +252,18 @@ def test_a_session_that_fills_the_common_budget_is_refused_and_the_other_goes_on
     assert len(give(other, another, *fragments(coded(size=100)))) == 1
 
 
+def test_whoever_waits_for_the_rest_of_a_picture_is_told_when_it_is_refused() -> None:
+    some = fragments(SCENE)
+    budget = Budget(10_000_000)
+    end, peer = server(budget), Peer()
+    give(end, peer, *some[: SCENE.format.k - 2])
+    (event,) = handed(end, peer, BEGIN + 0.1)
+    assert not event.final
+    budget.limit = budget.used  # others took all there is
+    assert give(end, peer, some[-1], now=BEGIN + 0.2) == []
+    assert list(end.cancelled) == [event.number]
+
+
 def test_one_symbol_that_holds_all_segments_is_handed_over_once() -> None:
     end, peer = server(), Peer()
     whole = encode(scene(32, 64), Plan(30, 0.0), 1100)
