@@ -58,7 +58,7 @@ CALM_S: Final = 5.0
 """How long the loss must have stayed clearly lower before parity is taken back."""
 CLEARLY: Final = 1.25
 CLEARLY_LEAST: Final = 0.005
-"""Clearly lower is what would still ask for less if it were a quarter and half a percent higher."""
+"""Clearly lower is what would still be lower if it were a quarter and half a percent higher."""
 
 CONNECT_S: Final = 5.0
 FIRST_PAUSE_S: Final = 0.1
@@ -191,34 +191,43 @@ class Planner:
     """Which plan the next picture gets: more protection at once, less only after a while of clearly less loss."""
 
     def __init__(self) -> None:
-        self._held = LinkState(0.0, 1.0, known=False)
-        self._calm_since: float | None = None
-        self._calm_worst = self._held
+        self._loss: _Held | None = None
+        self._burst: _Held | None = None
 
     def plan(self, seen: LinkState, spare: float, now: float) -> Plan:
         """The plan for a link that is seen to lose so much at `now`."""
-        if seen.known:
-            self._learn(seen, now)
-        return choose(self._held, spare)
+        return choose(self.held(seen, now), spare)
 
-    def _learn(self, seen: LinkState, now: float) -> None:
-        held = _protection(self._held)
-        if not self._held.known or _protection(seen) >= held:
-            self._held, self._calm_since = seen, None
-        elif _protection(replace(seen, loss=min(1.0, CLEARLY * seen.loss + CLEARLY_LEAST))) >= held:
-            self._calm_since = None
-        elif self._calm_since is None:
-            self._calm_since, self._calm_worst = now, seen
+    def held(self, seen: LinkState, now: float) -> LinkState:
+        """What the link is taken to lose; not known before it was seen once."""
+        if self._loss is None or self._burst is None:
+            if not seen.known:
+                return seen
+            self._loss, self._burst = _Held(seen.loss), _Held(seen.burst)
+        elif seen.known:
+            self._loss.see(seen.loss, now)
+            self._burst.see(seen.burst, now)
+        return LinkState(self._loss.value, self._burst.value, known=True)
+
+
+class _Held:
+    """A number that rises at once and falls after `CALM_S` of clearly less, to the most of that time."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._calm_since = math.inf
+        self._most = value
+
+    def see(self, value: float, now: float) -> None:
+        """Take in what is measured at `now`."""
+        if CLEARLY * value + CLEARLY_LEAST >= self.value:
+            self.value, self._calm_since = max(self.value, value), math.inf
+        elif self._calm_since == math.inf:
+            self._calm_since, self._most = now, value
         else:
-            self._calm_worst = max(seen, self._calm_worst, key=_protection)
+            self._most = max(self._most, value)
             if now - self._calm_since >= CALM_S:
-                self._held, self._calm_since = self._calm_worst, None
-
-
-def _protection(state: LinkState) -> tuple[int, float, bool]:
-    """Grows with how much a plan gives up for being received."""
-    plan = choose(state, None)
-    return -plan.quality, plan.parity, plan.base
+                self.value, self._calm_since = self._most, math.inf
 
 
 @dataclass(frozen=True, slots=True)

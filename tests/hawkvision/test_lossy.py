@@ -1,0 +1,424 @@
+"""A peer over the lossy transport: how pictures are prepared and plans chosen, and connections that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
+from hawkvision.hop import LossyOffer
+from hawkvision.lossy import (
+    CALM_S,
+    MOST_SPARE,
+    SMALL_FRAGMENTS,
+    LinkView,
+    LossyLink,
+    Planner,
+    plain_bytes,
+    prepare,
+    spare_ratio,
+)
+from hawkvision.transport.coding import Complete, Kind, Partial, Plan, decode
+from hawkvision.transport.control import VERSION
+from hawkvision.transport.identity import Identity, own_identity
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.redundancy import LinkState, choose
+from hawkvision.transport.udp import ConnectionLost, Incoming, LossyServer
+from hawkvision.types import Pixels
+from hawkvision.vision.image import decode as decode_picture
+from hawkvision.vision.image import probe
+from loadgen.link import LinkSpec, UdpRelay
+from tests.edge.bench import until
+from tests.pictures import encoded
+
+T = TypeVar("T")
+ROOM = 1150
+FINE, COARSE = Plan(80, 0.5), Plan(27, 2.0)
+LARGE = encoded(height=300, width=400)
+QUIET = LinkState(0.0, 1.0, known=True)
+LOUD = LinkState(0.3, 1.0, known=True)
+STATES = st.builds(LinkState, st.floats(0.0, 0.9), st.floats(1.0, 10.0), known=st.booleans())
+
+
+def with_restarts(quality: int = 80, height: int = 256, width: int = 256) -> bytes:
+    pixels = cv2.imdecode(np.frombuffer(encoded(height=height, width=width), np.uint8), cv2.IMREAD_COLOR)
+    options = (cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, 4)
+    return bytes(cv2.imencode(".jpg", pixels, options)[1].data)
+
+
+def received(body: bytes | Pixels, plan: Plan = FINE, useful_side: int = 256, **options: bool) -> Complete:
+    """What arrives of a picture if nothing is lost."""
+    prepared = prepare(body, plan, useful_side, ROOM, **options)
+    arrived = decode(prepared.coded.format, dict(enumerate(prepared.coded.symbols)), prepared.header)
+    assert isinstance(arrived, Complete)
+    return arrived
+
+
+# ------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp", ".jpg"])
+def test_small_pictures_go_as_they_are(suffix: str) -> None:
+    body = encoded(suffix, 32, 32)
+    assert len(body) <= SMALL_FRAGMENTS * ROOM
+    assert received(body, COARSE) == Complete(body, None)
+
+
+def test_large_pictures_are_shrunk_to_what_is_useful_and_coded_at_the_plans_quality() -> None:
+    arrived = received(LARGE, useful_side=128)
+    header = probe(arrived.body)
+    assert (header.width, header.height, arrived.quality) == (171, 128, 80)
+
+
+def test_pictures_no_larger_than_useful_keep_their_size() -> None:
+    header = probe(received(encoded(".png", 100, 140), useful_side=256).body)
+    assert (header.width, header.height) == (140, 100)
+
+
+def test_a_jpeg_with_restarts_keeps_its_coefficients() -> None:
+    body = with_restarts()
+    arrived = received(body)
+    for each in (body, arrived.body):
+        assert probe(each).pixels == 256 * 256
+    before, after = (
+        decode_picture(each, probe(each), max_pixels=1 << 20, min_side=256) for each in (body, arrived.body)
+    )
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("plan", "useful_side", "options"), [(COARSE, 256, {}), (FINE, 128, {}), (FINE, 256, {"may_reframe": False})]
+)
+def test_a_jpeg_with_restarts_is_coded_anew_where_its_own_form_will_not_do(
+    plan: Plan, useful_side: int, options: dict[str, bool]
+) -> None:
+    arrived = received(with_restarts(quality=60), plan, useful_side, **options)
+    assert arrived.quality == plan.quality
+    assert min(probe(arrived.body).width, probe(arrived.body).height) == useful_side
+
+
+def test_a_jpeg_turned_by_exif_arrives_upright() -> None:
+    tag = b"\xff\xe1\x00\x22Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    turned = LARGE[:2] + tag + LARGE[2:]
+    assert probe(turned).orientation == 6
+    header = probe(received(turned, useful_side=300).body)
+    assert (header.width, header.height) == (300, 400)
+
+
+def test_pixels_are_coded_as_they_are_seen() -> None:
+    pixels = np.zeros((64, 80, 3), np.uint8)
+    pixels[..., 0] = 250
+    arrived = received(pixels)
+    seen = decode_picture(arrived.body, probe(arrived.body), max_pixels=1 << 20, min_side=64)
+    assert seen[..., 0].min() > 200
+    assert seen[..., 2].max() < 50
+
+
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((0, 8, 3), np.uint8)]
+)
+def test_what_are_no_pixels_is_refused(pixels: Any) -> None:
+    with pytest.raises(BadField, match="uint8 RGB"):
+        prepare(pixels, FINE, 256, ROOM)
+
+
+@given(
+    STATES, st.sampled_from([".jpg", ".png", ".webp"]), st.integers(1, 120), st.integers(1, 120), st.integers(1, 256)
+)
+def test_every_picture_fits_its_room_and_survives_as_many_losses_as_it_has_parity(
+    state: LinkState, suffix: str, height: int, width: int, useful_side: int
+) -> None:
+    coded = prepare(encoded(suffix, height, width), choose(state, None), useful_side, ROOM).coded
+    assert max(map(len, coded.symbols)) <= ROOM
+    last = dict(list(enumerate(coded.symbols))[coded.format.n - coded.format.k :])
+    assert isinstance(decode(coded.format, last), Complete)
+
+
+@given(st.binary(max_size=5_000))
+def test_bytes_that_are_no_picture_are_refused(body: bytes) -> None:
+    with pytest.raises((BadImage, UnsupportedMedia)):
+        prepare(body, FINE, 256, ROOM)
+
+
+def test_a_cut_off_picture_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(BadImage):
+        prepare(LARGE[: len(LARGE) // 2], FINE, 128, ROOM)
+
+
+def test_the_plain_size_is_what_coding_would_take_or_the_picture_itself() -> None:
+    assert plain_bytes(np.zeros((512, 512, 3), np.uint8), 256) == plain_bytes(np.zeros((256, 256, 3), np.uint8), 512)
+    assert plain_bytes(encoded(".webp", 32, 32), 256) <= len(encoded(".webp", 32, 32))
+
+
+# ------------------------------------------------------------------------------------------------- plans
+
+
+@given(st.floats(0.0, 100.0), st.one_of(st.none(), st.floats(1e-3, 60.0)))
+def test_spare_room_never_takes_more_than_its_share_of_the_deadline(plain_s: float, deadline_s: float | None) -> None:
+    ratio = spare_ratio(plain_s, deadline_s)
+    assert 1.0 <= ratio <= MOST_SPARE
+    assert ratio == 1.0 or ratio * plain_s <= (0.01 if deadline_s is None else min(0.01, deadline_s / 10)) * (1 + 1e-9)
+
+
+def test_an_unknown_link_gets_the_plan_for_unknown_links() -> None:
+    assert Planner().plan(LinkState(0.0, 1.0, known=False), 1.0, 0.0) == choose(LinkState(0.0, 1.0, known=False), 1.0)
+
+
+def test_protection_rises_at_once_and_falls_only_after_a_calm() -> None:
+    planner = Planner()
+    assert planner.plan(QUIET, 1.0, 0.0) == choose(QUIET, 1.0)
+    assert planner.plan(LOUD, 1.0, 1.0) == choose(LOUD, 1.0)
+    assert planner.plan(QUIET, 1.0, 2.0) == choose(LOUD, 1.0)
+    assert planner.plan(QUIET, 1.0, 1.9 + CALM_S) == choose(LOUD, 1.0)
+    assert planner.plan(QUIET, 1.0, 2.0 + CALM_S) == choose(QUIET, 1.0)
+
+
+def test_one_more_spell_of_loss_begins_the_calm_anew() -> None:
+    planner = Planner()
+    for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (LOUD, CALM_S), (QUIET, CALM_S + 1.0)):
+        planner.plan(seen, 1.0, now)
+    assert planner.plan(QUIET, 1.0, 2 * CALM_S) == choose(LOUD, 1.0)
+
+
+def test_after_a_calm_the_plan_is_for_the_worst_that_it_saw() -> None:
+    planner, middling = Planner(), LinkState(0.12, 1.0, known=True)
+    for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (middling, 2.0)):
+        planner.plan(seen, 1.0, now)
+    assert planner.plan(QUIET, 1.0, 1.0 + CALM_S) == choose(middling, 1.0)
+
+
+@given(st.lists(STATES, min_size=1, max_size=20))
+def test_a_link_is_never_taken_to_lose_less_than_is_seen_now(states: list[LinkState]) -> None:
+    planner = Planner()
+    for number, seen in enumerate(states):
+        held = planner.held(seen, number * 1.5)
+        assert not seen.known or (held.known and held.loss >= seen.loss and held.burst >= seen.burst)
+
+
+# ------------------------------------------------------------------------------------------------- connections
+
+
+class Server:
+    """A server whose answers say what it received, and that can be started anew at another port."""
+
+    def __init__(self) -> None:
+        self.identity: Identity
+        self.udp: LossyServer
+        self.arrived: list[Incoming] = []
+        self.discovered = 0
+        self.port: int | None = None
+        """What discovery says, in the place of the true one."""
+
+    async def start(self, port: int = 0, api_key: str | None = None) -> None:
+        self.identity = own_identity(datetime.datetime.now(datetime.UTC))
+        self.udp = await LossyServer.start(
+            "127.0.0.1", port, self.identity, self.answer, api_key=api_key, useful_side=256
+        )
+
+    async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
+        if incoming.template == b"never":
+            await asyncio.Event().wait()
+        self.arrived.append(incoming)
+        return Status.OK, incoming.template + incoming.meta
+
+    async def discover(self) -> LossyOffer:
+        self.discovered += 1
+        return LossyOffer(self.port or self.udp.port, self.identity.pem, self.identity.name, VERSION)
+
+    def quality(self) -> int | None:
+        """Of the last picture."""
+        arrived = self.arrived[-1].arrived
+        assert isinstance(arrived, Complete | Partial)
+        return arrived.quality
+
+
+@asynccontextmanager
+async def linked(**options: Any) -> AsyncIterator[tuple[Server, LossyLink]]:
+    server = Server()
+    await server.start(api_key="secret")
+    link = LossyLink("127.0.0.1", server.discover, api_key="secret", **options)
+    try:
+        yield server, link
+    finally:
+        await link.close()
+        await server.udp.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return asyncio.run(scenario())
+
+
+def test_asking_connects_once_and_tells_template_meta_and_deadline() -> None:
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            assert link.state() == LinkView(False, 0.0, 1.0, False, None, None)
+            replies = [await link.ask(b"quality=fast", LARGE, meta=b"cam", deadline_s=5.0) for _ in range(3)]
+            assert replies == [(Status.OK, b"quality=fastcam")] * 3
+            assert (server.discovered, link.state().connected) == (1, True)
+            assert all(i.deadline is not None and i.deadline - i.started < 5.1 for i in server.arrived)
+
+    run(scenario)
+
+
+def test_two_local_addresses_are_two_paths() -> None:
+    async def scenario() -> int:
+        async with linked(local=("127.0.0.1", "127.0.0.2")) as (server, link):
+            for _ in range(3):
+                await link.ask(b"", LARGE)
+            (session,) = server.udp.sessions.values()
+            return len(session.receiver.channel.paths)
+
+    assert run(scenario) == 2
+
+
+def test_a_cameras_own_header_is_used_from_its_second_picture_on() -> None:
+    body = bytearray(with_restarts(70))
+    body[body.index(b"\xff\xdb\x00\x43\x00") + 6] += 1  # no quality of libjpeg's has this table
+
+    async def scenario() -> list[int | None]:
+        qualities = []
+        async with linked() as (server, link):
+            for _ in range(3):
+                await link.ask(b"", bytes(body))
+                qualities.append(server.quality())
+        return qualities
+
+    qualities = run(scenario)
+    assert qualities[0] is not None
+    assert qualities[-1] is None
+
+
+@pytest.mark.parametrize("body", [b"", b"GIF89a", b"\xff\xd8\xff\xe0"])
+def test_what_is_no_picture_is_refused_before_anything_is_sent(body: bytes) -> None:
+    async def scenario() -> int:
+        async with linked() as (server, link):
+            with pytest.raises((BadImage, UnsupportedMedia)):
+                await link.ask(b"", body)
+            return server.discovered
+
+    assert run(scenario) == 0
+
+
+def test_a_wrong_key_is_said_to_be_one_and_not_tried_again() -> None:
+    async def scenario() -> int:
+        async with linked() as (server, _):
+            link = LossyLink("127.0.0.1", server.discover, api_key="wrong")
+            with pytest.raises(Unauthorized):
+                await link.ask(b"", LARGE)
+            await link.close()
+            return server.discovered
+
+    assert run(scenario) == 1
+
+
+def test_a_server_that_was_started_anew_is_found_and_asked_again() -> None:
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            await link.ask(b"1", LARGE)
+            pending = asyncio.create_task(link.ask(b"never", LARGE, timeout_s=20.0))
+            await until(lambda: not server.udp.settled)
+            await server.udp.close()
+            await server.start(api_key="secret")
+            assert await link.ask(b"2", LARGE) == (Status.OK, b"2")
+            assert server.discovered >= 2
+            assert not pending.done(), "it is asked again, and again not answered"
+            pending.cancel()
+
+    run(scenario)
+
+
+def test_a_dead_port_is_given_up_within_the_callers_time() -> None:
+    async def scenario() -> str:
+        async with linked() as (server, link):
+            server.port = 9
+            started = asyncio.get_running_loop().time()
+            with pytest.raises(ConnectionLost) as caught:
+                await link.ask(b"", LARGE, timeout_s=0.7)
+            assert asyncio.get_running_loop().time() - started < 5.0
+            return str(caught.value)
+
+    assert "no connection to 127.0.0.1" in run(scenario)
+
+
+def test_a_peer_that_offers_nothing_is_not_asked_again_and_again() -> None:
+    asked = []
+
+    async def discover() -> LossyOffer:
+        asked.append(1)
+        raise ConfigError("no lossy transport here")
+
+    async def scenario() -> None:
+        link = LossyLink("127.0.0.1", discover)
+        with pytest.raises(ConfigError, match="no lossy transport"):
+            await link.ask(b"", LARGE)
+        await link.close()
+        with pytest.raises(HawkVisionError):
+            await link.ask(b"", LARGE)
+
+    run(scenario)
+    assert len(asked) == 1
+
+
+def test_an_answer_that_does_not_come_is_a_timeout() -> None:
+    async def scenario() -> None:
+        async with linked() as (_, link):
+            with pytest.raises(TimeoutError):
+                await link.ask(b"never", LARGE, timeout_s=0.5)
+            with pytest.raises(TimeoutError):
+                await link.ask(b"never", LARGE, deadline_s=0.05)
+
+    run(scenario)
+
+
+def test_every_picture_is_answered_at_20_percent_loss() -> None:
+    async def scenario() -> tuple[list[tuple[Status, bytes]], LinkView]:
+        async with linked() as (server, link):
+            spec = LinkSpec.parse("rate=50mbit,delay=5ms,loss=20%,queue=100kB,seed=3")
+            async with UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
+                server.port = relay.address[1]
+                return [await link.ask(b"ok", LARGE) for _ in range(25)], link.state()
+
+    replies, state = run(scenario)
+    assert replies == [(Status.OK, b"ok")] * 25
+    assert state.known
+    assert state.plan is not None
+    assert state.plan.parity > choose(QUIET, None).parity
+
+
+def test_a_link_that_went_dead_is_left_for_one_that_lives() -> None:
+    async def scenario() -> tuple[Status, bytes]:
+        async with linked() as (server, link), UdpRelay(("127.0.0.1", server.udp.port), LinkSpec()) as relay:
+            server.port = relay.address[1]
+            await link.ask(b"1", LARGE)
+            relay.blackhole(True)
+            server.port = None
+            return await link.ask(b"2", LARGE, timeout_s=30.0)
+
+    assert run(scenario) == (Status.OK, b"2")
+
+
+def test_closing_tells_those_who_wait() -> None:
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            waiting = asyncio.create_task(link.ask(b"never", LARGE))
+            await until(lambda: bool(server.udp.sessions))
+            await link.close()
+            with pytest.raises(ConnectionLost):
+                await waiting
+            await link.close()
+
+    run(scenario)
+
+
+def test_kinds_of_coding_are_what_the_pictures_ask_for() -> None:
+    small, cut = prepare(encoded(".png", 16, 16), FINE, 256, ROOM), prepare(with_restarts(), FINE, 256, ROOM)
+    assert (small.coded.format.kind, cut.coded.format.kind) == (Kind.OPAQUE, Kind.SEGMENTS)
