@@ -1,0 +1,87 @@
+"""Edge and datacenter as real processes, Ray included, with pictures between them as datagrams."""
+
+from __future__ import annotations
+
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from time import monotonic
+
+import pytest
+
+from hawkvision.client import Client
+from hawkvision.process import ServerProcess, running
+from hawkvision.types import Tier
+from tests.pictures import encoded
+
+pytestmark = pytest.mark.slow
+PICTURE = encoded(height=400, width=500)
+
+
+def tier_at(port: int) -> AbstractContextManager[ServerProcess]:
+    return running("hawkvision.datacenter", "--port", str(port), "--backend", "noop", "--lossy-port", "0")
+
+
+@pytest.fixture(scope="module")
+def tier() -> Iterator[ServerProcess]:
+    with tier_at(0) as tier:
+        yield tier
+
+
+def node_of(url: str, transport: str) -> AbstractContextManager[ServerProcess]:
+    asked = ("--port", "0", "--backend", "noop", "--dc-url", url, "--dc-transport", transport)
+    return running("edge", *asked, "--audit-share", "0")
+
+
+def wait_for(client: Client, transport: str) -> None:
+    """Until the node says that pictures go over this transport."""
+    until = monotonic() + 60
+    while client.targets()["datacenter"]["transport"] != transport:
+        assert monotonic() < until
+
+
+def answered(tier: ServerProcess, path: str) -> float:
+    """Pictures that the tier has answered at one of its doors."""
+    with urllib.request.urlopen(f"{tier.url}/metrics", timeout=30) as page:
+        lines = page.read().decode().splitlines()
+    counted = re.compile(rf'hawkvision_dc_requests_total{{code="200",path="{path}",.*}} (\S+)')
+    return sum(float(found.group(1)) for found in map(counted.match, lines) if found)
+
+
+def test_escalations_go_as_datagrams_and_are_answered_as_over_http(tier: ServerProcess) -> None:
+    before = answered(tier, "lossy"), answered(tier, "/v1/infer")
+    with node_of(tier.url, "lossy") as node, Client(node.url) as client:
+        wait_for(client, "lossy")
+        whole = client.classify(PICTURE, quality="best")
+        hurried = client.classify(PICTURE, quality="best", deadline_ms=5_000)
+    after = answered(tier, "lossy"), answered(tier, "/v1/infer")
+    assert (whole.tier, whole.model) == (hurried.tier, hurried.model) == (Tier.DC, "committee")
+    assert whole.received_fraction == hurried.received_fraction == 1.0
+    assert (after[0] - before[0], after[1] - before[1]) == (2.0, 0.0)
+
+
+def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(tier: ServerProcess) -> None:
+    with node_of(tier.url, "auto") as node, Client(node.url) as client:
+        until = monotonic() + 60
+        while client.targets()["datacenter"]["loss"] is None:
+            client.classify(PICTURE, quality="best")  # probes are frequent while pictures are escalated
+            assert monotonic() < until
+        datacenter = client.targets()["datacenter"]
+    assert (datacenter["transport"], datacenter["up"], datacenter["loss"]) == ("tcp", True, 0.0)
+    assert 0.0 < datacenter["rtt_ms"] < 1_000.0
+
+
+def test_a_datacenter_that_was_started_anew_is_found_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with node_of(url, "lossy") as node, Client(node.url) as client:
+        for _ in range(2):  # each has a UDP port and a certificate of its own
+            with tier_at(port) as tier:
+                wait_for(client, "lossy")
+                assert client.classify(PICTURE, quality="best").tier is Tier.DC
+                assert answered(tier, "lossy") == 1.0
+            wait_for(client, "tcp")
+            assert client.classify(PICTURE, quality="best").tier is Tier.EDGE
