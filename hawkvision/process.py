@@ -101,11 +101,16 @@ def _wait_ready(server: ServerProcess, output: IO[bytes], said: deque[str]) -> s
             if not chunk:
                 break
             *lines, pending = (pending + chunk).split(b"\n")
+            url: str | None = None
             for line in lines:
                 text = line.decode(errors="replace")
-                if text.startswith("ready: "):
-                    return text.removeprefix("ready: ").strip()
-                said.append(text + "\n")
+                if url is None and text.startswith("ready: "):
+                    url = text.removeprefix("ready: ").strip()
+                else:
+                    said.append(text + "\n")
+            if url is not None:
+                said.append(pending.decode(errors="replace"))
+                return url
     said.append(pending.decode(errors="replace"))
     raise NotReady(f"{server.title} did not become ready; it said:\n{server.output()}")
 

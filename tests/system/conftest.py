@@ -31,7 +31,7 @@ def datacenter(ladder: None) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def node(datacenter: ServerProcess) -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--dc-url", datacenter.url) as edge:
+    with running("edge", "--port", "0", "--lossy-port", "0", "--dc-url", datacenter.url) as edge:
         yield edge
 
 

@@ -1,0 +1,328 @@
+"""Pictures as datagrams, from the client to a real node, over links that lose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from hawkvision.client import AsyncClient, Client, Unreachable
+from hawkvision.errors import (
+    BadField,
+    BadImage,
+    ConfigError,
+    DeadlineMissed,
+    NotFound,
+    NotReady,
+    TargetUnreachable,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMedia,
+)
+from hawkvision.process import ServerProcess, running
+from hawkvision.types import Answer, PromiseStatus, Tier
+from loadgen.link import LinkSpec, UdpRelay
+from tests.pictures import encoded
+from tests.system.test_both_tiers import CAT, wait_for_certificates
+
+PICTURE = encoded(height=200, width=300)
+NOOP = ("edge", "--port", "0", "--lossy-port", "0", "--backend", "noop")
+
+
+@dataclass
+class Link:
+    """A node behind an emulated link: its datagrams pass a relay, and a front says so in the node's place."""
+
+    url: str
+    relay: UdpRelay
+    loop: asyncio.AbstractEventLoop
+
+    def cut(self) -> None:
+        """From now on nothing passes."""
+        self.loop.call_soon_threadsafe(self.relay.blackhole, True)
+
+
+def offer_of(url: str) -> dict[str, object]:
+    with urllib.request.urlopen(f"{url}/v1/transport", timeout=10) as reply:
+        offered: dict[str, object] = json.load(reply)["lossy"]
+        return offered
+
+
+@contextlib.contextmanager
+def behind(url: str, link: str) -> Iterator[Link]:
+    """The node at `url` behind a link; only `/v1/transport` is answered there over HTTP."""
+    offered = offer_of(url)
+    ready: asyncio.Queue[Link] = asyncio.Queue()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        port = offered["port"]
+        assert isinstance(port, int)
+        spec = LinkSpec.parse(link)
+        async with UdpRelay(("127.0.0.1", port), spec) as relay:
+
+            async def transport(_: web.Request) -> web.Response:
+                return web.json_response({"lossy": {**offered, "port": relay.address[1]}})
+
+            app = web.Application()
+            app.router.add_get("/v1/transport", transport)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            front = runner.addresses[0]
+            ready.put_nowait(Link(f"http://{front[0]}:{front[1]}", relay, loop))
+            await stop.wait()
+            await runner.cleanup()
+
+    serving = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    serving.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(ready.get(), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        serving.join()
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def noop() -> Iterator[ServerProcess]:
+    """A node that answers at once, whatever it is shown."""
+    with running(*NOOP) as node:
+        yield node
+
+
+@pytest.fixture
+def lossy(noop: ServerProcess) -> Iterator[Client]:
+    with Client(noop.url, transport="lossy") as client:
+        yield client
+
+
+# ------------------------------------------------------------------------------------------------- answers and errors
+
+
+def test_the_node_says_where_it_listens_and_prints_it(noop: ServerProcess) -> None:
+    offered = offer_of(noop.url)
+    assert str(offered["certificate"]).startswith("-----BEGIN CERTIFICATE-----")
+    assert f"lossy: udp://127.0.0.1:{offered['port']}" in noop.output()
+
+
+def test_pictures_paths_and_pixels_are_answered(lossy: Client, tmp_path: object) -> None:
+    pixels = np.full((300, 300, 3), 128, np.uint8)
+    answers = [lossy.classify(picture, quality="fast") for picture in (PICTURE, pixels, CAT)]
+    assert all(isinstance(answer, Answer) and answer.received_fraction == 1.0 for answer in answers)
+    assert lossy.targets()["task"] == "imagenet"
+    assert lossy.health().ready
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"quality": "nonsense"}, BadField),
+        ({"deadline_ms": -1.0}, BadField),
+        ({"deadline_ms": 1e9}, BadField),
+        ({"stream": "x" * 200}, BadField),
+        ({"task": "other"}, NotFound),
+        ({"min_accuracy": 0.9999}, TargetUnreachable),
+    ],
+)
+def test_errors_of_fields_are_those_of_http(
+    noop: ServerProcess, lossy: Client, fields: dict[str, object], error: type[Exception]
+) -> None:
+    said = []
+    with Client(noop.url) as http:
+        for client in (http, lossy):
+            with pytest.raises(error) as caught:
+                client.classify(PICTURE, **fields)  # type: ignore[arg-type]
+            said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("picture", "error"),
+    [
+        (b"", BadImage),
+        (b"GIF89a and so on", UnsupportedMedia),
+        (CAT.read_bytes()[:90_000], BadImage),
+        (np.zeros((4, 4), np.uint8), BadField),
+    ],
+)
+def test_what_is_no_picture_is_refused_and_the_next_one_answered(
+    lossy: Client, picture: bytes, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        lossy.classify(picture)
+    assert lossy.classify(PICTURE).top_k
+
+
+def test_streams_deadlines_and_targets_arrive(lossy: Client) -> None:
+    answer = lossy.classify(PICTURE, stream="Tür 3", deadline_ms=5_000.0, top_k=3, max_accuracy_drop=0.03)
+    assert (len(answer.top_k), answer.deadline_met) == (3, True)
+    assert lossy.classify(PICTURE, stream="s" * 100, deadline_ms=100_000.0, on_miss="wait").deadline_met is True
+
+
+def test_a_wrong_key_is_unauthorized_at_either_door() -> None:
+    with running(*NOOP, "--api-key", "secret") as node:
+        for transport in ("http", "lossy"):
+            with Client(node.url, api_key="wrong", transport=transport) as client, pytest.raises(Unauthorized):
+                client.classify(PICTURE)
+        with Client(node.url, api_key="secret", transport="lossy") as client:
+            assert client.classify(PICTURE).top_k
+
+
+def test_a_node_without_a_lossy_door_says_so() -> None:
+    with running("edge", "--port", "0", "--backend", "noop") as node, Client(node.url, transport="lossy") as client:
+        with pytest.raises(ConfigError, match="does not listen for datagrams"):
+            client.classify(PICTURE)
+        assert offer_of(node.url) is None
+        assert "lossy:" not in node.output()
+
+
+def test_bodies_beyond_the_nodes_bound_are_too_large() -> None:
+    large = encoded(height=500, width=500)
+    with running(*NOOP, "--max-body-bytes", "2000") as node, Client(node.url, transport="lossy") as client:
+        assert client.classify(encoded(".png", 16, 16)).top_k
+        with pytest.raises(TooLarge):
+            client.classify(large, deadline_ms=5_000.0)
+
+
+def test_command_line_asks_over_datagrams(noop: ServerProcess) -> None:
+    command = [sys.executable, "-m", "hawkvision.cli", "classify", "--lossy", "--json", "--url", noop.url, str(CAT)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["received_fraction"] == 1.0
+
+
+def test_certificate_and_key_of_the_operators_own_are_used_and_belong_together(tmp_path: object) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", *NOOP, "--lossy-certificate", "c.pem"], capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 1
+    assert "belong together" in ran.stderr
+
+
+# ------------------------------------------------------------------------------------------------- links that lose
+
+
+def test_all_pictures_are_answered_at_20_percent_loss(noop: ServerProcess) -> None:
+    spec = "rate=50mbit,delay=5ms,loss=20%,queue=100kB,seed=5"
+    with behind(noop.url, spec) as link, Client(link.url, transport="lossy") as client:
+        answers = [client.classify(PICTURE) for _ in range(30)]
+    assert len(answers) == 30
+
+
+def test_two_clients_at_once_do_not_disturb_one_another(noop: ServerProcess) -> None:
+    async def ask(url: str) -> int:
+        async with AsyncClient(url, transport="lossy") as client:
+            answers = await asyncio.gather(*(client.classify(PICTURE, top_k=n % 9 + 1) for n in range(20)))
+            return sum(len(answer.top_k) == n % 9 + 1 for n, answer in enumerate(answers))
+
+    async def both() -> tuple[int, int]:
+        return await asyncio.gather(ask(link.url), ask(link.url))
+
+    with behind(noop.url, "rate=50mbit,delay=2ms,loss=5%,queue=400kB,seed=6") as link:
+        assert asyncio.run(both()) == (20, 20)
+
+
+def test_a_deadline_on_a_starved_link_is_answered_in_part_or_said_to_be_missed(noop: ServerProcess) -> None:
+    """At 200 kbit/s a picture takes half a second. Nothing is ever silent, and no part promised as if it were all."""
+    came: list[Answer] = []
+    missed = 0
+    spec = "rate=200kbit,delay=10ms,loss=30%,queue=30kB,seed=7"
+    with behind(noop.url, spec) as link, Client(link.url, transport="lossy", timeout_s=20.0) as client:
+        for _ in range(12):
+            try:
+                came.append(client.classify(PICTURE, deadline_ms=300.0))
+            except DeadlineMissed:
+                missed += 1
+    assert len(came) + missed == 12
+    parts = [answer for answer in came if answer.received_fraction < 1.0]
+    assert parts or missed
+    assert all(answer.accuracy.status is not PromiseStatus.HELD for answer in parts), (
+        "the noop backend is not certified"
+    )
+
+
+def test_a_dead_link_is_unreachable_within_the_time(noop: ServerProcess) -> None:
+    with behind(noop.url, "loss=0%") as link, Client(link.url, transport="lossy", timeout_s=2.0) as client:
+        client.classify(PICTURE)
+        link.cut()
+        with pytest.raises(Unreachable):
+            client.classify(PICTURE)
+        with pytest.raises(DeadlineMissed):
+            client.classify(PICTURE, deadline_ms=100.0)
+
+
+def test_a_dead_node_is_unreachable() -> None:
+    with Client("http://127.0.0.1:9", transport="lossy", timeout_s=5.0) as client, pytest.raises(Unreachable):
+        client.classify(PICTURE)
+
+
+# ------------------------------------------------------------------------------------------------- starts and stops
+
+
+def test_a_restarted_node_is_found_again() -> None:
+    with running(*NOOP) as first:
+        http, udp = first.port, offer_of(first.url)["port"]
+        client = Client(first.url, transport="lossy")
+        client.classify(PICTURE)
+    with client, running("edge", "--port", str(http), "--lossy-port", str(udp), "--backend", "noop"):
+        assert client.classify(PICTURE).top_k, "with another certificate, which the node made at its start"
+
+
+def test_a_killed_and_restarted_node_is_found_again() -> None:
+    with running(*NOOP) as first:
+        http, udp = first.port, offer_of(first.url)["port"]
+        client = Client(first.url, transport="lossy")
+        client.classify(PICTURE)
+        first.stop(signal.SIGKILL)
+    with client, running("edge", "--port", str(http), "--lossy-port", str(udp), "--backend", "noop"):
+        assert client.classify(PICTURE).top_k
+
+
+def test_stopping_answers_what_was_accepted_as_datagrams() -> None:
+    with running(*NOOP) as node, behind(node.url, "delay=20ms,loss=5%,seed=8") as link:
+        with Client(link.url, transport="lossy", timeout_s=20.0) as client, ThreadPoolExecutor(8) as pool:
+            client.classify(PICTURE)
+            pending = [pool.submit(client.classify, PICTURE) for _ in range(16)]
+            next(iter(pending)).result()
+            assert node.stop() == 0
+            ended = [future.exception() for future in pending]
+        assert sum(error is None for error in ended) >= 1
+        assert all(error is None or isinstance(error, Unreachable | NotReady) for error in ended), ended
+        assert "Traceback" not in node.output()
+
+
+# ------------------------------------------------------------------------------------------------- the real ladder
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_http_where_nothing_is_lost(node: ServerProcess) -> None:
+    small = encoded(".png", 32, 32)  # sent as it is, so that promises are the same, too
+    with Client(node.url) as http, Client(node.url, transport="lossy") as lossy:
+        wait_for_certificates(http)
+        for quality in ("fast", "balanced", "best"):
+            assert http.classify(CAT, quality=quality).label == lossy.classify(CAT, quality=quality).label
+            over_http, over_udp = (client.classify(small, quality=quality) for client in (http, lossy))
+            assert (over_http.label, over_http.model) == (over_udp.label, over_udp.model)
+            assert over_http.accuracy == over_udp.accuracy
+
+
+@pytest.mark.slow
+def test_pictures_escalate_as_they_were_received(node: ServerProcess) -> None:
+    with Client(node.url, transport="lossy") as lossy:
+        answer = lossy.classify(CAT, quality="best")
+    assert (answer.tier, "cat" in answer.label) == (Tier.DC, True)
+    assert answer.degraded, "the best rung on a picture that was coded anew is below itself on the original"
