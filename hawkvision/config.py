@@ -151,6 +151,8 @@ def load_config(
     config = _convert(kind, values, "command line")
     if isinstance(config, EdgeConfig) and config.dc_url is not None:
         _check_origin(f"{section}.dc_url", config.dc_url)
+    if isinstance(config, EdgeConfig) and config.dc_transport != "tcp" and config.dc_url is None:
+        raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
     if (config.lossy_certificate is None) != (config.lossy_key is None):
         raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
     if config.api_key is None and not is_loopback(config.host):

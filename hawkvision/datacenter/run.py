@@ -81,7 +81,7 @@ def up(config: DatacenterConfig, stopping: threading.Event) -> None:
     `stopping` is for a signal that came before: set, it ends the start at its next step.
     Prints `ready: http://HOST:PORT` on standard output once every variant is loaded; port 0 takes a free one. Until
     then, and while draining, the door answers 503. With `config.lossy_port` pictures are taken as datagrams, too;
-    `GET /v1/transport` says where.
+    a second line `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
 
     Raises:
         ConfigError: if the address cannot be listened on or the rungs are unknown.
@@ -152,7 +152,7 @@ async def _serve(
     with ThreadPoolExecutor(1, "ray") as ray_thread:
         try:
             if await _open(door, config, catalog, ray_thread, stop):
-                _say_ready(listener)
+                _say_ready(listener, lossy)
                 await stop.wait()
         finally:
             door.tier.variants = None
@@ -197,9 +197,12 @@ async def _open(
     return False
 
 
-def _say_ready(listener: socket.socket) -> None:
+def _say_ready(listener: socket.socket, lossy: LossyDoor | None) -> None:
     host, port = listener.getsockname()[:2]
-    print(f"ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)  # noqa: T201  the contract
+    shown = f"[{host}]" if ":" in host else host
+    print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201  the contract
+    if lossy is not None:
+        print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
 
 
 def _stop_on_signal(stop: asyncio.Event) -> None:

@@ -143,3 +143,17 @@ def test_audits_can_be_turned_off_and_state_kept(tmp_path: Path) -> None:
     words = ["--audit-share", "0", "--state-file", str(tmp_path / "state"), "--certificates", "site.json"]
     config = parse_arguments(EdgeConfig, "hawkvision edge up", "", words)
     assert (config.audit_share, config.state_file, config.certificates) == (0.0, tmp_path / "state", Path("site.json"))
+
+
+def test_a_transport_to_nowhere_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"edge\.dc_transport = 'auto': missing edge\.dc_url"):
+        load_config(EdgeConfig, overrides={"dc_transport": "auto"}, environ={})
+
+
+def test_transports_are_tcp_lossy_or_auto() -> None:
+    there = {"dc_url": "http://127.0.0.1:8090"}
+    for transport in ("tcp", "lossy", "auto"):
+        config = load_config(EdgeConfig, overrides={**there, "dc_transport": transport}, environ={})
+        assert config.dc_transport == transport
+    with pytest.raises(ConfigError, match=r"\$\.dc_transport"):
+        load_config(EdgeConfig, overrides={**there, "dc_transport": "pigeon"}, environ={})
