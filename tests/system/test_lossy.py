@@ -230,7 +230,8 @@ def test_two_clients_at_once_do_not_disturb_one_another(noop: ServerProcess) -> 
             return sum(len(answer.top_k) == n % 9 + 1 for n, answer in enumerate(answers))
 
     async def both() -> tuple[int, int]:
-        return await asyncio.gather(ask(link.url), ask(link.url))
+        first, second = await asyncio.gather(ask(link.url), ask(link.url))
+        return first, second
 
     with behind(noop.url, "rate=50mbit,delay=2ms,loss=5%,queue=400kB,seed=6") as link:
         assert asyncio.run(both()) == (20, 20)
