@@ -38,7 +38,6 @@ PATIENCE_S: Final = 30.0
 """Longest wait for missing fragments; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 0.5
 """How long the last answers are repeated to callers that have not confirmed them, before connections end."""
-LOOK_S: Final = 0.005
 GONE: Final = 499
 """What the metrics say of a caller that is gone, as at the HTTP door."""
 
@@ -123,13 +122,11 @@ class LossyDoor:
     async def close(self, drain_s: float) -> None:
         """Answer what is inside, at most so long, and end all connections."""
         assert self._server is not None
-        given_up_at = time.monotonic() + drain_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self._empty.wait()
-        given_up_at = min(given_up_at, time.monotonic() + CONFIRM_S)
-        while not self._server.settled and time.monotonic() < given_up_at:
-            await asyncio.sleep(LOOK_S)
+                async with asyncio.timeout(CONFIRM_S):
+                    await self._server.until_settled()
         await self._server.close()
 
 

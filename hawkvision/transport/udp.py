@@ -171,6 +171,7 @@ class _Session:
         at = receiver.next_timer(now)
         if at < math.inf:
             self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
+        self._server.stirred.set()
 
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
         for path, datagram in self.receiver.poll(now):
@@ -336,6 +337,8 @@ class LossyServer:
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, _Session] = {}
         self.received_bytes = self.sent_bytes = self.dropped = 0
+        self.stirred = asyncio.Event()
+        """Set by every session that did something: what `until_settled` waits for."""
         self._protocols: set[_ServerProtocol] = set()
         self._endpoint: _Demultiplexer | None = None
         self.transport: asyncio.DatagramTransport
@@ -433,6 +436,12 @@ class LossyServer:
         """Whether no picture is under way, and every answer has reached its client."""
         return all(session.receiver.settled for session in self.sessions.values())
 
+    async def until_settled(self) -> None:
+        """Wait for that; clients that are gone time out, but only after a while, so bound this."""
+        while not self.settled:
+            self.stirred.clear()
+            await self.stirred.wait()
+
     def traffic(self) -> Traffic:
         """What came and went so far."""
         dropped = self.dropped + sum(session.receiver.channel.dropped for session in self.sessions.values())
@@ -443,6 +452,7 @@ class LossyServer:
         if self.sessions.pop(session.number, None) is not None:
             self.dropped += session.receiver.channel.dropped
         session.close()
+        self.stirred.set()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -721,10 +731,7 @@ class LossyClient:
     ) -> int | None:
         number = known.get(content)
         if number is None:
-            if (
-                len(known) >= MAX_CLIENT_TEMPLATES
-                or self._registered_bytes + len(content) > MAX_REGISTERED_BYTES
-            ):
+            if len(known) >= MAX_CLIENT_TEMPLATES or self._registered_bytes + len(content) > MAX_REGISTERED_BYTES:
                 return None
             self._registered_bytes += len(content)
             number = known[content] = len(known) + first
