@@ -181,9 +181,10 @@ class Bench:
         counts = np.bincount([one.format.k for one in coded])
         split = ", ".join(f"k = {k}: {share:.0%}" for k, share in enumerate(counts / len(coded)) if share)
         return (
-            f"{self._part} part, n = {len(coded)}; quality {PLAN.quality}, no parity, room {ROOM} bytes; {split}; on "
-            f"the air {np.mean([on_air(one) for one in coded]):.0f} bytes a picture with {OVERHEAD} in each datagram, "
-            f"{np.mean([sum(map(len, one.symbols)) for one in coded]):.0f} without; stored {self._stored_bytes:.0f}"
+            f"{self._part} part, n = {len(coded)}; quality {PLAN.quality}, no parity, room {ROOM} bytes; {split}\n"
+            f"{np.mean([on_air(one) for one in coded]):.0f} bytes a picture on the air, of which {OVERHEAD} in each "
+            f"datagram are the transport's and {np.mean([sum(map(len, one.symbols)) for one in coded]):.0f} the "
+            f"picture's; stored {self._stored_bytes:.0f}"
         )
 
     def compare(self, network: Network, train: ModuleType) -> list[Row]:

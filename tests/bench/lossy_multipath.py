@@ -23,6 +23,7 @@ from hawkvision.transport.coding import Coded, Plan, encode
 from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import LossyClient, Route
+from hawkvision.types import Pixels
 from loadgen.link import LinkSpec, UdpRelay
 from tests.hawkvision.transport.lossy_peers import connected, serving
 
@@ -44,12 +45,17 @@ class Run:
     unanswered: int = 0
 
 
-def picture() -> Coded:
-    """256 pixels of about a photograph's detail, quality 80, parity of a half."""
+def pixels() -> Pixels:
+    """256 by 256 of about a photograph's detail."""
     rng = np.random.default_rng(0)
     smooth = cv2.resize(rng.integers(0, 255, (24, 24, 3), np.uint8), (256, 256), interpolation=cv2.INTER_CUBIC)
-    pixels = np.clip(smooth + rng.normal(0, 12, smooth.shape), 0, 255).astype(np.uint8)
-    return encode(pixels, Plan(80, 0.5), fragment_room(b""))
+    made: Pixels = np.clip(smooth + rng.normal(0, 8, smooth.shape), 0, 255).astype(np.uint8)
+    return made
+
+
+def picture() -> Coded:
+    """Quality 80, parity of a half."""
+    return encode(pixels(), Plan(80, 0.5), fragment_room(b""))
 
 
 async def ask(run: Run, client: LossyClient, coded: Coded) -> None:

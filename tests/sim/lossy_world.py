@@ -72,9 +72,7 @@ class World:
         self.now = 100.0
         self.seed = seed
         self.routes = [
-            Route(
-                *(Pipe(seeded(spec, seed), f"{way}{n}") for way, spec in zip(("up", "down"), pair, strict=True))
-            )
+            Route(*(Pipe(seeded(spec, seed), f"{way}{n}") for way, spec in zip(("up", "down"), pair, strict=True)))
             for n, pair in enumerate(links)
         ]
         self.sender = Sender(Channel[Any](7, client, server, self.now))

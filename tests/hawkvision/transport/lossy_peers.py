@@ -42,9 +42,7 @@ async def connected(
     timeout_s: float = 10.0,
 ) -> AsyncIterator[LossyClient]:
     """A client with a session."""
-    client = await LossyClient.connect(
-        port, certificate, name, routes=routes, api_key=api_key, timeout_s=timeout_s
-    )
+    client = await LossyClient.connect(port, certificate, name, routes=routes, api_key=api_key, timeout_s=timeout_s)
     try:
         yield client
     finally:

@@ -34,9 +34,7 @@ def files(folder: Path, names: list[x509.GeneralName], end: datetime.datetime = 
     certificate, private = folder / "node.pem", folder / "node.key"
     certificate.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
     private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return certificate, private
 
