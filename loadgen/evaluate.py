@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import beta
 
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
@@ -38,6 +37,7 @@ from hawkvision.types import (
     Target,
     target_fields,
 )
+from loadgen.bootstrap import exact_interval
 
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
 DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
@@ -324,13 +324,6 @@ def summarise(target: str, samples: Sequence[Sample], best: Sequence[Sample]) ->
         p50_ms=float(p50),
         p99_ms=float(p99),
     )
-
-
-def exact_interval(successes: int, n: int, delta: float = 0.05) -> tuple[float, float]:
-    """The exact two-sided interval of a proportion, at confidence 1 - delta (Clopper and Pearson, 1934)."""
-    low = 0.0 if successes == 0 else float(beta.ppf(delta / 2, successes, n - successes + 1))
-    high = 1.0 if successes == n else float(beta.ppf(1 - delta / 2, successes + 1, n - successes))
-    return low, high
 
 
 def show(report: Report, console: Console) -> None:

@@ -32,12 +32,12 @@ from hawkvision.types import (
     Tier,
     target_fields,
 )
+from loadgen.bootstrap import exact_interval
 from loadgen.evaluate import (
     HeldOut,
     Row,
     Sample,
     Unattainable,
-    exact_interval,
     measure,
     parse_targets,
     read_indices,

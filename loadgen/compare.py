@@ -1,0 +1,263 @@
+"""Two or more runs side by side: every later one against the first, as ratios that say how sure they are.
+
+Runs that sent the same pictures at the same moments are compared in pairs: a resample draws the same stretches of time
+from both, so what the schedule did to both cancels out. Others are resampled each by itself, which needs a larger
+difference to show one. A difference is called one when the 95 % interval of the ratio does not contain 1; with several
+rows, about one in twenty does so by luck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hawkvision.errors import ConfigError
+from loadgen.bootstrap import Floats, Places, draws, interval, quantiles
+from loadgen.record import Run, load
+from loadgen.summary import Counted, counted_of
+
+SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, and whether a difference is shown."
+LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
+MOST_RUNS: Final = 12
+"""A page tells so many apart by colour and dash."""
+
+
+class Verdict(StrEnum):
+    """What a ratio shows."""
+
+    SAME = "no difference shown"
+    FASTER = "faster"
+    SLOWER = "slower"
+    BETTER = "more accurate"
+    WORSE = "less accurate"
+    FEWER = "fewer"
+    MORE = "more"
+    UNKNOWN = "cannot be compared"
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """One figure of a run over that of the first."""
+
+    figure: str
+    first: float
+    other: float
+    ratio: float | None
+    """None if there is nothing to divide by, or one was not measured."""
+    low: float | None
+    high: float | None
+    verdict: Verdict
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One run against the first."""
+
+    first: str
+    other: str
+    paired: bool
+    ratios: tuple[Ratio, ...]
+
+    def ratio(self, figure: str) -> Ratio:
+        """The one of a figure of `FIGURES`."""
+        return self.ratios[FIGURES.index(figure)]
+
+
+_WORDS: Final = {
+    **dict.fromkeys(LATENCIES, (Verdict.FASTER, Verdict.SLOWER)),
+    "effective accuracy": (Verdict.WORSE, Verdict.BETTER),
+    "accuracy": (Verdict.WORSE, Verdict.BETTER),
+    "escalated": (Verdict.FEWER, Verdict.MORE),
+    "bytes sent": (Verdict.FEWER, Verdict.MORE),
+}
+"""What a ratio below and above 1 means."""
+
+FIGURES: Final = tuple(_WORDS)
+
+
+def compare(first: Run, other: Run) -> Comparison:
+    """Every figure of one run over that of the first; the same for the same runs.
+
+    Raises:
+        ConfigError: if no request of either counts.
+    """
+    ours, theirs = counted_of(first), counted_of(other)
+    paired = same_schedule(first, other, ours, theirs)
+    values, other_values = _statistic(ours)(_all(ours)), _statistic(theirs)(_all(theirs))
+    # Resampled at once: a run of 100,000 requests is drawn a few hundred times, and both must be so equally often.
+    resampled = _paired(ours, theirs, first.origin.seed) if paired else _unpaired(ours, theirs, first.origin.seed)
+    ratios = []
+    for place, figure in enumerate(FIGURES):
+        a, b = float(values[place]), float(other_values[place])
+        ratios.append(_ratio(figure, a, b, resampled[:, place]))
+    return Comparison(first.name, other.name, paired, tuple(ratios))
+
+
+def compare_all(runs: Sequence[Run]) -> tuple[Comparison, ...]:
+    """Every later run against the first.
+
+    Raises:
+        ConfigError: for fewer than two runs or more than `MOST_RUNS`.
+    """
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise ConfigError(f"compare: expected 2 to {MOST_RUNS} runs, got {len(runs)}")
+    return tuple(compare(runs[0], other) for other in runs[1:])
+
+
+def same_schedule(first: Run, other: Run, ours: Counted, theirs: Counted) -> bool:
+    """Whether both sent the same pictures with the same targets at the same moments, to a microsecond.
+
+    Callers in a closed loop wait for answers, so no two such runs send at the same moments.
+    """
+    if (first.schedule, first.origin.seed, first.targets) != (other.schedule, other.origin.seed, other.targets):
+        return False
+    sent, also_sent = (
+        [(round(each.due_s, 6), each.picture, each.target) for each in counted.outcomes] for counted in (ours, theirs)
+    )
+    return sent == also_sent
+
+
+def _all(counted: Counted) -> Places:
+    return np.arange(len(counted.outcomes))
+
+
+def _statistic(counted: Counted) -> Callable[[Places], Floats]:
+    """The figures of `FIGURES`, for any resample; NaN where there is none."""
+    latency, answered, labelled = counted.latency_ms, counted.answered, counted.labelled
+    has_labels = bool(labelled.any())
+    effective = (counted.right & counted.in_time).astype(np.float64)
+    escalated = np.array([each.escalated and each.answered for each in counted.outcomes], np.float64)
+    sent = np.array([each.sent_bytes for each in counted.outcomes], np.float64)
+    shares = tuple(LATENCIES.values())
+
+    def statistic(places: Places) -> Floats:
+        answers = int(answered[places].sum())
+        judged = int(labelled[places].sum())
+        return np.append(
+            quantiles(latency[places], shares),
+            (
+                effective[places].mean() if has_labels else math.nan,
+                counted.right[places].sum() / judged if judged else math.nan,
+                escalated[places].sum() / answers if answers else math.nan,
+                sent[places].mean(),
+            ),
+        )
+
+    return statistic
+
+
+def _paired(ours: Counted, theirs: Counted, seed: int) -> Floats:
+    one, two = _statistic(ours), _statistic(theirs)
+    block = max(ours.block(), theirs.block())
+    return np.array([_divide(two(places), one(places)) for places in draws(len(ours.outcomes), block, seed)])
+
+
+def _unpaired(ours: Counted, theirs: Counted, seed: int) -> Floats:
+    one, two = _statistic(ours), _statistic(theirs)
+    # Two seeds, or runs of equal length would be drawn alike as if they were paired.
+    our_seed, their_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
+    ways = zip(
+        draws(len(ours.outcomes), ours.block(), our_seed),
+        draws(len(theirs.outcomes), theirs.block(), their_seed),
+        strict=False,
+    )
+    return np.array([_divide(two(their_places), one(our_places)) for our_places, their_places in ways])
+
+
+def _divide(top: Floats, bottom: Floats) -> Floats:
+    return np.divide(top, bottom, out=np.full(len(top), math.nan), where=bottom != 0)
+
+
+def _ratio(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
+    low, high = interval(resampled)
+    if first == other == 0.0:
+        return Ratio(figure, first, other, None, None, None, Verdict.SAME)
+    if first == 0.0 or not math.isfinite(low + first + other):
+        return Ratio(figure, first, other, None, None, None, Verdict.UNKNOWN)
+    below, above = _WORDS[figure]
+    verdict = below if high < 1.0 else above if low > 1.0 else Verdict.SAME
+    return Ratio(figure, first, other, other / first, low, high, verdict)
+
+
+def slower(comparisons: Sequence[Comparison], percent: float) -> list[str]:
+    """What is shown to be slower than in the first run, by more than so many percent; a sentence each."""
+    return [
+        f"{one.other}: {ratio.figure} is {ratio.ratio:.2f}x that of {one.first} ({ratio.low:.2f}–{ratio.high:.2f})"
+        for one in comparisons
+        for ratio in one.ratios
+        if ratio.verdict is Verdict.SLOWER and ratio.ratio is not None and ratio.ratio > 1.0 + percent / 100.0
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen compare`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="the first is what others compare with")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here as well")
+    parser.add_argument(
+        "--fail-if-slower",
+        type=float,
+        metavar="PERCENT",
+        help="exit with status 1 if P50, P90 or P99 of a later run is shown to be slower, and by more than this",
+    )
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Compare as the options say, print the table; the exit status.
+
+    Raises:
+        HawkVisionError: for files that hold no runs.
+    """
+    runs = [load(path) for path in given.runs]
+    comparisons = compare_all(runs)
+    show(comparisons, Console() if sys.stdout.isatty() else Console(width=160))
+    if given.html is not None:
+        # Pages need templates and charts, which a comparison on a terminal does not.
+        from loadgen.report import write_html
+
+        write_html(runs, given.html)
+    if given.fail_if_slower is None:
+        return 0
+    found = slower(comparisons, given.fail_if_slower)
+    for sentence in found:
+        print(sentence, file=sys.stderr)  # noqa: T201
+    return 1 if found else 0
+
+
+def show(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print a table per comparison."""
+    for one in comparisons:
+        how = "same schedule, paired" if one.paired else "different requests, unpaired"
+        table = Table(box=None, header_style="bold", title=escape(f"{one.other} against {one.first} ({how})"))
+        table.add_column("")
+        for title in (one.first, one.other, "ratio", "95 % interval"):
+            table.add_column(escape(title), justify="right")
+        table.add_column("")
+        for ratio in one.ratios:
+            table.add_row(
+                ratio.figure,
+                written(ratio.figure, ratio.first),
+                written(ratio.figure, ratio.other),
+                "" if ratio.ratio is None else f"{ratio.ratio:.2f}x",
+                "" if ratio.low is None else f"{ratio.low:.2f}–{ratio.high:.2f}",
+                str(ratio.verdict),
+                style=None if ratio.verdict in (Verdict.SAME, Verdict.UNKNOWN) else "bold",
+            )
+        console.print(table)
+
+
+def written(figure: str, value: float) -> str:
+    """A figure with its unit; empty if it was not measured."""
+    if not math.isfinite(value):
+        return ""
+    if figure in LATENCIES:
+        return f"{value:.1f} ms"
+    return f"{value / 1024:.1f} KiB" if figure == "bytes sent" else f"{value:.1%}"

@@ -1,0 +1,550 @@
+"""What a run says: latencies, accuracies and promises, in all and per target, each with how sure it is.
+
+What counts, and as what:
+
+- Every request due after the warm-up counts. One that was refused, broken off or timed out is never right, never in
+  time, and its latency is at least the time to its failure and at least its deadline: refusing quickly does not make a
+  server fast. A percentile that such requests reach is a lower bound and says so (`at_least`).
+- Effective accuracy is the share of all requests that were answered right and within the deadline. Accuracy is the
+  share of the answers that are right, whenever they came.
+- An answer is *flagged* when it does not claim to keep its accuracy target: its promise is not `held`, or it is
+  `degraded`. Where servers promise nothing, all answers are flagged.
+- A drop is paired: for the same pictures, the share that the best rung gets right less the share that was answered
+  right.
+- Percentiles are measured values: the smallest that so many of all do not exceed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hawkvision.errors import ConfigError
+from hawkvision.types import PromiseStatus
+from loadgen.bootstrap import (
+    Floats,
+    Places,
+    block_length,
+    bootstrap,
+    clustered_error,
+    clustered_interval,
+    exact_interval,
+    interval,
+    quantiles,
+)
+from loadgen.record import Outcome, Run, TargetClass
+
+SHARES: Final = (0.5, 0.9, 0.99, 0.999)
+FEWEST_BEYOND: Final = 10
+"""Requests that must lie beyond a percentile for it to say more of the server than of luck: a P99 needs 1,000."""
+SHED: Final = (429, 503)
+BOUNDS: Final = ("max_accuracy_drop", "min_accuracy")
+"""Fields of a target that say in numbers what accuracy is wanted."""
+STANDARD_ERRORS: Final = 1.96
+"""From a mean to the end of its 95 % interval."""
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A measured number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Percentile(msgspec.Struct, frozen=True):
+    """A latency that a share of all requests did not exceed."""
+
+    share: float
+    ms: float
+    low: float
+    high: float
+    at_least: bool
+    """Requests without an answer reach it, so the true one is larger."""
+    few: bool
+    """Fewer than `FEWEST_BEYOND` requests lie beyond it."""
+
+    @property
+    def name(self) -> str:
+        """`P99.9`."""
+        return f"P{100 * self.share:g}"
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What is said of any set of requests. Shares are 0..1, those of answers where it says so."""
+
+    n: int
+    answered: int
+    offered_per_s: float
+    answered_per_s: float
+    """Answers that came while the schedule ran, per second of it."""
+    percentiles: tuple[Percentile, ...]
+    """At `SHARES`."""
+    max_ms: float
+    """Without an interval: resampling cannot tell of what is slower than the slowest (Bickel and Freedman, 1981)."""
+    accuracy: Estimate | None
+    """Of answers; None without labels or answers."""
+    effective: Estimate | None
+    """Right and in time, of all requests; None without labels."""
+    in_time: Estimate | None
+    """Answered in time, of all requests; None without a deadline."""
+    escalated: float
+    """Of answers."""
+    degraded: float
+    """Of answers."""
+    flagged: float
+    """Of answers."""
+    shed: int
+    """Refused with 429 or 503."""
+    errors: dict[str, int]
+    """Requests without an answer, by code, the most frequent first."""
+    sent_bytes: float
+    """Per request."""
+    received_fraction: float
+    """Mean over answers."""
+
+    def percentile(self, share: float) -> Percentile:
+        """The one at a share of `SHARES`."""
+        return self.percentiles[SHARES.index(share)]
+
+
+class Verdict(StrEnum):
+    """Whether answers were as accurate as their target asks."""
+
+    KEPT = "kept"
+    UNCERTAIN = "within error"
+    """Missed by no more than chance explains."""
+    FLAGGED = "missed, flagged"
+    """Missed, but not among the answers that claim otherwise, as far as can be shown."""
+    SILENT = "missed silently"
+    """Missed among the answers that claim to keep it."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """How a class stands to its target. Shortfalls are fractions; above zero, accuracy is missing."""
+
+    field: str
+    """`max_accuracy_drop` or `min_accuracy`."""
+    bound: float
+    shortfall: Estimate
+    """Over answers."""
+    effective_shortfall: Estimate
+    """Over all requests, those late or without an answer taken for wrong."""
+    unflagged_shortfall: Estimate | None
+    """Over the answers that claim to keep the target; None if there are none."""
+    verdict: Verdict
+
+
+class ClassSummary(msgspec.Struct, frozen=True):
+    """One class of requests."""
+
+    target: str
+    share: float
+    """Of all counted requests."""
+    figures: Figures
+    drop: Estimate | None
+    """Against the best rung, over answers; None if that was not measured."""
+    unflagged: int
+    """Answers that claim to keep the target."""
+    unflagged_drop: Estimate | None
+    promised_drop: float | None
+    """The largest drop that any of them allows itself; None where any states none."""
+    kept: Kept | None
+    """None where the target is not a number, or the best rung was not measured."""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A run, said in numbers."""
+
+    name: str
+    url: str
+    protocol: str
+    schedule: str
+    deadline_ms: float | None
+    total: Figures
+    classes: tuple[ClassSummary, ...]
+    """Those with requests, in the order of `Run.targets`."""
+    block: int
+    """Neighbouring requests that were resampled together for the intervals of `total`."""
+    per_picture: float
+    """How often a picture was sent on average."""
+    steady: bool | None
+    interrupted: bool
+
+
+def summarise(run: Run) -> Summary:
+    """Everything that is said about a run; the same for the same run, since resampling is seeded with its seed.
+
+    Raises:
+        ConfigError: if no request counts.
+    """
+    counted = counted_of(run)
+    total = _figures(run, counted)
+    classes = []
+    for number, target in enumerate(run.targets):
+        places = np.flatnonzero(counted.target == number)
+        if len(places):
+            classes.append(_class_summary(run, target, counted.some(places), len(counted.outcomes)))
+    return Summary(
+        name=run.name,
+        url=run.url,
+        protocol=run.protocol,
+        schedule=run.schedule,
+        deadline_ms=run.deadline_ms,
+        total=total,
+        classes=tuple(classes),
+        block=counted.block(),
+        per_picture=len(counted.outcomes) / len(np.unique(counted.picture)),
+        steady=run.steady,
+        interrupted=run.interrupted,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counted requests in order of time, as columns."""
+
+    outcomes: tuple[Outcome, ...]
+    latency_ms: Floats
+    answered: NDArray[np.bool_]
+    in_time: NDArray[np.bool_]
+    """Answered, and within the deadline if there is one."""
+    right: NDArray[np.bool_]
+    labelled: NDArray[np.bool_]
+    """Answered, and known to be right or wrong."""
+    target: NDArray[np.int64]
+    picture: NDArray[np.int64]
+
+    def some(self, places: Places) -> Counted:
+        """Some of them."""
+        return Counted(
+            tuple(self.outcomes[place] for place in places.tolist()),
+            self.latency_ms[places],
+            self.answered[places],
+            self.in_time[places],
+            self.right[places],
+            self.labelled[places],
+            self.target[places],
+            self.picture[places],
+        )
+
+    def block(self) -> int:
+        """How many neighbours must be resampled together, by their latencies and by whether they were in time.
+
+        Latencies by rank: a single one of many seconds must not hide that all others come in waves.
+        """
+        ranks = np.argsort(np.argsort(self.latency_ms, kind="stable"), kind="stable")
+        return block_length(ranks.astype(np.float64), self.in_time.astype(np.float64))
+
+    def true_percentile(self, latencies: Floats, share: float) -> bool:
+        """Whether the percentile of these latencies stays what it is if requests without an answer take for ever."""
+        never = np.where(self.answered, latencies, np.inf)
+        return bool(quantiles(never, [share])[0] == quantiles(latencies, [share])[0])
+
+
+def counted_of(run: Run) -> Counted:
+    """The requests after warm-up.
+
+    Raises:
+        ConfigError: if there are none.
+    """
+    outcomes = tuple(sorted(run.counted(), key=lambda each: each.due_s))
+    if not outcomes:
+        raise ConfigError(
+            f"run {run.name!r}: none of its {len(run.outcomes)} requests was due after the warm-up of "
+            f"{run.warm_up_s:g} s; there is nothing to summarise"
+        )
+    deadlines = np.array([deadline_of(run, target) for target in run.targets])
+    target = np.array([each.target for each in outcomes], np.int64)
+    if target.min() < 0 or target.max() >= len(run.targets):
+        raise ConfigError(f"run {run.name!r}: outcomes[].target: expected 0 to {len(run.targets) - 1}")
+    deadline = deadlines[target]
+    answered = np.array([each.answered for each in outcomes])
+    latency = 1e3 * np.array([each.latency_s for each in outcomes])
+    return Counted(
+        outcomes=outcomes,
+        latency_ms=np.where(answered | np.isinf(deadline), latency, np.maximum(latency, deadline)),
+        answered=answered,
+        in_time=answered & (latency <= deadline),
+        right=answered & np.array([each.right is True for each in outcomes]),
+        labelled=answered & np.array([each.right is not None for each in outcomes]),
+        target=target,
+        picture=np.array([each.picture for each in outcomes], np.int64),
+    )
+
+
+def deadline_of(run: Run, target: TargetClass) -> float:
+    """The deadline of a class in ms: its own, else the run's, else infinity.
+
+    Raises:
+        ConfigError: if it is no number.
+    """
+    own = target.fields.get("deadline_ms")
+    try:
+        return float(own) if own is not None else math.inf if run.deadline_ms is None else run.deadline_ms
+    except ValueError:
+        raise ConfigError(
+            f"run {run.name!r}: target {target.name}: deadline_ms: expected a number, got {own!r}"
+        ) from None
+
+
+def _figures(run: Run, counted: Counted) -> Figures:
+    outcomes, answered = counted.outcomes, counted.answered
+    n, answers = len(outcomes), int(answered.sum())
+    seconds = counted_seconds(run, outcomes)
+    end = run.warm_up_s + seconds
+    deadlines = [deadline_of(run, target) for target in run.targets]
+    replies = [each for each in outcomes if each.answered]
+    resampled = _resampled(run, counted)
+    return Figures(
+        n=n,
+        answered=answers,
+        offered_per_s=n / seconds,
+        answered_per_s=sum(each.done_s <= end for each in replies) / seconds,
+        percentiles=tuple(_percentile(counted, share, resampled[:, k]) for k, share in enumerate(SHARES)),
+        max_ms=float(counted.latency_ms.max()),
+        accuracy=_accuracy(counted),
+        effective=_share(counted.right & counted.in_time, resampled[:, -1]) if run.labelled else None,
+        in_time=_share(counted.in_time, resampled[:, -2]) if np.isfinite(deadlines).any() else None,
+        escalated=_mean([each.escalated for each in replies]),
+        degraded=_mean([each.degraded for each in replies]),
+        flagged=_mean([is_flagged(each) for each in replies]),
+        shed=sum(each.status in SHED for each in outcomes),
+        errors=dict(Counter(error_code(each) for each in outcomes if not each.answered).most_common()),
+        sent_bytes=_mean([each.sent_bytes for each in outcomes]),
+        received_fraction=_mean([each.received_fraction for each in replies]),
+    )
+
+
+def _resampled(run: Run, counted: Counted) -> Floats:
+    """Per resample: the latencies at `SHARES`, the share in time, and the share right and in time."""
+    effective = counted.right & counted.in_time
+
+    def statistic(places: Places) -> Floats:
+        return np.append(
+            quantiles(counted.latency_ms[places], SHARES), (counted.in_time[places].mean(), effective[places].mean())
+        )
+
+    return bootstrap(len(counted.outcomes), counted.block(), run.origin.seed, statistic)
+
+
+def counted_seconds(run: Run, outcomes: Sequence[Outcome]) -> float:
+    """How long the schedule ran after the warm-up: as planned, or to the last request if it was interrupted."""
+    last = max(each.due_s for each in outcomes)
+    return max((last if run.interrupted else max(run.duration_s, last)) - run.warm_up_s, 1e-9)
+
+
+def is_flagged(outcome: Outcome) -> bool:
+    """Whether an answer does not claim to keep its accuracy target."""
+    return outcome.degraded or outcome.promise is not PromiseStatus.HELD
+
+
+def error_code(outcome: Outcome) -> str:
+    """What a request without an answer is counted under."""
+    return outcome.error or (f"http_{outcome.status}" if outcome.status else "unanswered")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def _percentile(counted: Counted, share: float, resampled: Floats) -> Percentile:
+    low, high = interval(resampled)
+    return Percentile(
+        share=share,
+        ms=float(quantiles(counted.latency_ms, [share])[0]),
+        low=low,
+        high=high,
+        at_least=not counted.true_percentile(counted.latency_ms, share),
+        few=(1.0 - share) * len(counted.outcomes) < FEWEST_BEYOND - 1e-9,
+    )
+
+
+def _accuracy(counted: Counted) -> Estimate | None:
+    if not counted.labelled.any():
+        return None
+    right = counted.right[counted.labelled]
+    low, high = clustered_interval(right, counted.picture[counted.labelled])
+    return Estimate(float(right.mean()), low, high)
+
+
+def _share(flags: NDArray[np.bool_], resampled: Floats) -> Estimate:
+    """A share of requests of which neighbours are alike.
+
+    At least as wide as if they were not: resamples of nothing but successes would call the next one certain.
+    """
+    low, high = interval(resampled)
+    exact_low, exact_high = exact_interval(float(flags.sum()), len(flags))
+    return Estimate(float(flags.mean()), min(low, exact_low), max(high, exact_high))
+
+
+def _class_summary(run: Run, target: TargetClass, counted: Counted, all_requests: int) -> ClassSummary:
+    unflagged = counted.labelled & ~np.array([is_flagged(each) for each in counted.outcomes])
+    drops = _drops(run, counted)
+    paired = np.isfinite(drops)
+    bounds = [each.max_drop for each in counted.outcomes if each.answered and not is_flagged(each)]
+    stated = [bound for bound in bounds if bound is not None]
+    return ClassSummary(
+        target=target.name,
+        share=len(counted.outcomes) / all_requests,
+        figures=_figures(run, counted),
+        drop=_paired(drops, counted.picture, paired & counted.labelled),
+        unflagged=int(unflagged.sum()),
+        unflagged_drop=_paired(drops, counted.picture, paired & unflagged),
+        promised_drop=max(stated) if stated and len(stated) == len(bounds) else None,
+        kept=_kept(run, target, counted, drops, unflagged),
+    )
+
+
+def _drops(run: Run, counted: Counted) -> Floats:
+    """Per request, what was lost against the best rung: 1, 0 or -1; NaN where that was not measured."""
+    reference = run.reference or {}
+    best = np.array([float(reference.get(picture, math.nan)) for picture in counted.picture.tolist()])
+    return best - counted.right
+
+
+def _kept(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflagged: NDArray[np.bool_]) -> Kept | None:
+    field = next((name for name in BOUNDS if name in target.fields), None)
+    if field is None or not run.labelled:
+        return None
+    try:
+        bound = float(target.fields[field])
+    except ValueError:
+        raise ConfigError(f"run {run.name!r}: target {target.name}: expected a number") from None
+    # Per request, what is missing on average to keep the target: above zero, it is broken.
+    missing = drops - bound if field == "max_accuracy_drop" else bound - counted.right
+    late = np.where(counted.in_time, 0.0, counted.right)
+    measured = np.isfinite(missing)
+    shortfall = _paired(missing, counted.picture, measured & counted.labelled)
+    effective = _paired(missing + late, counted.picture, measured, run.origin.seed)
+    if shortfall is None or effective is None:
+        return None
+    unflagged_shortfall = _paired(missing, counted.picture, measured & unflagged)
+    return Kept(field, bound, shortfall, effective, unflagged_shortfall, _verdict(shortfall, unflagged_shortfall))
+
+
+def _verdict(shortfall: Estimate, unflagged: Estimate | None) -> Verdict:
+    if unflagged is not None and unflagged.low > 0:
+        return Verdict.SILENT
+    if shortfall.low > 0:
+        return Verdict.FLAGGED
+    return Verdict.KEPT if shortfall.value <= 0 else Verdict.UNCERTAIN
+
+
+def _paired(
+    differences: Floats, pictures: NDArray[np.int64], which: NDArray[np.bool_], in_time_seed: int | None = None
+) -> Estimate | None:
+    """The mean of some paired differences, of which those on the same picture may be alike.
+
+    With a seed, neighbours in time may be alike as well, and the wider of both intervals is taken. Never narrower than
+    the exact upper bound of a share of which nothing was seen: no difference among ten pictures proves little.
+    """
+    some, clusters = differences[which], pictures[which]
+    n = len(some)
+    if n == 0:
+        return None
+    mean = float(some.mean())
+    unseen = exact_interval(0, len(np.unique(clusters)))[1]
+    margin = max(STANDARD_ERRORS * clustered_error(some, clusters), unseen)
+    low, high = mean - margin, mean + margin
+    if in_time_seed is not None:
+        resampled = bootstrap(n, block_length(some), in_time_seed, lambda places: np.array([some[places].mean()]))
+        early, late = interval(resampled[:, 0])
+        low, high = min(low, early), max(high, late)
+    return Estimate(mean, low, high)
+
+
+def show(summaries: Sequence[Summary], console: Console) -> None:
+    """Print a table for a person: a row per run, and a row per target where there is one run."""
+    alone = summaries[0] if len(summaries) == 1 else None
+    table = Table(box=None, header_style="bold", title=escape(_title(summaries)))
+    table.add_column("target" if alone else "run", no_wrap=True)
+    for title in (
+        "requests",
+        "P50 ms",
+        "P99 ms (95 %)",
+        "in time",
+        "right + in time (95 %)",
+        "accuracy",
+        "escalated",
+        "no answer",
+        "flagged",
+        "KiB sent",
+    ):
+        table.add_column(title, justify="right")
+    table.add_column("targets kept" if alone is None else "against the target")
+    for summary in summaries:
+        style = "bold" if alone else None
+        row = _cells("all" if alone else summary.name, summary.total)
+        table.add_row(*row, escape(targets_kept(summary)), style=style)
+    for one in alone.classes if alone else ():
+        table.add_row(*_cells(f"  {one.target}", one.figures), escape(_standing(one)))
+    console.print(table)
+    console.print("latency from when a request was due; 95 % intervals by block bootstrap; " + _caution(summaries))
+
+
+def _title(summaries: Sequence[Summary]) -> str:
+    first = summaries[0]
+    deadline = "no deadline" if first.deadline_ms is None else f"deadline {first.deadline_ms:g} ms"
+    return f"{first.name} at {first.url}, {first.schedule}, {deadline}" if len(summaries) == 1 else deadline
+
+
+def _cells(name: str, figures: Figures) -> tuple[str, ...]:
+    p99 = figures.percentile(0.99)
+    effective = figures.effective
+    return (
+        escape(name),
+        str(figures.n),
+        _milliseconds(figures.percentile(0.5)),
+        f"{_milliseconds(p99)} ({p99.low:.1f}–{p99.high:.1f})",
+        "" if figures.in_time is None else f"{figures.in_time.value:.1%}",
+        "" if effective is None else f"{effective.value:.1%} ({effective.low:.1%}–{effective.high:.1%})",
+        "" if figures.accuracy is None else f"{figures.accuracy.value:.1%}",
+        f"{figures.escalated:.1%}",
+        str(figures.n - figures.answered),
+        f"{figures.flagged:.1%}",
+        f"{figures.sent_bytes / 1024:.1f}",
+    )
+
+
+def _milliseconds(percentile: Percentile) -> str:
+    return f"{'≥' if percentile.at_least else ''}{percentile.ms:.1f}{'?' if percentile.few else ''}"
+
+
+def targets_kept(summary: Summary) -> str:
+    """`4 of 5, 1 missed silently`: how the targets with a number fared; empty if there are none."""
+    verdicts = Counter(one.kept.verdict for one in summary.classes if one.kept is not None)
+    total = sum(verdicts.values())
+    if not total:
+        return ""
+    others = [f"{verdicts[one]} {one}" for one in Verdict if one is not Verdict.KEPT and verdicts[one]]
+    return ", ".join([f"{verdicts[Verdict.KEPT]} of {total}", *others])
+
+
+def _standing(one: ClassSummary) -> str:
+    if one.kept is None:
+        return "" if one.drop is None else f"drop {100 * one.drop.value:+.1f} pt"
+    missing = one.kept.shortfall
+    side = "short by" if missing.value > 0 else "spare"
+    error = 100 * (missing.high - missing.low) / 2
+    return f"{one.kept.verdict} ({side} {100 * abs(missing.value):.1f} ± {error:.1f} pt)"
+
+
+def _caution(summaries: Sequence[Summary]) -> str:
+    found = ["? few requests lie beyond it"]
+    if any(one.at_least for summary in summaries for one in summary.total.percentiles):
+        found.append("≥ requests without an answer reach it")
+    found += [f"{summary.name} was interrupted" for summary in summaries if summary.interrupted]
+    found += [f"{summary.name} was not steady" for summary in summaries if summary.steady is False]
+    return escape("; ".join(found))
