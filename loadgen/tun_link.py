@@ -49,6 +49,8 @@ from loadgen.link import BATCH, Counts, LinkSpec, Pipe
 Side: TypeAlias = Literal["client", "server"]
 SIDES: Final[tuple[Side, Side]] = ("client", "server")
 MAX_PATHS: Final = 2
+MAX_CHAIN: Final = 8
+"""Links one behind another. Each has a network of its own, 10.98.0.0/16 and on."""
 MTU: Final = 1500
 TX_QUEUE_PACKETS: Final = 1000
 """What the kernel holds while the relay does not read: 0.6 s of 20 Mbit/s, so that a pause of ours loses nothing."""
@@ -107,12 +109,16 @@ class TunLink:
     of their destination; the server's leave by that of their destination, so answers return as their question came.
     Either of the server's addresses can be reached by either path.
 
+    Links make a chain: with `behind`, the client's side is the server's namespace of another link, so that what runs
+    there is a server to one and a client to the other. Nothing is forwarded: the ends of a chain do not see each other.
+
     Args:
         up: from client to server; `down` is the way back, the same spec if None.
         second: (up, down) of a second path.
         congestion: as `set_congestion`.
         realtime: run the relay before all ordinary processes (SCHED_FIFO), so that busy cores do not delay packets;
             the attribute says afterwards whether that was allowed.
+        behind: a link that is up, and stays up longer than this one.
     """
 
     def __init__(
@@ -123,7 +129,12 @@ class TunLink:
         second: tuple[LinkSpec, LinkSpec] | None = None,
         congestion: str | None = None,
         realtime: bool = True,
+        behind: TunLink | None = None,
     ) -> None:
+        self._behind = behind
+        self._hop: int = 0 if behind is None else behind._hop + 1
+        if self._hop >= MAX_CHAIN:
+            raise ConfigError(f"a chain of {self._hop + 1} links; expected at most {MAX_CHAIN}")
         first = (up, up if down is None else down)
         self._paths = (first,) if second is None else (first, second)
         self._congestion = congestion
@@ -132,9 +143,9 @@ class TunLink:
         self._started: list[subprocess.Popen[bytes]] = []
         self._stack = contextlib.ExitStack()
         self.realtime = realtime
-        self.client_addresses = tuple(_address(path, "client") for path in range(len(self._paths)))
+        self.client_addresses = tuple(_address(self._hop, path, "client") for path in range(len(self._paths)))
         """IPv4 addresses by path; as `server_addresses`."""
-        self.server_addresses = tuple(_address(path, "server") for path in range(len(self._paths)))
+        self.server_addresses = tuple(_address(self._hop, path, "server") for path in range(len(self._paths)))
         self.client_address, self.server_address = self.client_addresses[0], self.server_addresses[0]
 
     def __enter__(self) -> TunLink:
@@ -144,12 +155,12 @@ class TunLink:
             raise ConfigError(f"no TUN link here: {reason}")
         sweep()
         with contextlib.ExitStack() as stack:
-            for side in SIDES:
+            for side in SIDES if self._behind is None else SIDES[1:]:
                 _ip("netns", "add", self.namespace(side))
                 stack.callback(_remove, self.namespace(side))
             devices = stack.enter_context(contextlib.ExitStack())
             files = [
-                devices.enter_context(_device(self.namespace(side), side, path))
+                devices.enter_context(_device(self.namespace(side), side, self._hop, path))
                 for path in range(len(self._paths))
                 for side in SIDES
             ]
@@ -168,6 +179,8 @@ class TunLink:
 
     def namespace(self, side: Side) -> str:
         """The name of a side's namespace."""
+        if side == "client" and self._behind is not None:
+            return self._behind.namespace("server")
         return f"{self._name}-{side}"
 
     def command(self, side: Side, argv: Sequence[str]) -> list[str]:
@@ -258,7 +271,7 @@ class TunLink:
             # may only be one that unprivileged users are allowed (net.ipv4.tcp_allowed_congestion_control), which
             # is for the machine to say.
             choice = "" if name is None else f" congctl {name}"
-            routes = [route for path in range(len(self._paths)) for route in _routes(path, side)]
+            routes = [route for path in range(len(self._paths)) for route in _routes(self._hop, path, side)]
             lines = [f"route replace {route}{choice}\n" for route in routes]
             _ip("-n", self.namespace(side), "-batch", "-", batch="".join(lines))
 
@@ -363,21 +376,26 @@ def _birth(pid: int) -> int | None:
         return None
 
 
-def _address(path: int, side: Side) -> str:
-    return f"10.98.{path}.{1 + SIDES.index(side)}"
+def _address(hop: int, path: int, side: Side) -> str:
+    return f"10.{98 + hop}.{path}.{1 + SIDES.index(side)}"
 
 
-def _routes(path: int, side: Side) -> list[str]:
+def _name(hop: int, path: int) -> str:
+    """Of a path's devices. A namespace in the middle of a chain has those of two links."""
+    return f"path{path}" if hop == 0 else f"hop{hop}path{path}"
+
+
+def _routes(hop: int, path: int, side: Side) -> list[str]:
     """A side's routes over a path: to the other end, and for the client from its own address to any of the server's."""
-    address, device = _address(path, side), f"path{path}"
-    routes = [f"10.98.{path}.0/30 dev {device} src {address}"]
+    address, device, network = _address(hop, path, side), _name(hop, path), f"10.{98 + hop}"
+    routes = [f"{network}.{path}.0/30 dev {device} src {address}"]
     if side == "client":
-        routes.append(f"10.98.0.0/16 dev {device} src {address} table {_table(path)}")
+        routes.append(f"{network}.0.0/16 dev {device} src {address} table {_table(hop, path)}")
     return routes
 
 
-def _table(path: int) -> int:
-    return 100 + path
+def _table(hop: int, path: int) -> int:
+    return 100 + MAX_PATHS * hop + path
 
 
 def _ip(*arguments: str, batch: str = "") -> str:
@@ -444,9 +462,9 @@ def _device_made() -> Iterator[_Device]:
 
 
 @contextlib.contextmanager
-def _device(namespace: str, side: Side, path: int) -> Iterator[_Device]:
-    """One end of a path: a device `path<N>` in a namespace, up, with its address and routes."""
-    address, name = _address(path, side), f"path{path}"
+def _device(namespace: str, side: Side, hop: int, path: int) -> Iterator[_Device]:
+    """One end of a path: a device in a namespace, up, with its address and routes."""
+    address, name = _address(hop, path, side), _name(hop, path)
     with _device_made() as device:
         _ip("link", "set", device.name, "netns", namespace, "name", name)
         lines = [
@@ -454,10 +472,10 @@ def _device(namespace: str, side: Side, path: int) -> Iterator[_Device]:
             f"link set {name} addrgenmode none",  # else IPv6 looks for routers, which counts as traffic
             f"link set {name} mtu {MTU} txqueuelen {TX_QUEUE_PACKETS} up",
             f"addr add {address}/30 dev {name} noprefixroute",
-            *(f"route add {route}" for route in _routes(path, side)),
+            *(f"route add {route}" for route in _routes(hop, path, side)),
         ]
         if side == "client":
-            lines.append(f"rule add from {address} table {_table(path)}")
+            lines.append(f"rule add from {address} table {_table(hop, path)}")
         _ip("-n", namespace, "-batch", "-", batch="\n".join(lines) + "\n")
         with _entered(namespace):
             # What namespaces inherit differs between machines. Saved metrics would carry one phase of a benchmark

@@ -187,6 +187,25 @@ def test_a_side_reaches_nothing_but_the_other(side: Side) -> None:
 
 
 @needs_a_link
+def test_links_make_a_chain_whose_middle_talks_to_both_ends() -> None:
+    with TunLink(LinkSpec(), LinkSpec()) as near, TunLink(LinkSpec(), LinkSpec(), behind=near) as far:
+        with (
+            udp(near, "client", near.client_address) as first,
+            udp(near, "server", near.server_address) as middle,
+            udp(far, "client", far.client_address) as out,
+            udp(far, "server", far.server_address) as last,
+        ):
+            first.sendto(b"to the middle", middle.getsockname())
+            assert middle.recv(20) == b"to the middle"
+            out.sendto(b"to the end", last.getsockname())
+            assert last.recvfrom(20) == (b"to the end", out.getsockname())
+        with near.inside("client"), pytest.raises(OSError, match="unreachable"):
+            socket.create_connection((far.server_address, 80), ANSWER_S)
+        assert (near.counts()[0].delivered, far.counts()[0].delivered) == (1, 1)
+        assert far.namespace("client") == near.namespace("server")
+
+
+@needs_a_link
 def test_commands_run_inside() -> None:
     say = "import os, socket; print([name for _, name in socket.if_nameindex()], os.environ['COLOUR'])"
     with TunLink(LinkSpec()) as link:
