@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -26,6 +27,9 @@ from edge.app import EdgeApp
 from edge.audits import Auditor
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode, Source
+from edge.policies.registration import Registration, register
+from edge.policies.routes import RivalPolicy
+from edge.policies.selection import open_rival, rule_of
 from edge.protocol import Limits, bounded, connections_for, raise_open_files
 from edge.rung import EdgeResult, Rung, check_rung
 from edge.state import StateFile
@@ -39,8 +43,9 @@ from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import Transports
-from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
 
@@ -70,6 +75,8 @@ class Loaded:
     useful_side: int
     """Pixels of a picture's shorter side of which the most demanding of these rungs makes use."""
     source: Source
+    registration: Registration | None = None
+    """What `infaas` knows of all variants."""
 
 
 def load_parts(config: EdgeConfig) -> Loaded:
@@ -83,18 +90,19 @@ def load_parts(config: EdgeConfig) -> Loaded:
     variant = manifest.variant(config.variant or manifest.ladder.default_edge)
     profile = load_profile(config.profile or models / config.task / "profile.json")
     site = None if config.certificates is None else load_site(config.certificates)
-    policy = Policy(profile, variant.name, manifest.best, alone=config.dc_url is None, site=site)
+    registration = None
+    if config.policy == "infaas":
+        registration = register(config, manifest, cache, lambda name: _load_warm(config, manifest, cache, name))
+    rule, alone = rule_of(config, registration), config.dc_url is None
+    policy = (
+        Policy(profile, variant.name, manifest.best, alone=alone, site=site)
+        if rule is None
+        else RivalPolicy(profile, variant.name, manifest.best, rule, alone=alone, site=site)
+    )
     measured = profile.rung(variant.name)
     if config.backend != "noop":
         check_rung(measured, manifest, f"profile of {config.task!r}")
-    backend = open_backend(
-        config.backend,
-        b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
-        variant.input,
-        manifest.classes,
-        providers=config.providers,
-        threads=1,
-    )
+    backend = _open(config, manifest, cache, variant)
     rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {name: profile.rung(name).fingerprint for name in asked}
@@ -103,7 +111,32 @@ def load_parts(config: EdgeConfig) -> Loaded:
         source = Source(site.data.name, site.data.sha256, site.as_of)
     inputs = [variant.input, *(member.input for name in asked for member in manifest.members(name))]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
-    return Loaded(rung, policy, load_labels(manifest, models), manifest.best, expected, useful_side, source)
+    labels = load_labels(manifest, models)
+    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, source, registration)
+
+
+def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant) -> Backend:
+    """A variant's backend, of verified bytes.
+
+    Raises:
+        ArtifactError, BackendError: if there is none.
+    """
+    return open_backend(
+        config.backend,
+        b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
+        variant.input,
+        manifest.classes,
+        providers=config.providers,
+        threads=1,
+    )
+
+
+def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Rung:
+    """A variant by itself, as the manifest has it, ready for its first picture."""
+    variant = manifest.variant(name)
+    backend = _open(config, manifest, cache, variant)
+    warm_up(backend)
+    return Rung(name, backend, variant.input, variant.temperature, Score.TOP1)
 
 
 async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
@@ -150,6 +183,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         certified=config.backend != "noop",
         expected=loaded.expected,
         source=loaded.source,
+        rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),
     )
 
 
@@ -218,6 +252,8 @@ async def serve(config: EdgeConfig) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201
+        if node.rival is not None:
+            print(f"policy: {node.rival.name}", flush=True)  # noqa: T201
         if lossy is not None:
             print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
         await serving

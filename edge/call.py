@@ -60,6 +60,10 @@ class Call:
         self.received = received
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
 
+    def answer(self) -> Coroutine[Any, Any, Answer]:
+        """The answer, as the node's policy finds it."""
+        return self.direct() if self.route.direct else self.cascade()
+
     async def cascade(self) -> Answer:
         """Ask the edge first."""
         if self._edge_is_too_busy():
@@ -316,7 +320,7 @@ class Call:
             id=random_hex(32),
             task=node.task,
             top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
-            model=node.rung.name,
+            model=edge.model,
             tier=Tier.EDGE,
             accuracy=node.promise(self.route, Tier.EDGE, void=self.watched.void, degraded=degraded),
             # `escalated` says that the datacenter was asked, even if its answer came too late to be used.

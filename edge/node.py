@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from edge.audits import Auditor
 from edge.call import Call
+from edge.policies.rival import Rival
 from edge.rung import EdgeResult, Looked, Rung
 from edge.streams import Kept, Streams
 from edge.uplink import Uplink
@@ -105,6 +106,7 @@ class EdgeNode:
         certified: bool = True,
         expected: Mapping[str, str],
         source: Source | None = None,
+        rival: Rival | None = None,
     ) -> None:
         """Make a node of loaded parts.
 
@@ -125,6 +127,7 @@ class EdgeNode:
             certified: whether the profile's certificates hold for the loaded edge model.
             expected: fingerprint of each datacenter rung that the certificates hold for.
             source: of the certificates.
+            rival: who decides in place of HawkVision's own way, by the routes of `policy`; closed with the node.
         """
         self.task = task
         self.labels = labels
@@ -142,6 +145,8 @@ class EdgeNode:
         self._certified = certified
         self._expected = expected
         self.source = source
+        self.rival = rival
+        self._calls = Call if rival is None else rival.calls
         self._matches: dict[str, bool] = {}  # by rung; empty before the datacenter has said what it serves
         for target in LISTED_TARGETS:  # what was found out before a restart counts from the first answer on
             self.watched(policy.route(target), None)
@@ -200,7 +205,7 @@ class EdgeNode:
         try:
             if call.hopeless:
                 raise call.missed()
-            answer = await (call.direct() if call.route.direct else call.cascade())
+            answer = await call.answer()
         except DeadlineMissed:
             self.metrics.deadline_misses.labels(self.task).inc()
             raise
@@ -247,7 +252,7 @@ class EdgeNode:
         if header.pixels > self.max_pixels:
             raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self.max_pixels} in all")
         watched = self.watched(route, request.stream)
-        return Call(self, body, header, request, route, watched, started, trace, hang_up, received)
+        return self._calls(self, body, header, request, route, watched, started, trace, hang_up, received)
 
     async def at_edge(
         self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, temperature: float | None = None
@@ -263,7 +268,7 @@ class EdgeNode:
         )
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
-        return Looked(result, queue_ms)
+        return Looked(result, queue_ms, self.rung.name)
 
     def promise(self, route: Route, tier: Tier, *, void: bool, degraded: bool = False) -> AccuracyPromise:
         """The promise as it can be made with the models that are loaded and the traffic that comes.
@@ -349,4 +354,6 @@ class EdgeNode:
         if self.uplink:
             await self.uplink.close()
         self.rung.backend.close()
+        if self.rival is not None:
+            await self.rival.close()
         await self.streams.close()

@@ -108,6 +108,7 @@ def _targets() -> dict[str, Any]:
     return _object(
         {
             "task": text,
+            "policy": text | {"description": "Who decides: `hawkvision`, or a rival that it is compared with."},
             "edge": rung,
             "best": rung,
             "datacenter": _nullable(_object(datacenter)),

@@ -28,10 +28,11 @@ class EdgeResult:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """An edge result and how long the picture waited for a worker."""
+    """An edge result, how long the picture waited for a worker, and which model it is of."""
 
     result: EdgeResult
     queue_ms: float
+    model: str
 
 
 @dataclass(frozen=True, slots=True)

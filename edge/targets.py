@@ -22,6 +22,7 @@ def describe_targets(node: EdgeNode) -> dict[str, Any]:
     policy = node.policy
     return {
         "task": node.task,
+        "policy": "hawkvision" if node.rival is None else node.rival.name,
         "edge": {"variant": node.rung.name, "accuracy": _accuracy(policy.edge_accuracy)},
         "best": {"variant": node.best, "accuracy": _accuracy(policy.best_accuracy)},
         "datacenter": None if node.uplink is None else _datacenter(node.uplink),

@@ -28,6 +28,7 @@ Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
+PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
 
 
 class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,6 +80,13 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
     """Share of accepted answers that the best rung checks in the background; 0 for none, and then a promise is only
     as good as its certificate."""
+    policy: PolicyName = "hawkvision"
+    """Who decides where a picture is answered. All but the first are other systems' ways, to be compared with, and
+    promise nothing (`edge/POLICIES.md`)."""
+    static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    """The score from which `static` believes the edge; None takes that of the profile's `balanced`."""
+    resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
+    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; None: 16, three quantised networks of 5 MB."""
 
 
 class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -153,6 +161,8 @@ def load_config(
         _check_origin(f"{section}.dc_url", config.dc_url)
     if isinstance(config, EdgeConfig) and config.dc_transport != "tcp" and config.dc_url is None:
         raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
+    if isinstance(config, EdgeConfig):
+        _check_policy(config)
     if (config.lossy_certificate is None) != (config.lossy_key is None):
         raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
     if config.api_key is None and not is_loopback(config.host):
@@ -220,10 +230,36 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
+    _check_choices(kind, values, where)
     try:
         return msgspec.convert(values, kind, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
+    """Say what there is to choose from; msgspec says only that it is none of these.
+
+    Raises:
+        ConfigError: naming the key, what it can be and what it was.
+    """
+    for key, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
+            choices = ", ".join(typing.get_args(hint))
+            raise ConfigError(f"{where}: {key}: expected one of {choices}, got {values[key]!r}")
+
+
+def _check_policy(config: EdgeConfig) -> None:
+    """Refuse settings that contradict the policy: a comparison must not run on others than its command line says.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if config.policy in ("all-dc", "static", "split") and config.dc_url is None:
+        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.dc_url to send to")
+    for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
+        if getattr(config, key) is not None and config.policy != policy:
+            raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
 
 
 def _path(kind: type, value: object) -> Path:

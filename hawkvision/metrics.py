@@ -90,6 +90,7 @@ class EdgeMetrics:
         self.state_failures = counter(
             "state_failures", "Controller states that could not be read, written or kept", "task", "operation"
         )
+        self.model_loads = counter("model_loads", "Variants loaded while running, on demand", "task", "variant")
         self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
         self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")

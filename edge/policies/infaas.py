@@ -1,0 +1,202 @@
+"""INFaaS on an edge node: the cheapest variant whose registered accuracy and latency do, loaded on demand.
+
+After Romero, Li, Yadwadkar and Kozyrakis, "INFaaS: Automated Model-less Inference Serving", USENIX ATC 2021, and its
+published source (`queryfe_server.cc`, the search by accuracy and latency). The node is one worker, for every variant
+whose file is built here; the datacenter is another, which runs the ladder's best rung. `edge/POLICIES.md` says what is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from edge.call import Call
+from edge.policies.registration import Registration
+from edge.policies.residency import Residency
+from edge.policies.rival import PatientCall
+from edge.policies.routes import DIGITS, Registered
+from edge.rung import EdgeResult, Looked, Rung
+from edge.uplink import Uplink
+from edge.workers import WorkerPool
+from hawkvision.cascade.policy import ANSWER_MARGIN_MS
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.types import Answer, OnMiss, Reason
+
+GAIN: Final = 0.1
+"""Weight of the newest picture, or load, in a smoothed time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One variant, where it would run, and how long that would take just now."""
+
+    name: str
+    accuracy: float
+    """As registered."""
+    latency_ms: float
+    """Without any waiting; of the datacenter, the smoothed round trip."""
+    wait_ms: float = 0.0
+    """Before it could begin: loads and the queue; of the datacenter, what it may take beyond the smoothed time."""
+    resident: bool = True
+    local: bool = True
+
+    @property
+    def total_ms(self) -> float:
+        """From now to the answer."""
+        return self.latency_ms + self.wait_ms
+
+
+def choose(options: Iterable[Option], required: float, slack_ms: float | None) -> Option:
+    """The variant that answers, of at least one.
+
+    Accuracy comes before latency, as in the source. Among those that meet both, a variant that would have to be loaded
+    gives way to one on the same worker that is resident, and then the fastest is the cheapest. If none is in time, the
+    one that is done soonest; if none is accurate enough, the most accurate.
+
+    Args:
+        options: what there is to choose from.
+        required: registered accuracy, 0..1.
+        slack_ms: time left; None without a deadline.
+    """
+    known = list(options)
+    accurate = [each for each in known if round(each.accuracy, DIGITS) >= required]
+    if not accurate:
+        return max(known, key=lambda each: (each.accuracy, -each.total_ms))
+    in_time = [each for each in accurate if slack_ms is None or each.total_ms <= slack_ms]
+    if not in_time:
+        return min(accurate, key=lambda each: each.total_ms)
+    here = [each for each in in_time if each.local]
+    resident = [each for each in here if each.resident]
+    elsewhere = [each for each in in_time if not each.local]
+    return min((resident or here) + elsewhere, key=lambda each: each.latency_ms)
+
+
+class Worker:
+    """The node's own variants: which are resident, and how long each takes. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        task: str,
+        registration: Registration,
+        accuracies: Registered,
+        first: Rung,
+        waiting_limit: int,
+        metrics: EdgeMetrics,
+    ) -> None:
+        """Start with one variant resident.
+
+        Args:
+            task: for metrics.
+            registration: what is known of the variants.
+            accuracies: what targets ask for.
+            first: the variant that is loaded already.
+            waiting_limit: requests that may wait for models to be loaded.
+            metrics: where to count.
+        """
+        self.accuracies = accuracies
+        self._registration = registration
+        self._task = task
+        self._metrics = metrics
+        variants = registration.variants
+        self._load_ms = {name: each.load_ms for name, each in variants.items()}
+        self._serve_ms = {name: each.infer_ms for name, each in variants.items()}
+        sizes = {name: each.size for name, each in variants.items()}
+        self.residency = Residency(registration.load, sizes, registration.limit, first, waiting_limit, self._loaded)
+
+    def options(self, queue_ms: float) -> list[Option]:
+        """The node's own, with the wait for a worker thread and for loads."""
+        coming = self.residency.coming
+        loaded = frozenset(self.residency.loaded)
+        loading_ms = sum(self._load_ms[name] for name in coming)
+        return [
+            Option(
+                name,
+                each.accuracy,
+                self._serve_ms[name],
+                wait_ms=queue_ms + self._until_loaded_ms(name, name in loaded, name in coming, loading_ms),
+                resident=name in loaded,
+            )
+            for name, each in self._registration.variants.items()
+        ]
+
+    def elsewhere(self, uplink: Uplink | None) -> list[Option]:
+        """The datacenter, if it can be reached."""
+        predicted_ms = None if uplink is None else uplink.predict_ms()
+        if uplink is None or predicted_ms is None:
+            return []
+        best = self._registration.best
+        mean_ms = uplink.mean_ms(best)
+        wait_ms = max(0.0, predicted_ms - mean_ms)
+        return [Option(best, self._registration.best_accuracy, mean_ms, wait_ms, local=False)]
+
+    def accuracy(self, name: str) -> float:
+        """As registered, of one of the node's own variants."""
+        return self._registration.variants[name].accuracy
+
+    async def look(self, name: str, call: Call) -> Looked:
+        """What a variant says of a request's picture, loaded first if need be; that wait counts as the queue's.
+
+        Raises:
+            Overloaded: if the queue, or the line for loads, is full.
+            RequestError: if the picture is broken.
+        """
+        node = call.node
+        pool: WorkerPool[EdgeResult] = node.pool
+        asked = node.clock.now()
+        async with self.residency.held(name) as rung:
+            waited_ms = (node.clock.now() - asked) * 1e3
+            result, queue_ms = await pool.submit(
+                lambda: rung.look(call.body, call.header, call.request.top_k, node.max_pixels, node.clock),
+                call.deadline,
+            )
+        self._serve_ms[name] += GAIN * (result.decode_ms + result.infer_ms - self._serve_ms[name])
+        self._metrics.queue_duration.labels(self._task).observe((waited_ms + queue_ms) * 1e-3)
+        self._metrics.inference_duration.labels(self._task, name).observe(result.infer_ms * 1e-3)
+        return Looked(result, waited_ms + queue_ms, name)
+
+    async def close(self) -> None:
+        """Unload everything."""
+        await self.residency.close()
+
+    def _until_loaded_ms(self, name: str, loaded: bool, coming: bool, loading_ms: float) -> float:
+        if loaded:
+            return 0.0
+        return loading_ms if coming else loading_ms + self._load_ms[name]
+
+    def _loaded(self, name: str, load_ms: float) -> None:
+        self._load_ms[name] += GAIN * (load_ms - self._load_ms[name])
+        self._metrics.model_loads.labels(self._task, name).inc()
+
+
+class InfaasCall(PatientCall):
+    """One request, answered by the variant that is chosen when it comes."""
+
+    def __init__(self, worker: Worker, *request: Any) -> None:
+        super().__init__(*request)
+        self._worker = worker
+
+    async def answer(self) -> Answer:
+        """See `Call.answer`. Where the datacenter fails, the node's best choice answers in its place."""
+        self.request = replace(self.request, on_miss=OnMiss.WAIT)
+        worker, node = self._worker, self.node
+        chosen = self._choose(worker.elsewhere(node.uplink))
+        reason: Reason | None = None
+        if not chosen.local:
+            reason = Reason.TARGET
+            escalated = await self._escalate(reason, None)
+            if escalated is not None:
+                return self._from_dc(escalated, reason, None)
+            chosen = self._choose([])
+        edge = await worker.look(chosen.name, self)
+        short = worker.accuracies.missed_by(worker.accuracy(chosen.name), self.request.target)
+        return self._from_edge(edge, degraded=short, reason=reason)
+
+    def _choose(self, elsewhere: list[Option]) -> Option:
+        slack_ms = self.slack_ms()
+        return choose(
+            self._worker.options(self.node.pool.predicted_wait_ms()) + elsewhere,
+            self._worker.accuracies.required(self.request.target),
+            None if slack_ms is None else slack_ms - ANSWER_MARGIN_MS,
+        )

@@ -1,0 +1,130 @@
+"""What INFaaS knows of the variants before anybody asks: registered accuracy, size, and times measured on this machine.
+
+The paper's profiler measures each variant when it is registered; here that is when the node starts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edge.policies.routes import Registered, Rule, to_best, to_edge
+from edge.rung import Rung
+from hawkvision.cascade.policy import Policy
+from hawkvision.config import EdgeConfig
+from hawkvision.errors import ConfigError, ManifestError
+from hawkvision.manifest import Manifest, MeasuredAccuracy, artifact_path
+from hawkvision.vision.backend import Backend
+
+RESIDENT_MEMORY_MB: Final = 16.0
+"""Room for three quantised networks of 5 MB beside one another: more models than HawkVision keeps at the edge."""
+PROFILE_RUNS: Final = 5
+"""Inferences that a variant is profiled with; their median counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """One variant as it was registered."""
+
+    accuracy: float
+    size: int
+    """Bytes of the model file, which stand for the memory it takes."""
+    infer_ms: float
+    load_ms: float
+    """To read, verify, open and warm it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """All variants that the node can run, and the datacenter's best rung."""
+
+    variants: Mapping[str, Profiled]
+    edge: str
+    """The variant that is loaded at the start."""
+    best: str
+    best_accuracy: float
+    limit: int
+    """Bytes that may be resident."""
+    load: Callable[[str], Rung]
+    """Gives a variant ready to be used; called on a thread."""
+
+    def accuracies(self, policy: Policy) -> Registered:
+        """What targets ask for, in registered accuracies."""
+        return Registered(self.variants[self.edge].accuracy, self.best_accuracy, policy.certificate.max_drop)
+
+    def rule(self, policy: Policy) -> Rule:
+        """Where targets go as long as everybody is in time, which is what `/v1/targets` shows."""
+        accuracies = self.accuracies(policy)
+        reached = max(each.accuracy for each in self.variants.values())
+        missed = accuracies.missed_by
+        return lambda target: (
+            to_best(target, short=missed(self.best_accuracy, target)) if missed(reached, target) else to_edge(target)
+        )
+
+
+def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable[[str], Rung]) -> Registration:
+    """Load each variant that fits once, and measure it. Blocks for some tenths of a second per variant.
+
+    Accuracies are the manifest's: it has one for every variant, all measured on the same pictures, whereas the profile
+    has those of the ladder alone, measured on a part of them.
+
+    Args:
+        config: task, backend, variant and memory.
+        manifest: of the task.
+        cache: where the built files lie; variants without one are left out.
+        load: gives a variant ready to be used.
+
+    Raises:
+        ConfigError: if the variant to begin with does not fit.
+        ManifestError: if no accuracy of it, or of the best rung, is registered.
+        ArtifactError, BackendError: if one cannot be loaded.
+    """
+    edge = config.variant or manifest.ladder.default_edge
+    limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
+    committee = manifest.committee(manifest.best)
+    best = (committee or manifest.variant(manifest.best)).accuracy
+    registered = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
+    if best is None or edge not in registered:
+        raise ManifestError(
+            f"task {manifest.task!r}: policy 'infaas' needs registered accuracies of {edge} and "
+            f"{manifest.best}; the manifest lacks one of them"
+        )
+    sizes = {name: size for name in registered if (size := _size(config, manifest, cache, name)) is not None}
+    if sizes.get(edge, 0) > limit:
+        raise ConfigError(
+            f"edge.resident_memory_mb = {limit / 1e6:g} holds not even {edge}, which has {sizes[edge] / 1e6:.2f} MB"
+        )
+    variants = {name: _profile(name, registered[name], size, load) for name, size in sizes.items() if size <= limit}
+    return Registration(variants, edge, manifest.best, best.value, limit, load)
+
+
+def warm(backend: Backend) -> None:
+    """Run a blank picture, so that the first caller does not pay for lazy allocation."""
+    backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
+
+
+def _size(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> int | None:
+    """Bytes of a variant's file; None if it is not built. For the no-op backend, which reads none, the manifest's."""
+    if config.backend == "noop":
+        return manifest.variant(name).bytes
+    path = artifact_path(cache, manifest.task, name)
+    return path.stat().st_size if path.is_file() else None
+
+
+def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[str], Rung]) -> Profiled:
+    started = time.monotonic()
+    backend = load(name).backend
+    load_ms = (time.monotonic() - started) * 1e3
+    times_ms: list[float] = []
+    for _ in range(PROFILE_RUNS):
+        started = time.monotonic()
+        warm(backend)
+        times_ms.append((time.monotonic() - started) * 1e3)
+    backend.close()
+    return Profiled(accuracy.value, size, statistics.median(times_ms), load_ms)

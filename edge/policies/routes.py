@@ -1,0 +1,142 @@
+"""What a target means to rivals whose decision is a route: a pure function of the target and of registered accuracies.
+
+Nothing here is certified, so all promises are `best_effort`. A route is `short` where the model it names is registered
+with less than the target asks for, and its answers then say that they are degraded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.profile import Pair, Profile, SiteCertificates, threshold_value
+from hawkvision.types import (
+    WHOLE,
+    AccuracyPromise,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    PromiseStatus,
+    Quality,
+    Received,
+    Target,
+)
+
+DIGITS = 9
+"""Accuracies are compared to so many: a drop of 0.02 below 0.88 must not miss 0.86 by a rounding error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The accuracies that a rival goes by, and what `balanced` gives up against the best of them."""
+
+    edge: float
+    best: float
+    balanced_drop: float
+
+    def required(self, target: Target) -> float:
+        """The registered accuracy that a target asks for.
+
+        `fast` asks for the edge rung's, as it does of HawkVision. A confidence is read as an accuracy: systems that
+        know models by their averages can promise no more of one answer.
+        """
+        match target:
+            case MinAccuracy(value) | MinConfidence(value):
+                asked = value
+            case MaxAccuracyDrop(value):
+                asked = self.best - value
+            case Quality.FAST:
+                asked = self.edge
+            case Quality.BALANCED:
+                asked = self.best - self.balanced_drop
+            case Quality.BEST:
+                asked = self.best
+        return round(asked, DIGITS)
+
+    def missed_by(self, accuracy: float, target: Target) -> bool:
+        """Whether a model registered with this accuracy falls short of the target."""
+        return round(accuracy, DIGITS) < self.required(target)
+
+
+Rule = Callable[[Target], Route]
+
+
+class RivalPolicy(Policy):
+    """A policy whose routes a rival's rule makes; accuracies, and what is refused as unreachable, stay the profile's.
+
+    Pictures that lost something on their way are routed as if they were whole.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        edge: str,
+        best: str,
+        rule: Callable[[Policy], Rule],
+        *,
+        alone: bool = False,
+        site: SiteCertificates | None = None,
+    ) -> None:
+        """See `Policy`; `rule` is made from what the ladder would be to HawkVision."""
+        super().__init__(profile, edge, best, alone=alone, site=site)
+        self._rule = rule(self)
+
+    def route(self, target: Target, received: Received = WHOLE) -> Route:  # noqa: ARG002  whatever came of it
+        """See `Policy.route`."""
+        if isinstance(target, MinAccuracy):
+            self._check_reachable(target.value)
+        return self._rule(target)
+
+
+def registered(policy: Policy) -> Registered:
+    """A pair's accuracies as its profile has them."""
+    return Registered(policy.edge_accuracy.value, policy.best_accuracy.value, policy.certificate.max_drop)
+
+
+def all_dc(_: Policy) -> Rule:
+    """Every picture to the best rung."""
+    return to_best
+
+
+def all_edge(policy: Policy) -> Rule:
+    """Every picture to the edge rung."""
+    accuracies = registered(policy)
+    return lambda target: to_edge(target, short=accuracies.missed_by(accuracies.edge, target))
+
+
+def split(policy: Policy) -> Rule:
+    """To the edge what its registered accuracy meets, all else to the best rung; nobody looks at a picture first."""
+    accuracies = registered(policy)
+    return lambda target: to_best(target) if accuracies.missed_by(accuracies.edge, target) else to_edge(target)
+
+
+def static(policy: Policy, threshold: float | None) -> Rule:
+    """One threshold for all targets; None takes that of `balanced`."""
+    bar = threshold_value(policy.certificate.threshold) if threshold is None else threshold
+    escalation = expected_escalation(policy.pair, bar)
+    return lambda target: Route(bar, unpromised(target), escalation, to_best=escalation)
+
+
+def expected_escalation(pair: Pair, threshold: float) -> float:
+    """Share of pictures with scores below a threshold, 0..1, from those that were tried; rounded up to the next."""
+    if threshold == -math.inf:
+        return 0.0
+    return next((p.escalation for p in reversed(pair.path) if threshold_value(p.threshold) >= threshold), 1.0)
+
+
+def to_best(target: Target, *, short: bool = False) -> Route:
+    """Straight to the best rung."""
+    return Route(math.inf, unpromised(target), 1.0, short=short)
+
+
+def to_edge(target: Target, *, short: bool = False) -> Route:
+    """Answered at the edge, whatever it says."""
+    return Route(-math.inf, unpromised(target), 0.0, to_best=0.0, short=short)
+
+
+def unpromised(target: Target) -> AccuracyPromise:
+    """What is promised without a certificate: to try."""
+    return AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)

@@ -1,0 +1,46 @@
+"""From the setting `policy` to a node's routes and to who carries its requests out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from edge.policies import routes
+from edge.policies.infaas import InfaasCall, Worker
+from edge.policies.registration import Registration
+from edge.policies.rival import PatientCall, Rival
+from edge.policies.routes import Rule
+from edge.rung import Rung
+from hawkvision.cascade.policy import Policy
+from hawkvision.config import EdgeConfig
+from hawkvision.metrics import EdgeMetrics
+
+
+def rule_of(config: EdgeConfig, registration: Registration | None) -> Callable[[Policy], Rule] | None:
+    """How a rival's routes are made; None for HawkVision, whose routes are certificates."""
+    match config.policy:
+        case "hawkvision":
+            return None
+        case "all-dc":
+            return routes.all_dc
+        case "all-edge":
+            return routes.all_edge
+        case "split":
+            return routes.split
+        case "static":
+            return partial(routes.static, threshold=config.static_threshold)
+        case "infaas":
+            assert registration is not None, "its variants are registered before anything is routed"
+            return registration.rule
+
+
+def open_rival(
+    config: EdgeConfig, registration: Registration | None, policy: Policy, rung: Rung, metrics: EdgeMetrics
+) -> Rival | None:
+    """A rival's part of a node on this event loop, with the edge rung loaded; None for HawkVision."""
+    if config.policy == "hawkvision":
+        return None
+    if registration is None:
+        return Rival(config.policy, PatientCall)
+    worker = Worker(config.task, registration, registration.accuracies(policy), rung, config.queue_limit, metrics)
+    return Rival(config.policy, partial(InfaasCall, worker), worker.close)
