@@ -218,6 +218,28 @@ class AsyncClient:
             return Health(ready=False)
         return Health(ready=True, task=body.get("task"), variant=body.get("variant"))
 
+    async def connect(self) -> None:
+        """Connect now, so that the first picture pays for no handshake.
+
+        Raises:
+            Unreachable: if nothing answers.
+            HawkVisionError: what the node says against it.
+        """
+        if not self._lossy:
+            await self.health()
+            return
+        from hawkvision.transport.udp import ConnectionLost
+
+        try:
+            await self._open_link().probe(self._timeout_s)
+        except ConnectionLost as error:
+            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of datagrams sent so far; 0 over HTTP."""
+        return 0 if self._link is None else self._link.sent_bytes
+
     async def close(self) -> None:
         """Close the connections. Closing twice does no harm."""
         self._closed = True

@@ -257,6 +257,7 @@ class LossyLink:
         self._planner = Planner()
         self._plan: Plan | None = None
         self._offer: LossyOffer | None = None
+        self._sent_before = 0
         self._current: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
@@ -336,6 +337,11 @@ class LossyLink:
         return LinkView(
             True, loss.ratio, loss.burst, loss.known, client.rtt_s(), self._plan, loss.outcomes, client.silent_s()
         )
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of datagrams sent so far, over all connections."""
+        return self._sent_before + (0 if self._current is None else self._current.client.sent_bytes)
 
     async def close(self) -> None:
         """End the connection; whoever still waits is told so. Closing twice does no harm."""
@@ -428,6 +434,7 @@ class LossyLink:
         self._pause_s, self._offer = 0.0, offer
         old, self._current = self._current, _Connection(client)
         if old is not None:
+            self._sent_before += old.client.sent_bytes
             await old.client.close()
 
     async def _watched(

@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from hawkvision.errors import HawkVisionError
-from loadgen import evaluate
+
+COMMANDS: Final = {
+    "run": "loadgen.run",
+    "evaluate": "loadgen.evaluate",
+    "compare": "loadgen.compare",
+}
+"""Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for an error that was explained, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m loadgen", description="Test a deployment from outside.")
+def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> int:
+    """Run one command; the exit status is the command's, 1 for an error that was explained, 2 for a wrong command line.
+
+    Only the command that is asked for is loaded: some need extras that others do without.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog=prog, description="Test a deployment from outside.")
     commands = parser.add_subparsers(dest="command", required=True)
-    evaluate.add_arguments(commands.add_parser("evaluate", help=evaluate.SUMMARY, description=evaluate.SUMMARY))
+    asked = words[0] if words else ""
+    for name, module in COMMANDS.items():
+        if asked in COMMANDS and asked != name:
+            continue
+        loaded = importlib.import_module(module)
+        loaded.add_arguments(commands.add_parser(name, help=loaded.SUMMARY, description=loaded.SUMMARY))
+    given = parser.parse_args(words)
     try:
-        asyncio.run(evaluate.run(parser.parse_args(argv)))
+        status = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
     except HawkVisionError as error:
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(f"error: {error}{where}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return status or 0
 
 
 if __name__ == "__main__":

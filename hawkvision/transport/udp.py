@@ -558,6 +558,8 @@ class LossyClient:
         """Why the connection ended."""
         self.unauthorized = False
         self.useful_side = 65535
+        self.sent_bytes = 0
+        """Of UDP payloads, QUIC's included."""
 
     @classmethod
     async def connect(
@@ -764,6 +766,7 @@ class LossyClient:
             if paths[self._quic_socket].dead(now):
                 self._quic_socket = self._sender.channel.best(now).number
         if not self._sockets[self._quic_socket].transport.is_closing():
+            self.sent_bytes += len(data)
             self._sockets[self._quic_socket].transport.sendto(data)
 
     def _follow(self, now: float) -> None:
@@ -802,6 +805,7 @@ class LossyClient:
             return
         now = monotonic()
         for path, datagram in self._sender.poll(now):
+            self.sent_bytes += len(datagram)
             _send(self._sockets[path].transport, datagram)
         self._follow(now)
         if self._sender.channel.worn_out:

@@ -1,0 +1,162 @@
+"""`python -m loadgen.noise`: a server that does nothing, and what the generator measures against it.
+
+Everything that a load test says of a server contains the generator's own share, and that of the machine and of
+loopback. So before a run the same processes send the same pictures to a server that only receives them and answers the
+same always: P50 and P99 are the least that this generator can measure, and its highest rate the most that it can offer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+import sys
+from typing import Final, cast
+
+import msgspec
+import numpy as np
+import uvloop
+
+from hawkvision.client import CLASSIFY_PATH
+from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.process import running
+from hawkvision.transport.control import VERSION
+from hawkvision.transport.identity import own_identity
+from hawkvision.transport.receiver import Status
+from hawkvision.transport.udp import Incoming, LossyServer
+from loadgen.arrivals import Poisson
+from loadgen.engine import Job
+from loadgen.processes import Crew
+from loadgen.record import NoiseFloor
+
+LEAST_RATE: Final = 100.0
+"""Requests per second at least: a P99 needs some hundred."""
+FLOOR_S: Final = 4.0
+CEILING_S: Final = 2.0
+SKIPPED_S: Final = 0.5
+"""At the beginning of both, for connections and caches."""
+CALLERS: Final = 16
+"""Per process, for the highest rate."""
+MOST_SHARE: Final = 0.5
+"""Of the highest rate, at which the floor is measured at most: near it the generator queues behind itself."""
+MAX_HEAD_BYTES: Final = 64 * 1024
+
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,18})\r\n", re.IGNORECASE)
+ANSWER: Final = msgspec.json.encode(
+    {
+        "id": "0", "task": "nothing", "label": "nothing", "index": 0, "confidence": 1.0,
+        "top_k": [{"label": "nothing", "index": 0, "confidence": 1.0}],
+        "model": "nothing", "tier": "edge", "escalated": False, "reason": None, "degraded": False,
+        "received_fraction": 1.0,
+        "accuracy": {"target": {"quality": "fast"}, "status": "best_effort", "basis": "profile"},
+        "deadline_met": None, "timing_ms": {},
+    }
+)  # fmt: skip
+OIP_ANSWER: Final = msgspec.json.encode(
+    {
+        "model_name": "nothing",
+        "outputs": [{"name": "index", "datatype": "INT64", "shape": [1], "data": [0]}],
+    }
+)
+
+
+async def measure(crew: Crew, job: Job, rate: float | None) -> NoiseFloor:
+    """What this crew measures where there is nothing to measure.
+
+    Args:
+        crew: loaded with the pictures of the run.
+        job: of the run: its server's protocol, its classes, its plan.
+        rate: of the run; None for a closed loop, whose callers the floor is measured with.
+    """
+    with running("loadgen.noise", title="the null server") as null:
+        server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)
+        job = msgspec.structs.replace(job, server=server)
+        ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * crew.size, duration_s=CEILING_S)
+        done = [each for each in await crew.run(ceiling) if each.answered and each.sent_s >= SKIPPED_S]
+        max_rate = len(done) / (CEILING_S - SKIPPED_S)
+        floor = msgspec.structs.replace(job, duration_s=FLOOR_S)
+        if rate is not None:
+            offered = min(max(rate, LEAST_RATE), max(1.0, MOST_SHARE * max_rate))
+            due = Poisson(offered).due_times(FLOOR_S, seed=0)
+            picked = np.arange(len(due)) % len(job.target)
+            floor = msgspec.structs.replace(
+                floor,
+                due=due.tolist(),
+                target=np.array(job.target)[picked].tolist(),
+                picture=np.array(job.picture)[picked].tolist(),
+            )
+        outcomes = await crew.run(floor)
+    latencies = [each.latency_s * 1e3 for each in outcomes if each.answered and each.due_s >= SKIPPED_S]
+    p50, p99 = np.percentile(latencies or [np.inf], (50, 99))
+    return NoiseFloor(float(p50), float(p99), max_rate)
+
+
+class Null(asyncio.Protocol):
+    """One connection: reads requests to their end, and answers each the same."""
+
+    def __init__(self, offer: bytes) -> None:
+        self._offer = offer
+        self._head = b""
+        self._left = 0
+        """Bytes of the body that are still to come."""
+        self._reply = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are alike, but no subclass
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        while data:
+            if self._left:
+                taken = min(self._left, len(data))
+                self._left -= taken
+                data = data[taken:]
+            else:
+                head = self._head + data
+                end = head.find(b"\r\n\r\n")
+                if end < 0:
+                    self._head = head
+                    if len(head) > MAX_HEAD_BYTES:
+                        self._transport.abort()
+                    return
+                self._begin(head[: end + 2])
+                self._head, data = b"", head[end + 4 :]
+            if not self._left:
+                self._transport.write(self._reply)
+
+    def _begin(self, head: bytes) -> None:
+        length = _LENGTH.search(head)
+        self._left = int(length[1]) if length else 0
+        path = head.partition(b" ")[2].partition(b" ")[0]
+        body = OIP_ANSWER if path.endswith(b"/infer") else self._offer if path == TRANSPORT_PATH.encode() else ANSWER
+        self._reply = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+            len(body),
+            body,
+        )
+
+
+async def _nothing(incoming: Incoming) -> tuple[Status, bytes]:  # noqa: ARG001 - what arrived does not matter
+    return Status.OK, ANSWER
+
+
+async def serve() -> None:
+    """Serve on loopback, over HTTP and datagrams, until cancelled."""
+    identity = own_identity(datetime.datetime.now(datetime.UTC))
+    datagrams = await LossyServer.start("127.0.0.1", 0, identity, _nothing)
+    offer = msgspec.json.encode(Transports(LossyOffer(datagrams.port, identity.pem, identity.name, VERSION)))
+    server = await asyncio.get_running_loop().create_server(lambda: Null(offer), "127.0.0.1", 0)
+    print(f"ready: http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)  # noqa: T201
+    await server.serve_forever()
+
+
+def main() -> int:
+    """Be the null server."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""`python -m loadgen run`: one load test, from the schedule to the report.
+
+First the generator is tested against nothing (`noise`), then, if asked, every picture is shown to the best rung
+(`--reference`), then the schedule runs. Ctrl-C stops sending, waits a few seconds for answers, and everything is
+written all the same; a second Ctrl-C ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hawkvision.client import AsyncClient
+from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.types import Quality
+from loadgen import noise, setup
+from loadgen.arrivals import Arrivals, Closed, parse
+from loadgen.engine import Job, Tally
+from loadgen.processes import Crew
+from loadgen.record import NoiseFloor, Origin, Outcome, Run, save
+from loadgen.setup import Setup
+from loadgen.steady import is_steady
+
+SUMMARY: Final = "Send a schedule of requests to a server and report what its users would see."
+REFERENCE_CALLERS: Final = 4
+REFERENCE_RETRY_S: Final = 10.0
+INTERRUPTED_STATUS: Final = 130
+
+Show = Callable[[Tally], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen run`."""
+    setup.add_arguments(parser)
+    parser.add_argument(
+        "--arrivals",
+        default="poisson:8",
+        help="poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], diurnal:RATE[,swing=0.8,period_s=…], "
+        "replay:FILE or closed:CALLERS; default: %(default)s",
+    )
+    parser.add_argument("--duration-s", type=float, default=60.0, help="of sending, warm-up included")
+    parser.add_argument("--warm-up-s", type=float, default=2.0, help="requests due earlier are not counted")
+    parser.add_argument("--name", default="", help="what reports call this run; default: the URL")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here")
+    parser.add_argument("--reference", action="store_true", help="first ask for every picture with quality=best")
+    parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Test as the options say; print, and write what is asked for. The status is 130 after an interrupt, else 0.
+
+    Raises:
+        HawkVisionError: for options that do not fit, or a server that cannot be connected to.
+    """
+    arrivals = parse(given.arrivals)
+    setup.positive("--duration-s", given.duration_s)
+    if not 0.0 <= given.warm_up_s < given.duration_s:
+        raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
+    for path in (given.json, given.html):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path}: no such folder: {path.parent}")
+    setup_ = setup.read_setup(given)
+    setup.check_callers(arrivals, setup_.processes)
+    started = setup.origin(setup_.seed)
+    job = setup_.job(arrivals, given.duration_s)
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    async with Crew(setup_.processes) as crew:
+        await crew.load(setup_.dataset)
+        floor = None if given.no_noise else await noise.measure(crew, job, _rate(arrivals))
+        if floor is not None:
+            console.print(
+                f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
+                f"at most {floor.max_rate:.0f} requests/s",
+                highlight=False,
+            )
+        reference = await ask_reference(setup_, job) if given.reference else None
+        outcomes, stopped_s = await _interruptible(crew, job)
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s)
+    _write(tested, given.json, given.html, console)
+    return 0 if stopped_s is None else INTERRUPTED_STATUS
+
+
+def assemble(
+    given: argparse.Namespace,
+    setup_: Setup,
+    started: Origin,
+    outcomes: list[Outcome],
+    floor: NoiseFloor | None,
+    reference: dict[int, bool] | None,
+    stopped_s: float | None,
+) -> Run:
+    """The record of a test; `stopped_s` after its start it was interrupted."""
+    duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
+    return Run(
+        name=given.name or given.url,
+        url=given.url,
+        protocol=given.protocol,
+        schedule=given.arrivals,
+        duration_s=duration_s,
+        warm_up_s=min(given.warm_up_s, duration_s),
+        deadline_ms=given.deadline_ms,
+        data=setup_.dataset.name,
+        labelled=setup_.dataset.labels is not None,
+        targets=setup_.classes,
+        outcomes=outcomes,
+        origin=started,
+        noise=floor,
+        steady=is_steady(outcomes, given.warm_up_s, duration_s),
+        interrupted=stopped_s is not None,
+        reference=reference,
+    )
+
+
+async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
+    """Whether the best rung is right about each picture that the job uses, asked once each over plain HTTP.
+
+    Raises:
+        ConfigError: if the pictures have no labels.
+        HawkVisionError: if a picture is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
+    """
+    dataset, server = setup_.dataset, setup_.server
+    if dataset.labels is None:
+        raise ConfigError("--reference: expected labelled pictures; --data has none")
+    used = sorted(set(job.picture))
+    right: dict[int, bool] = {}
+    waiting = iter(used)
+
+    async with AsyncClient(
+        server.url, api_key=server.api_key, connections=REFERENCE_CALLERS, retry_budget_s=REFERENCE_RETRY_S
+    ) as client:
+
+        async def caller() -> None:
+            for position in waiting:
+                answer = await client.classify(dataset.bodies[position], task=server.task, quality=Quality.BEST)
+                assert dataset.labels is not None
+                right[dataset.numbers[position]] = answer.index == dataset.labels[position]
+                show(Tally(len(right), len(right), 0))
+
+        with _bar("reference", len(used)) as show:
+            try:
+                async with asyncio.TaskGroup() as callers:
+                    for _ in range(REFERENCE_CALLERS):
+                        callers.create_task(caller())
+            except* HawkVisionError as group:
+                first = group.exceptions[0]
+                if isinstance(first, HawkVisionError):
+                    first.add_note("while asking for the reference, quality=best")
+                raise first from None
+    return right
+
+
+async def _interruptible(crew: Crew, job: Job) -> tuple[list[Outcome], float | None]:
+    """The outcomes, and when (since the start) an interrupt stopped the sending."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    began = loop.time()
+    stopped: list[float] = []
+
+    def interrupt() -> None:
+        stopped.append(loop.time() - began)
+        stop.set()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)  # the second one ends us at once
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, interrupt)
+    try:
+        with _bar("requests", len(job.due) or None) as show:
+            outcomes = await crew.run(job, stop=stop, show=show)
+    finally:
+        if not stopped:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
+    return outcomes, stopped[0] if stopped else None
+
+
+@contextmanager
+def _bar(title: str, total: int | None) -> Iterator[Show]:
+    """A progress bar, on a terminal; `total` None: nobody knows how many there will be."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, said="")
+
+        def show(tally: Tally) -> None:
+            said = f"{tally.sent - tally.done} in flight" + (f", {tally.failed} failed" if tally.failed else "")
+            bar.update(task, completed=tally.done, said=said)
+
+        yield show
+
+
+def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> None:
+    """Save first: whatever becomes of the rest, the record is there."""
+    from loadgen.summary import show, summarise
+
+    if record is not None:
+        save(tested, record)
+    show([summarise(tested)], console)
+    if page is not None:
+        from loadgen.report import write_html
+
+        write_html([tested], page)
+    for path in (record, page):
+        if path is not None:
+            console.print(f"written to {path}", highlight=False)
+
+
+def _rate(arrivals: Arrivals) -> float | None:
+    return None if isinstance(arrivals, Closed) else arrivals.rate
