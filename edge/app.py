@@ -1,8 +1,8 @@
 """The HTTP door: DESIGN §3 as an ASGI application.
 
-`POST /v1/classify` is the hot path and plain ASGI; everything else is Starlette. Whatever goes wrong leaves as
-`{"error", "code"}` with its status. Bounds: a body has at most `max_body_bytes` and must arrive within
-`BODY_TIMEOUT_S`; all bodies together at most `MAX_BUFFERED_BYTES`; waiting pictures at most `queue_limit`.
+`POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette. Whatever
+goes wrong leaves as `{"error", "code"}` with its status. Bounds: a body has at most `max_body_bytes` and must arrive
+within `BODY_TIMEOUT_S`; all bodies together at most `MAX_BUFFERED_BYTES`; waiting pictures at most `queue_limit`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import asyncio
 import functools
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Histogram
@@ -25,10 +25,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edge import openapi
+from edge import oip_door, openapi
 from edge.call import CallerGone
 from edge.fields import Source, parse_request, read_headers, read_query, read_request
 from edge.node import EdgeNode
+from edge.oip import encode_answers, parse_infer
 from edge.targets import describe_targets
 from hawkvision.clock import Clock
 from hawkvision.errors import (
@@ -47,7 +48,7 @@ from hawkvision.errors import (
 )
 from hawkvision.hop import TRANSPORT_PATH, Transports
 from hawkvision.metrics import EdgeMetrics
-from hawkvision.trace import parse_traceparent, start_trace
+from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 
 log = logging.getLogger("hawkvision.edge")
@@ -105,7 +106,10 @@ class EdgeApp:
             return
         path: str = scope["path"]
         if path == CLASSIFY_PATH:
-            await self._classify(scope, receive, send)
+            await self._door(self._classify, scope, receive, send)
+            return
+        if oip_door.is_infer(path):
+            await self._door(self._infer, scope, receive, send)
             return
         try:
             if path not in OPEN_PATHS:
@@ -117,7 +121,8 @@ class EdgeApp:
 
     # ------------------------------------------------------------------------------------------ the hot path
 
-    async def _classify(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _door(self, work: _Work, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request for answers, from its head to its reply; whatever goes wrong leaves as documented."""
         started = self._clock.now()
         caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
         trace = caller.child() if caller else start_trace()
@@ -126,12 +131,9 @@ class EdgeApp:
         self._in_flight += 1
         try:
             if scope["method"] != "POST":
-                raise MethodNotAllowed(f"{CLASSIFY_PATH} takes POST, not {scope['method']}")
+                raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
             self._authorize(scope["headers"])
-            node = self.ready_node()
-            picture, request = await self._read(scope, body)
-            answer = await node.classify(picture, request, started, trace, receive)
-            written = _encode(answer.to_json())
+            answered = await work(self.ready_node(), scope, body, started, trace)
         except asyncio.CancelledError:
             await self._refuse(send, NotReady("the node had to stop before it could answer"), started, headers)
             raise
@@ -141,9 +143,36 @@ class EdgeApp:
         finally:
             body.release()
             self._in_flight -= 1
-        self.count(answer)
-        headers.append((b"server-timing", _server_timing(answer.timing_ms)))
-        await _reply(send, 200, written, headers)
+        for answer in answered.answers:
+            self.count(answer)
+        headers += answered.headers
+        await _reply(send, 200, answered.body, headers, answered.media_type)
+
+    async def _classify(
+        self, node: EdgeNode, scope: Scope, body: _Body, started: float, trace: TraceContext
+    ) -> _Answered:
+        picture, request = await self._read(scope, body)
+        answer = await node.classify(picture, request, started, trace, body.receive)
+        timing = (b"server-timing", _server_timing(answer.timing_ms))
+        return _Answered((answer,), _encode(answer.to_json()), [timing])
+
+    async def _infer(self, node: EdgeNode, scope: Scope, body: _Body, started: float, trace: TraceContext) -> _Answered:
+        task = oip_door.asked_task(scope["path"], node)
+        headers = scope["headers"]
+        data = await body.read(_header(headers, b"content-length"))
+        encoding = _header(headers, b"content-encoding")
+        if encoding is not None:  # in a thread: ten megabytes take some ten milliseconds
+            data = await asyncio.to_thread(oip_door.inflate, data, encoding, self._max_body_bytes)
+            body.hold(len(data))
+        elsewhere = read_query(scope["query_string"]) + read_headers(headers)
+        asked = parse_infer(task, data, _header(headers, b"inference-header-content-length"), elsewhere)
+        del data  # the pictures have been copied out of it
+        answers = await oip_door.classify_all(node, asked, started, trace, body.receive)
+        written, json_bytes = encode_answers(asked, answers)
+        if json_bytes is None:
+            return _Answered(answers, written, [])
+        length = (b"inference-header-content-length", b"%d" % json_bytes)
+        return _Answered(answers, written, [length], b"application/octet-stream")
 
     async def _read(self, scope: Scope, body: _Body) -> tuple[bytes, ClassifyRequest]:
         """The picture and what is asked of it, from wherever the caller wrote it."""
@@ -208,15 +237,19 @@ class EdgeApp:
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
 
     def reserve(self, size: int) -> None:
-        """Account for body bytes held in memory; `give_back` undoes it.
+        """Account for body bytes received and held in memory; `give_back` undoes it.
 
         Raises:
             Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
         """
+        self.hold(size)
+        self._metrics.received_bytes.inc(size)
+
+    def hold(self, size: int) -> None:
+        """As `reserve`, for bytes that were made here and not received."""
         if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
             raise _MemoryFull(f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received", 1.0)
         self._buffered_bytes += size
-        self._metrics.received_bytes.inc(size)
 
     def give_back(self, size: int) -> None:
         """Undo `reserve`."""
@@ -264,7 +297,7 @@ class EdgeApp:
             return _json(ours.body(), ours.status, error.headers)
 
         async def on_refusal(_: Request, error: Exception) -> Response:
-            assert isinstance(error, NotReady)
+            assert isinstance(error, NotReady | NotFound)
             return _json(error.body(), error.status)
 
         async def on_defect(_: Request, error: Exception) -> Response:
@@ -276,19 +309,35 @@ class EdgeApp:
             routes=[
                 Route("/healthz", healthz, methods=get),
                 Route("/readyz", readyz, methods=get),
-                Route("/v2/health/live", healthz, methods=get),
-                Route("/v2/health/ready", readyz, methods=get),
+                *oip_door.routes(self.ready_node),
                 Route("/v1/targets", targets, methods=get),
                 Route(TRANSPORT_PATH, transport, methods=get),
                 Route("/metrics", metrics, methods=get),
                 Route("/openapi.json", schema, methods=get),
                 Route("/docs", docs, methods=get),
             ],
-            exception_handlers={HTTPException: on_http_error, NotReady: on_refusal, Exception: on_defect},
+            exception_handlers={
+                HTTPException: on_http_error,
+                NotReady: on_refusal,
+                NotFound: on_refusal,
+                Exception: on_defect,
+            },
         )
         # A redirect would carry the caller's own Host header back to it; a wrong path is simply not found.
         rest.router.redirect_slashes = False
         return rest
+
+
+class _Answered(NamedTuple):
+    """What a request came to, and how it is written."""
+
+    answers: Sequence[Answer]
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+    media_type: bytes = b"application/json"
+
+
+_Work: TypeAlias = "Callable[[EdgeNode, Scope, _Body, float, TraceContext], Awaitable[_Answered]]"
 
 
 class _MemoryFull(Overloaded):
@@ -300,7 +349,7 @@ class _Body:
 
     def __init__(self, app: EdgeApp, receive: Receive) -> None:
         self._app = app
-        self._receive = receive
+        self.receive = receive
         self._size = 0
 
     async def read(self, declared: str | None) -> bytes:
@@ -332,7 +381,7 @@ class _Body:
         return data
 
     async def _chunk(self, limit: int) -> tuple[bytes, bool]:
-        message = await self._receive()
+        message = await self.receive()
         if message["type"] == "http.disconnect":
             raise CallerGone
         chunk: bytes = message.get("body", b"")
@@ -341,6 +390,15 @@ class _Body:
         if self._size > limit:
             raise TooLarge(f"the body has more than the {limit} bytes that are accepted")
         return chunk, bool(message.get("more_body", False))
+
+    def hold(self, size: int) -> None:
+        """Account for bytes made of this body until `release`.
+
+        Raises:
+            Overloaded: as `EdgeApp.hold`.
+        """
+        self._app.hold(size)
+        self._size += size
 
     def release(self) -> None:
         """Give the memory accounting back."""
@@ -418,8 +476,14 @@ def _server_timing(timing: Timing) -> bytes:
     )
 
 
-async def _reply(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    standard = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+async def _reply(
+    send: Send,
+    status: int,
+    body: bytes,
+    headers: list[tuple[bytes, bytes]],
+    media_type: bytes = b"application/json",
+) -> None:
+    standard = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": standard + headers})
     await send({"type": "http.response.body", "body": body})
 
