@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Final
 
 from hawkvision.errors import NotReady
@@ -57,11 +57,14 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def running(*command: str, title: str | None = None, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def running(
+    *command: str, title: str | None = None, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     """`python -m command…` as a server, ready to answer; stopped on leaving, and by the kernel if we die (Linux).
 
     The kernel stops it only where this is called on the main thread: elsewhere it would also do so when the calling
-    thread ends, which is no reason to stop a server that others use.
+    thread ends, which is no reason to stop a server that others use. A `prefix` is a command that becomes the one
+    behind it, such as `ip netns exec NAME`.
 
     Raises:
         NotReady: if it ends, or says nothing of the kind within `READY_TIMEOUT_S`; carries what it said.
@@ -70,7 +73,7 @@ def running(*command: str, title: str | None = None, env: Mapping[str, str] | No
     reader: threading.Thread | None = None
     on_main_thread = threading.current_thread() is threading.main_thread()
     process = subprocess.Popen(  # noqa: S603 - our own modules
-        [sys.executable, "-m", *command],
+        [*prefix, sys.executable, "-m", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
