@@ -9,6 +9,7 @@ import html
 from typing import Any, Final
 
 from edge.fields import FIELDS
+from edge.oip import INPUT, MAX_PICTURES, OUTPUTS
 from hawkvision import __version__
 
 _ERRORS: Final = {
@@ -184,6 +185,10 @@ def document() -> dict[str, Any]:
         ok = {"description": summary, "content": {media: {"schema": described}}}
         return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok}}}
 
+    def of_task(methods: dict[str, Any]) -> dict[str, Any]:
+        task = {"name": "task", "in": "path", "required": True, "schema": {"type": "string"}}
+        return {"parameters": [task], **methods}
+
     return {
         "openapi": "3.1.0",
         "info": {
@@ -200,6 +205,10 @@ def document() -> dict[str, Any]:
             "/readyz": get("Models are loaded and warm", "readyz"),
             "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),
             "/v2/health/ready": get("Models are loaded and warm (Open Inference Protocol)", "ready"),
+            "/v2": get("Name, version and extensions (Open Inference Protocol)", "server"),
+            "/v2/models/{task}": of_task(get("Inputs and outputs (Open Inference Protocol)", "model")),
+            "/v2/models/{task}/ready": of_task(get("The task is served (Open Inference Protocol)", "modelReady")),
+            "/v2/models/{task}/infer": of_task({"post": _infer(errors)}),
             "/metrics": get("Metrics for Prometheus", "metrics", "text/plain"),
         },
         "components": {
@@ -207,6 +216,22 @@ def document() -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],
+    }
+
+
+def _infer(errors: dict[str, Any]) -> dict[str, Any]:
+    """Inference by the Open Inference Protocol, for which others have written the schemas."""
+    media = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": {"schema": {}}}
+    return {
+        "summary": "Classify pictures to a target (Open Inference Protocol)",
+        "description": (
+            f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_PICTURES}: encoded pictures, in binary, or "
+            "in base64 where the data are JSON. The fields of /v1/classify are request parameters. Outputs: "
+            f"{', '.join(OUTPUTS)}. How they were found is in the response's parameters."
+        ),
+        "operationId": "infer",
+        "requestBody": {"required": True, "content": media},
+        "responses": {"200": {"description": "The answers", "content": media}, **errors},
     }
 
 
@@ -233,7 +258,7 @@ def page() -> str:
     errors = "".join(row(code(status), html.escape(text)) for status, text in _ERRORS.items())
     answer = described["components"]["schemas"]["Answer"]["properties"]
     paths = "".join(
-        row(code(path), html.escape(next(iter(methods.values()))["summary"]))
+        row(code(path), html.escape(next(m["summary"] for m in methods.values() if "summary" in m)))
         for path, methods in described["paths"].items()
     )
     example = "curl --data-binary @cat.jpg 'http://127.0.0.1:8080/v1/classify?max_accuracy_drop=0.01&deadline_ms=200'"
