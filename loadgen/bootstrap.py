@@ -64,8 +64,9 @@ def _block_length(series: Floats) -> int:
     spectrum = variance + 2.0 * float(taper @ covariances[1 : window + 1])
     if spectrum <= 0.0:  # alternating series: neighbours differ more than strangers do, so blocks of one are cautious
         return 1
-    wanted = (2.0 * bias**2 / (4.0 / 3.0 * spectrum**2) * n) ** (1.0 / 3.0)
-    return max(1, min(math.ceil(wanted), math.ceil(min(3.0 * math.sqrt(n), n / 3.0))))
+    wanted = math.cbrt(2.0 * bias**2 / (4.0 / 3.0 * spectrum**2) * n)
+    longest = math.ceil(min(3.0 * math.sqrt(n), n / 3.0))
+    return max(1, min(math.ceil(wanted), longest))
 
 
 def draws(n: int, block: int, seed: int) -> Iterator[Places]:

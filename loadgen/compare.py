@@ -174,7 +174,9 @@ def _unpaired(ours: Counted, theirs: Counted, seed: int) -> Floats:
 
 
 def _divide(top: Floats, bottom: Floats) -> Floats:
-    return np.divide(top, bottom, out=np.full(len(top), math.nan), where=bottom != 0)
+    ratio: Floats = np.full(len(top), math.nan)
+    np.divide(top, bottom, out=ratio, where=bottom != 0)
+    return ratio
 
 
 def _ratio(figure: str, first: float, other: float, resampled: Floats) -> Ratio:

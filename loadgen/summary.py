@@ -423,8 +423,9 @@ def _kept(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflag
     except ValueError:
         raise ConfigError(f"run {run.name!r}: target {target.name}: expected a number") from None
     # Per request, what is missing on average to keep the target: above zero, it is broken.
-    missing = drops - bound if field == "max_accuracy_drop" else bound - counted.right
-    late = np.where(counted.in_time, 0.0, counted.right)
+    right = counted.right.astype(np.float64)
+    missing: Floats = drops - bound if field == "max_accuracy_drop" else bound - right
+    late = np.where(counted.in_time, 0.0, right)
     measured = np.isfinite(missing)
     shortfall = _paired(missing, counted.picture, measured & counted.labelled)
     effective = _paired(missing + late, counted.picture, measured, run.origin.seed)

@@ -1,0 +1,213 @@
+"""What a page says in words: its headline, its warnings and its notes, chosen by the numbers. Plain text throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from loadgen.compare import Comparison, Ratio
+from loadgen.compare import Verdict as Shown
+from loadgen.report_charts import Told
+from loadgen.summary import Estimate, Figures, Summary, Verdict, targets_kept
+
+IN_TIME: Final = 0.95
+"""Share of requests in time from which a headline says that they are."""
+LATE_GENERATOR_MS: Final = 5.0
+NOISY: Final = 0.1
+"""Share of a latency that the generator may add before the page warns."""
+BUSY: Final = 0.5
+"""Load per core before a run, from which it warns."""
+NEAR_CEILING: Final = 0.7
+"""Share of the generator's own maximum."""
+
+NOTES: Final = (
+    "Latency counts from the moment the schedule wanted a request sent, not from when it was sent, so that a server or "
+    "a generator that falls behind cannot hide it (no coordinated omission).",
+    "A request that was refused, broken off or timed out is never right, and its latency is at least the time to its "
+    "failure and at least its deadline. Percentiles it reaches are marked ≥. Curves end where requests got no answer.",
+    "“Right and in time” (effective accuracy) is the share of all requests that were answered right within the "
+    "deadline. “Accuracy” is the share of the answers that are right, whenever they came.",
+    "An answer is flagged when it does not claim to keep its accuracy target: its promise is not “held”, or it is "
+    "degraded. From servers that promise nothing, every answer is. A target is “missed silently” when the answers that "
+    "do claim it fall short by more than their 95 % interval; “within error” when chance explains what is missing.",
+    "Intervals hold 95 %. Latencies and shares in time: circular block bootstrap, stretches of neighbouring requests "
+    "drawn together, as long as Politis and White’s rule finds them alike. Accuracies: Clopper and Pearson’s exact "
+    "interval, widened where the same picture was sent several times. Drops: paired with the best rung on the same "
+    "pictures. All assume that the run would go on as it went.",
+    "A P99 from fewer than 1,000 requests, or a P99.9 from fewer than 10,000, rests on fewer than ten requests: it is "
+    "marked ? and drawn hollow.",
+    "Ratios between runs are paired where both sent the same pictures at the same moments. With many ratios, about one "
+    "in twenty leaves 1 outside its interval by luck.",
+)
+
+
+def headline(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+    """The page's first sentence, and the one below it."""
+    first = told[0].summary
+    return _alone(first) if not comparisons else _beside(told, comparisons)
+
+
+def _alone(summary: Summary) -> tuple[str, str]:
+    total, deadline = summary.total, summary.deadline_ms
+    p99 = total.percentile(0.99)
+    bound = "at least " if p99.at_least else ""
+    if total.in_time is None or deadline is None:
+        lead = f"P99 is {bound}{milliseconds(p99.ms)}"
+    elif total.in_time.value >= IN_TIME:
+        lead = f"{percent(total.in_time.value)} answered within {deadline:g} ms"
+    else:
+        lead = f"{percent(1 - total.in_time.value)} of the requests miss their deadline of {deadline:g} ms"
+    if total.effective is not None:
+        lead += f", {percent(total.effective.value)} right{' and in time' if deadline is not None else ''}"
+    said = _promises(summary)
+    return (
+        f"{summary.name}: {lead}{'; ' + said if said else ''}",
+        f"{_rate(total)} on {summary.schedule}: half of all answered within {milliseconds(total.percentile(0.5).ms)}, "
+        f"P99 {bound}{milliseconds(p99.ms)} ({milliseconds(p99.low)} to {milliseconds(p99.high)}), "
+        f"{percent(total.escalated)} escalated, {_unanswered(total)}.",
+    )
+
+
+def _rate(total: Figures) -> str:
+    return f"{total.n:,} requests at {total.offered_per_s:.3g} a second"
+
+
+def _unanswered(total: Figures) -> str:
+    lost = total.n - total.answered
+    if not lost:
+        return "all answered"
+    return f"{lost:,} not answered ({', '.join(f'{found} {code}' for code, found in list(total.errors.items())[:3])})"
+
+
+def _promises(summary: Summary) -> str:
+    """How the numerical targets fared, worst first; empty if there are none."""
+    verdicts = [one.kept.verdict for one in summary.classes if one.kept is not None]
+    if not verdicts:
+        return ""
+    for bad, word in ((Verdict.SILENT, "missed silently"), (Verdict.FLAGGED, "missed, and flagged")):
+        if bad in verdicts:
+            return f"{verdicts.count(bad)} of {len(verdicts)} accuracy targets {word}"
+    return "no accuracy target shown to be missed"
+
+
+def _beside(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+    first = told[0].summary
+    p99 = first.total.percentile(0.99)
+    ratios = [(one.other, one.ratio("P99")) for one in comparisons]
+    slower = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.SLOWER]
+    faster = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.FASTER]
+    same = [name for name, ratio in ratios if ratio.verdict not in (Shown.SLOWER, Shown.FASTER)]
+    if len(slower) == len(ratios) > 3:
+        least, most = min(_times(ratio) for _, ratio in slower), max(_times(ratio) for _, ratio in slower)
+        parts = [f"{least:.1f} to {most:.1f} times faster than all {len(ratios)} others"]
+    else:
+        parts = []
+        if slower:
+            parts.append("faster than " + _join(f"{name} ({_times(ratio):.1f}x)" for name, ratio in slower))
+        if faster:
+            parts.append("slower than " + _join(f"{name} ({1 / _times(ratio):.1f}x)" for name, ratio in faster))
+        if same:
+            parts.append(f"no difference shown to {_join(same)}")
+    head = f"{first.name}: P99 {'at least ' if p99.at_least else ''}{milliseconds(p99.ms)}, {'; '.join(parts)}"
+    return head, _second_line(told, comparisons)
+
+
+def _second_line(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
+    first = told[0].summary
+    effective = first.total.effective
+    words = [f"{_rate(first.total)} on {first.schedule}"]
+    if effective is not None:
+        others = sorted(
+            (one.summary.total.effective.value, one.summary.name) for one in told[1:] if one.summary.total.effective
+        )
+        against = (
+            f", against {_join(f'{percent(value)} ({name})' for value, name in reversed(others))}" if others else ""
+        )
+        words.append(f"right and in time: {percent(effective.value)}{against}")
+    fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is Shown.MORE]
+    if fewer:
+        words.append(f"sends fewer bytes than {_join(fewer)}")
+    said = _promises(first)
+    return "; ".join([*words, *([said] if said else [])]) + "."
+
+
+def _times(ratio: Ratio) -> float:
+    return ratio.ratio if ratio.ratio is not None else 1.0
+
+
+def _join(words: Iterable[str]) -> str:
+    """`a, b and c`."""
+    listed = list(words)
+    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
+
+
+def warnings_of(told: Sequence[Told], comparisons: Sequence[Comparison]) -> list[str]:
+    """What a reader must know before believing the numbers; what several runs share is said once."""
+    runs_with: dict[str, list[str]] = {}
+    for one in told:
+        for sentence in _doubts(one):
+            runs_with.setdefault(sentence, []).append(one.run.name)
+    found = [
+        sentence if len(told) == 1 else f"{'All runs' if len(names) == len(told) else _join(names)}: {sentence}"
+        for sentence, names in runs_with.items()
+    ]
+    unpaired = [one.other for one in comparisons if not one.paired]
+    if unpaired:
+        found.append(f"Not the same requests as {told[0].run.name}, so compared without pairs: {_join(unpaired)}.")
+    if len({one.run.deadline_ms for one in told}) > 1:
+        found.append(f"The runs had different deadlines; the charts show that of {told[0].run.name}.")
+    return found
+
+
+def _doubts(one: Told) -> list[str]:
+    run, total = one.run, one.summary.total
+    found = []
+    if run.interrupted:
+        found.append("interrupted; this is what was measured until then.")
+    if run.steady is False:
+        found.append("not steady; the second half does not look like the first.")
+    if total.percentile(0.99).few:
+        found.append(f"{total.n:,} requests are few for a P99: fewer than ten lie beyond it.")
+    if run.origin.load_before > BUSY * run.origin.cores:
+        found.append(f"the machine was busy before the run (load {run.origin.load_before:.2g}).")
+    late = 1e3 * np.array([each.sent_s - each.due_s for each in one.counted.outcomes])
+    behind = float(np.quantile(late, 0.99, method="inverted_cdf"))
+    if behind > LATE_GENERATOR_MS:
+        found.append(f"the generator sent 1 % of the requests {behind:.0f} ms late or later.")
+    if run.noise is not None:
+        for at, noise_ms in ((0.5, run.noise.p50_ms), (0.99, run.noise.p99_ms)):
+            if noise_ms > NOISY * total.percentile(at).ms:
+                found.append(f"of {total.percentile(at).name} the generator itself adds about {noise_ms:.1f} ms.")
+        if total.offered_per_s > NEAR_CEILING * run.noise.max_rate:
+            found.append(f"the generator was near its own maximum of {run.noise.max_rate:.0f} requests a second.")
+    if not run.labelled:
+        found.append("the pictures have no labels, so nothing is said about accuracy.")
+    return found
+
+
+def notes_of(told: Sequence[Told]) -> list[str]:
+    """How to read the page."""
+    blocks = ", ".join(f"{one.run.name} {one.summary.block}" for one in told)
+    return [*NOTES, f"Neighbouring requests resampled together: {blocks}."]
+
+
+def percent(share: float) -> str:
+    """`98.4 %`."""
+    return f"{100 * share:.1f} %"
+
+
+def milliseconds(ms: float) -> str:
+    """`8.4 ms`, `104 ms`, `1.35 s`."""
+    return f"{ms / 1000:.3g} s" if ms >= 1000 else f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def within(estimate: Estimate) -> str:
+    """`73.4–81.4`: an interval of a share, in percent."""
+    return f"{100 * estimate.low:.1f}–{100 * estimate.high:.1f}"
+
+
+def targets_words(summary: Summary) -> str:
+    """How many numerical targets were kept; a dash if there are none."""
+    return targets_kept(summary) or "–"
