@@ -14,6 +14,9 @@ import numpy as np
 
 from edge.audits import Auditor
 from edge.node import EdgeNode
+from edge.policies.registration import Registration
+from edge.policies.routes import RivalPolicy
+from edge.policies.selection import open_rival, rule_of
 from edge.rung import EdgeResult, Rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
@@ -21,6 +24,7 @@ from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.cascade.policy import Policy
 from hawkvision.clock import MonotonicClock
+from hawkvision.config import EdgeConfig
 from hawkvision.manifest import InputSpec
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
@@ -110,17 +114,27 @@ async def bench(
     state_file: Path | None = None,
     transport: Literal["tcp", "lossy"] = "tcp",
     conditions: bool = False,
+    config: EdgeConfig | None = None,
+    registration: Registration | None = None,
 ) -> AsyncIterator[Bench]:
+    """The node; `config` says under which policy, and `registration` what `infaas` may choose from."""
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
     profile = make_received_profile() if conditions else make_profile(middle=middle)
-    policy = Policy(profile, "small", "large", alone=peer is None)
+    config = config or EdgeConfig()
+    rule = rule_of(config, registration)
+    policy = (
+        Policy(profile, "small", "large", alone=peer is None)
+        if rule is None
+        else RivalPolicy(profile, "small", "large", rule, alone=peer is None)
+    )
+    rung = Rung("small", backend, SPEC, 1.0, policy.pair.score)
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
     uplink = Uplink(peer.url, None, connections, 10, clock, transport=transport) if peer else None
     file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None
     node = EdgeNode(
         task="digits",
         labels=[str(i) for i in range(10)],
-        rung=Rung("small", backend, SPEC, 1.0, policy.pair.score),
+        rung=rung,
         best="large",
         policy=policy,
         pool=pool,
@@ -132,6 +146,7 @@ async def bench(
         streams=Streams("digits", streams_limit, audit_share, metrics, file),
         auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0),
         expected={"large": SHA, "medium": SHA} if middle else {"large": SHA},
+        rival=open_rival(config, registration, policy, rung, metrics),
     )
     try:
         yield Bench(node, backend, clock)

@@ -1,0 +1,234 @@
+"""Rivals whose decision is a route: where easy and hard pictures go, what is said of them, and what time changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from edge.policies import routes
+from edge.policies.routes import Registered, RivalPolicy, expected_escalation
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.profile import threshold_value
+from hawkvision.config import EdgeConfig, PolicyName, load_config
+from hawkvision.errors import ConfigError, DeadlineMissed, TargetUnreachable
+from hawkvision.process import running
+from hawkvision.trace import start_trace
+from hawkvision.types import (
+    Answer,
+    ClassifyRequest,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    OnMiss,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Received,
+    Target,
+    Tier,
+)
+from tests.edge.bench import SURE, UNSURE, bench, known, run, until
+from tests.edge.conftest import Caller
+from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.hawkvision.cascade.synthetic import make_profile
+from tests.pictures import encoded
+
+LADDER = Policy(make_profile(), "small", "large")
+EDGE, BEST = LADDER.edge_accuracy.value, LADDER.best_accuracy.value
+ROUTED: tuple[PolicyName, ...] = ("all-dc", "all-edge", "static", "split")
+
+
+def asked(peer: Peer | None, lead: float, policy: PolicyName, threshold: float | None = None, **fields: Any) -> Answer:
+    """The answer of a node under a policy to one picture, of which the edge is sure or not."""
+
+    async def scenario() -> Answer:
+        async with bench(peer, lead, config=EdgeConfig(policy=policy, static_threshold=threshold)) as it:
+            return await it.ask(**fields)
+
+    return run(scenario)
+
+
+# ---------------------------------------------------------------------------------------------------- decisions
+
+
+@pytest.mark.parametrize(
+    ("target", "required"),
+    [
+        (Quality.FAST, 0.75),
+        (Quality.BALANCED, 0.93),
+        (Quality.BEST, 0.95),
+        (MaxAccuracyDrop(0.2), 0.75),
+        (MinAccuracy(0.8), 0.8),
+        (MinConfidence(0.9), 0.9),
+    ],
+)
+def test_every_target_asks_for_a_registered_accuracy(target: Target, required: float) -> None:
+    assert Registered(0.75, 0.95, 0.02).required(target) == required
+
+
+def test_a_drop_that_is_exactly_the_gap_is_met_despite_rounding() -> None:
+    assert not Registered(0.848346, 0.884191, 0.01).missed_by(0.848346, MaxAccuracyDrop(0.884191 - 0.848346))
+    assert Registered(0.848346, 0.884191, 0.01).missed_by(0.848346, MaxAccuracyDrop(0.0358))
+
+
+@pytest.mark.parametrize(
+    ("target", "at_edge"),
+    [
+        (Quality.FAST, True),
+        (Quality.BALANCED, False),
+        (Quality.BEST, False),
+        (MinAccuracy(EDGE), True),
+        (MinAccuracy(EDGE + 0.001), False),
+        (MaxAccuracyDrop(BEST - EDGE + 0.001), True),
+        (MaxAccuracyDrop(BEST - EDGE - 0.001), False),
+    ],
+)
+def test_split_keeps_what_the_edge_is_accurate_enough_for(target: Target, at_edge: bool) -> None:
+    route = RivalPolicy(make_profile(), "small", "large", routes.split).route(target)
+    assert (route.threshold, route.escalation) == ((-math.inf, 0.0) if at_edge else (math.inf, 1.0))
+
+
+def test_static_takes_the_threshold_of_balanced_for_every_target() -> None:
+    rule = routes.static(LADDER, None)
+    balanced = LADDER.route(Quality.BALANCED)
+    assert {rule(target).threshold for target in (*Quality, MaxAccuracyDrop(0.001))} == {balanced.threshold}
+    assert rule(Quality.BEST).escalation == pytest.approx(balanced.escalation, abs=0.02)
+
+
+def test_a_higher_threshold_is_never_expected_to_escalate_less() -> None:
+    pair = LADDER.pair
+    tried = sorted({threshold_value(step.threshold) for step in pair.path})
+    expected = [expected_escalation(pair, threshold) for threshold in tried]
+    assert expected == sorted(expected)
+    assert (expected_escalation(pair, -math.inf), expected_escalation(pair, math.inf)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("policy", ROUTED)
+def test_more_accuracy_than_there_is_stays_unreachable(policy: PolicyName, large: Peer) -> None:
+    with pytest.raises(TargetUnreachable):
+        asked(large, SURE, policy, target=MinAccuracy(BEST + 0.001))
+
+
+# ------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize(
+    ("policy", "target", "easy", "hard"),
+    [
+        ("all-dc", Quality.FAST, Tier.DC, Tier.DC),
+        ("all-edge", Quality.BEST, Tier.EDGE, Tier.EDGE),
+        ("split", Quality.FAST, Tier.EDGE, Tier.EDGE),
+        ("split", Quality.BALANCED, Tier.DC, Tier.DC),
+        ("static", Quality.FAST, Tier.EDGE, Tier.DC),
+        ("static", Quality.BEST, Tier.EDGE, Tier.DC),
+    ],
+)
+def test_where_easy_and_hard_pictures_are_answered(
+    large: Peer, policy: PolicyName, target: Target, easy: Tier, hard: Tier
+) -> None:
+    answers = [asked(large, lead, policy, target=target) for lead in (SURE, UNSURE)]
+    assert [answer.tier for answer in answers] == [easy, hard]
+    assert {answer.accuracy.status for answer in answers} == {PromiseStatus.BEST_EFFORT}, "nothing is certified"
+    assert {answer.model for answer in answers} <= {"small", "large"}
+
+
+def test_static_says_why_it_escalates_and_believes_from_its_threshold_on(large: Peer) -> None:
+    low, high = (asked(large, UNSURE, "static", threshold, target=Quality.BEST) for threshold in (0.0, 1.0))
+    assert (low.tier, low.reason) == (Tier.EDGE, None)
+    assert (high.tier, high.reason, high.escalated) == (Tier.DC, Reason.LOW_CONFIDENCE, True)
+
+
+def test_all_edge_admits_what_its_model_is_not_accurate_enough_for() -> None:
+    met, missed = (asked(None, SURE, "all-edge", target=target) for target in (Quality.FAST, Quality.BEST))
+    assert (met.degraded, missed.degraded) == (False, True)
+
+
+@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
+def test_an_answer_that_is_late_comes_late_and_says_so(large: Peer, policy: PolicyName) -> None:
+    large.delay_s = 0.3
+    answer = asked(large, UNSURE, policy, target=Quality.BEST, deadline_ms=50.0)
+    assert (answer.tier, answer.index, answer.degraded) == (Tier.DC, ANSWER_CLASS, False)
+    assert answer.deadline_met is False
+
+
+@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
+def test_who_wants_to_be_told_of_a_miss_is_told(large: Peer, policy: PolicyName) -> None:
+    large.delay_s = 0.3
+    with pytest.raises(DeadlineMissed):
+        asked(large, UNSURE, policy, target=Quality.BEST, deadline_ms=50.0, on_miss=OnMiss.FAIL)
+
+
+@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
+def test_the_edge_stands_in_for_a_datacenter_that_fails_and_says_so(large: Peer, policy: PolicyName) -> None:
+    large.status = 500
+    answer = asked(large, UNSURE, policy, target=Quality.BEST)
+    assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "small", True, True)
+
+
+def test_nobody_is_watched_or_audited_under_a_rival(large: Peer) -> None:
+    async def scenario() -> tuple[int, int]:
+        async with bench(large, SURE, config=EdgeConfig(policy="static"), audit_share=1.0) as it:
+            await known(it.node)
+            for _ in range(20):
+                await it.ask(target=Quality.BALANCED, stream="a")
+            return len(it.node.streams), len(large.bodies)
+
+    assert run(scenario) == (0, 0)
+
+
+def test_rivals_do_not_answer_before_a_picture_has_come(large: Peer) -> None:
+    async def scenario() -> Answer | None:
+        async with bench(large, SURE, config=EdgeConfig(policy="all-edge")) as it:
+            request = ClassifyRequest(target=Quality.FAST)
+            return await it.node.look_early(encoded(), request, it.clock.now(), start_trace(), Received(0.9, 80))
+
+    assert run(scenario) is None
+
+
+def test_rivals_take_a_picture_with_holes_for_a_picture(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, SURE, config=EdgeConfig(policy="split")) as it:
+            fields: dict[str, Any] = {"target": Quality.FAST, "deadline_ms": 20_000.0, "on_miss": OnMiss.FAIL}
+            return await it.ask(received=Received(0.1, 27), **fields)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.received_fraction, answer.degraded) == (Tier.EDGE, 0.1, False)
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"policy": "fastest"}, "policy: expected one of hawkvision, all-dc, all-edge, static, split, infaas"),
+        ({"policy": "all-dc"}, "missing edge.dc_url"),
+        ({"policy": "split"}, "missing edge.dc_url"),
+        ({"static_threshold": "0.5"}, "edge.static_threshold belongs to edge.policy = 'static'"),
+        ({"policy": "static", "resident_memory_mb": "5", "dc_url": "http://h"}, "belongs to edge.policy = 'infaas'"),
+        ({"policy": "static", "static_threshold": "1.5"}, r"\$\.static_threshold"),
+        ({"policy": "infaas", "resident_memory_mb": "0"}, r"\$\.resident_memory_mb"),
+    ],
+)
+def test_settings_that_contradict_the_policy_are_refused(settings: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(EdgeConfig, overrides=settings, environ={})
+
+
+def test_a_node_says_under_which_policy_it_runs(peer: Peer) -> None:
+    peer.delay_s, peer.status, peer.garbage = 0.0, 200, False
+    words = ("--port", "0", "--backend", "noop", "--dc-url", peer.url, "--policy", "static", "--static-threshold", "1")
+    with running("edge", *words) as node:
+        caller = Caller(node)
+        listed = caller.get("/v1/targets").json
+        answer = caller.classify(encoded(), "quality=fast").json
+        counted = caller.get("/metrics").body.decode()
+        caller.close()
+        said = node.output
+        run(lambda: until(lambda: "policy: static" in said()))
+    assert listed["policy"] == "static"
+    assert {entry["status"] for entry in listed["targets"]} == {"best_effort"}
+    assert (answer["tier"], answer["reason"]) == ("dc", "low_confidence")
+    assert 'hawkvision_escalations_total{reason="low_confidence",task="imagenet"} 1.0' in counted
