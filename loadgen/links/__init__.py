@@ -118,6 +118,11 @@ class LinkProfile:
     length_s: float
     seed: int
 
+    @property
+    def steady(self) -> bool:
+        """Whether it never changes."""
+        return len(self.phases) == 1
+
     def schedule(self, offset: int = 0) -> tuple[Stretch, ...]:
         """One round of phases. Each appears about `share × length_s / mean_s` times, at least once."""
         chance = random.Random(f"{self.seed + offset} phases")  # noqa: S311 - weather, not secrets

@@ -1,0 +1,278 @@
+"""What a comparison of policies shows: rounds put together, each contender's figures, and the claims they bear out.
+
+Pure: runs in, rows and claims out. A claim on latency is compared at equal accuracy: only where ours is no more than
+`EQUAL_ACCURACY` below theirs; both are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from loadgen.compare import compare
+from loadgen.record import LinkSample, Run
+from loadgen.summary import Estimate, Summary, Verdict, summarise
+
+OURS: Final = ("hawkvision", "hawkvision-tcp")
+"""The second without the lossy transport, so that nobody can say it was only that."""
+EQUAL_ACCURACY: Final = 0.002
+VOLATILE_P99: Final[Mapping[str, float]] = {"infaas": 3.0, "static": 2.0}
+"""How many times ours theirs shall be, at least, on a link that changes."""
+STEADY_P50: Final = 4.0
+STEADY_P99: Final = 1.15
+UPLINK: Final = 3.0
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Bytes of IP packets that both links were given during the runs, whatever became of them."""
+
+    client_up: int = 0
+    client_down: int = 0
+    dc_up: int = 0
+    """From the edge to the datacenter: probes, audits, handshakes and retransmissions included."""
+    dc_down: int = 0
+
+    def plus(self, other: Traffic) -> Traffic:
+        """Both together."""
+        return Traffic(*(mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True)))
+
+
+def _values(traffic: Traffic) -> tuple[int, int, int, int]:
+    return traffic.client_up, traffic.client_down, traffic.dc_up, traffic.dc_down
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One contender in one cell: all rounds."""
+
+    run: Run
+    traffic: Traffic
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One contender in one cell, in numbers. Shares are 0..1, of answers where `Figures` says so."""
+
+    link: str
+    rate: float
+    name: str
+    n: int
+    p50_ms: float
+    p99_ms: float
+    p99_low_ms: float
+    p99_high_ms: float
+    accuracy: Estimate | None
+    effective: Estimate | None
+    in_time: Estimate | None
+    escalated: float
+    degraded: float
+    flagged: float
+    unanswered: int
+    client_bytes: float
+    """From the client to the edge, per request sent; likewise the next."""
+    uplink_bytes: float
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One thing that was to be shown in one cell."""
+
+    link: str
+    rate: float
+    what: str
+    ours: str
+    against: str
+    value: float | None
+    low: float | None
+    """95 % interval, where there is one."""
+    high: float | None
+    goal: str
+    met: bool | None
+    """None: it cannot be said."""
+    note: str
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A link at a rate, and who was tested there."""
+
+    link: str
+    rate: float
+    steady: bool
+    """Whether the link's profile never changes."""
+    results: dict[str, Result]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A comparison, as `summary.json` has it."""
+
+    command: str
+    where: list[str]
+    congestion: str
+    rounds: int
+    duration_s: float
+    warm_up_s: float
+    deadline_ms: float
+    rows: list[Row]
+    claims: list[Claim]
+    files: list[str]
+
+
+def merged(rounds: Sequence[Run]) -> Run:
+    """Rounds of one contender as one run: one after another, the warm-up of all but the first cut out."""
+    first = rounds[0]
+    step_s = first.duration_s - first.warm_up_s
+    outcomes, links = list(first.outcomes), list(first.links)
+    for number, run in enumerate(rounds[1:], 1):
+        shift_s = number * step_s
+        outcomes += [
+            msgspec.structs.replace(
+                each, due_s=each.due_s + shift_s, sent_s=each.sent_s + shift_s, done_s=each.done_s + shift_s
+            )
+            for each in run.counted()
+        ]
+        links += _shifted(run.links, run.warm_up_s, shift_s)
+    return msgspec.structs.replace(
+        first,
+        outcomes=outcomes,
+        links=sorted(links, key=lambda sample: sample.at_s),
+        duration_s=first.warm_up_s + len(rounds) * step_s,
+        steady=first.steady if len(rounds) == 1 else None,
+        interrupted=any(run.interrupted for run in rounds),
+    )
+
+
+def _shifted(samples: Sequence[LinkSample], from_s: float, shift_s: float) -> list[LinkSample]:
+    """Samples from a moment on, later by so much; what a link was like at that moment begins there."""
+    current = {sample.link: sample for sample in samples if sample.at_s <= from_s}
+    begun = [msgspec.structs.replace(sample, at_s=from_s) for sample in current.values()]
+    later = [sample for sample in samples if sample.at_s > from_s]
+    return [msgspec.structs.replace(sample, at_s=sample.at_s + shift_s) for sample in (*begun, *later)]
+
+
+def row_of(cell: Cell, name: str, summary: Summary) -> Row:
+    """A contender's figures."""
+    figures, result = summary.total, cell.results[name]
+    sent = max(1, len(result.run.outcomes))
+    p99 = figures.percentile(0.99)
+    return Row(
+        link=cell.link,
+        rate=cell.rate,
+        name=name,
+        n=figures.n,
+        p50_ms=figures.percentile(0.5).ms,
+        p99_ms=p99.ms,
+        p99_low_ms=p99.low,
+        p99_high_ms=p99.high,
+        accuracy=figures.accuracy,
+        effective=figures.effective,
+        in_time=figures.in_time,
+        escalated=figures.escalated,
+        degraded=figures.degraded,
+        flagged=figures.flagged,
+        unanswered=figures.n - figures.answered,
+        client_bytes=result.traffic.client_up / sent,
+        uplink_bytes=result.traffic.dc_up / sent,
+    )
+
+
+def judge(cell: Cell) -> tuple[list[Row], list[Claim]]:
+    """The figures of all contenders of a cell, and what they show of ours."""
+    summaries = {name: summarise(result.run) for name, result in cell.results.items()}
+    rows = {name: row_of(cell, name, summary) for name, summary in summaries.items()}
+    claims: list[Claim] = []
+    for ours in OURS:
+        if ours not in rows:
+            continue
+        if not cell.steady:
+            claims += [
+                _latency(cell, rows, "P99", ours, rival, goal) for rival, goal in VOLATILE_P99.items() if rival in rows
+            ]
+        if "split" in rows:
+            claims += _against_split(cell, rows, ours)
+        claims.append(_promises(cell, summaries[ours], ours))
+    return list(rows.values()), claims
+
+
+def _against_split(cell: Cell, rows: Mapping[str, Row], ours: str) -> list[Claim]:
+    mine, theirs = rows[ours].uplink_bytes, rows["split"].uplink_bytes
+    ratio = theirs / mine if mine else None
+    note = f"{mine / 1e3:.1f} kB and {theirs / 1e3:.1f} kB per request"
+    met = None if ratio is None else ratio >= UPLINK
+    bytes_ = Claim(
+        cell.link, cell.rate, "uplink bytes, theirs over ours", ours, "split", ratio, None, None,
+        f"≥ {UPLINK:g}", met, note,
+    )  # fmt: skip
+    if not cell.steady:
+        return [bytes_]
+    return [
+        bytes_,
+        _latency(cell, rows, "P50", ours, "split", STEADY_P50),
+        _latency(cell, rows, "P99", ours, "split", 1.0 / STEADY_P99),
+    ]
+
+
+def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, rival: str, goal: float) -> Claim:
+    """Their latency over ours, at equal accuracy."""
+    found = compare(cell.results[ours].run, cell.results[rival].run).ratio(figure)
+    mine, theirs = rows[ours].accuracy, rows[rival].accuracy
+    equal = mine is not None and theirs is not None and mine.value >= theirs.value - EQUAL_ACCURACY
+    note = f"{found.first:.1f} ms and {found.other:.1f} ms"
+    if mine is not None and theirs is not None:
+        note += f"; accuracy {mine.value:.1%} and {theirs.value:.1%}" + ("" if equal else ": not equal")
+    met = None if found.ratio is None else found.ratio >= goal and equal
+    return Claim(
+        cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival, found.ratio, found.low, found.high,
+        f"≥ {goal:.3g}", met, note,
+    )  # fmt: skip
+
+
+def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
+    """Whether accuracy is nowhere missed silently; the value is the largest shortfall of answers that claim none."""
+    kept = [(each.target, each.kept) for each in summary.classes if each.kept is not None]
+    silent = [each.unflagged_shortfall.value for _, each in kept if each.unflagged_shortfall is not None]
+    verdicts = ", ".join(f"{target}: {each.verdict}" for target, each in kept)
+    return Claim(
+        cell.link, cell.rate, "accuracy missing without a flag", ours, "its targets",
+        max(silent, default=None), None, None, f"≤ {EQUAL_ACCURACY:g}, or chance",
+        all(each.verdict is not Verdict.SILENT for _, each in kept) if kept else None,
+        verdicts or "no reference",
+    )  # fmt: skip
+
+
+def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
+    """One cell, a line per contender."""
+    table = Table(title=title, box=None, header_style="bold", title_justify="left")
+    table.add_column("policy")
+    for column in (
+        "n", "P50 ms", "P99 ms", "(95 %)", "accuracy", "right in time", "in time", "escalated", "degraded", "flagged",
+        "unanswered", "kB to edge", "kB to dc",
+    ):  # fmt: skip
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row.name, str(row.n), f"{row.p50_ms:.1f}", f"{row.p99_ms:.0f}",
+            f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}", _share(row.accuracy), _share(row.effective),
+            _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}", f"{row.flagged:.0%}",
+            str(row.unanswered), f"{row.client_bytes / 1e3:.1f}", f"{row.uplink_bytes / 1e3:.1f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def show_claims(claims: Sequence[Claim], console: Console) -> None:
+    """A line per claim."""
+    table = Table(title="claims", box=None, header_style="bold", title_justify="left")
+    for column in ("link", "rate", "claim", "ours", "against", "value", "(95 %)", "goal", "met", ""):
+        table.add_column(column, overflow="fold")
+    for claim in claims:
+        table.add_row(
+            claim.link, f"{claim.rate:g}", claim.what, claim.ours, claim.against,
+            "" if claim.value is None else f"{claim.value:.3g}",
+            "" if claim.low is None or claim.high is None else f"{claim.low:.2f}–{claim.high:.2f}",
+            claim.goal, {True: "yes", False: "NO", None: "?"}[claim.met], claim.note,
+        )  # fmt: skip
+    console.print(table)
+
+
+def _share(estimate: Estimate | None) -> str:
+    return "" if estimate is None else f"{estimate.value:.1%}"

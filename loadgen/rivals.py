@@ -1,0 +1,407 @@
+"""`python -m loadgen rivals`: policies compared over bad links, through the same servers, models and schedule.
+
+Every policy gets an edge node of its own, one after another, in front of one datacenter tier (`deployment`). Within a
+round all are sent the same pictures with the same targets at the same moments, under the same weather; the next round
+has other ones, and begins with another policy. HawkVision is tested as it is meant to be used over such links, with
+its lossy transport, and once more over TCP alone like all others (`hawkvision-tcp`).
+
+A round begins with every policy's models loaded and both tiers connected, over perfect links; the weather begins with
+the schedule. What the best rung says of every picture, to pair drops with, is asked once beforehand.
+
+Writes, into a folder: a record per link, rate and policy, all rounds together; the single rounds; a page per link and
+rate; what servers said; and `summary.json` with the figures and the claims they bear out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
+
+import msgspec
+from rich.console import Console
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ConfigError, NotReady
+from hawkvision.manifest import models_dir
+from loadgen import mix, setup
+from loadgen.arrivals import parse as parse_arrivals
+from loadgen.claims import Cell, Report, Result, Traffic, judge, merged, show_claims, show_rows
+from loadgen.dataset import SPLITS, Dataset, read_dataset
+from loadgen.deployment import CLIENT_EDGE, EDGE_DC, Carried, Deployment
+from loadgen.engine import Job, Server
+from loadgen.links import LinkProfile, load_profile
+from loadgen.processes import LEAD_S, Crew
+from loadgen.record import LinkSample, Outcome, Run, TargetClass, save
+from loadgen.setup import MAX_IN_FLIGHT, Setup, positive
+from loadgen.steady import is_steady
+
+SUMMARY: Final = "Compare policies over bad links: same servers, models, pictures, moments and weather."
+Transport: TypeAlias = Literal["tcp", "lossy"]
+POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
+PLACES: Final = (CLIENT_EDGE, EDGE_DC)
+DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
+REFERENCE_RATE: Final = 10.0
+"""Pictures per second that the best rung is asked about: half of what it can do on two cores."""
+REFERENCE_TRIES: Final = 5
+SETTLE_TRIES: Final = 20
+"""Of a second each, until the datacenter answers."""
+SETTLE_RATE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy, and how pictures travel."""
+
+    name: str
+    policy: str
+    transport: Transport
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of `hawkvision edge up`."""
+        if self.transport == "tcp":
+            return ("--policy", self.policy)
+        return ("--policy", self.policy, "--lossy-port", "0", "--dc-transport", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is tested, where, and how long."""
+
+    contenders: tuple[Contender, ...]
+    links: tuple[LinkProfile, ...]
+    where: tuple[str, ...]
+    rates: tuple[float, ...]
+    classes: list[TargetClass]
+    deadline_ms: float
+    duration_s: float
+    warm_up_s: float
+    rounds: int
+    seed: int
+    timeout_s: float
+    out: Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen rivals`."""
+    parser.add_argument("--data", required=True, help="labelled pictures: npz file, or a directory per class")
+    parser.add_argument("--task", default="imagenet")
+    parser.add_argument("--split", choices=SPLITS, default="auto")
+    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
+    parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help="profiles, or TOML files")
+    parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument(
+        "--transport",
+        default="hawkvision=lossy",
+        help="POLICY=tcp or POLICY=lossy, comma-separated; the others go by TCP (default: %(default)s)",
+    )
+    parser.add_argument("--targets", default=DEFAULT_TARGETS)
+    parser.add_argument("--rate", type=float, action="append", help="requests per second, may be given again; 8 and 15")
+    parser.add_argument("--deadline-ms", type=float, default=100.0)
+    parser.add_argument("--duration-s", type=float, default=60.0, help="per policy and round, warm-up included")
+    parser.add_argument("--warm-up-s", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--backend", choices=("onnxruntime", "noop"), default="onnxruntime", help=argparse.SUPPRESS)
+    parser.add_argument("--models-dir", type=Path)
+
+
+def read_plan(given: argparse.Namespace) -> Plan:
+    """What the options say.
+
+    Raises:
+        ConfigError: naming the option that does not fit.
+    """
+    rates = tuple(given.rate or (8.0, 15.0))
+    for option, value in (("--deadline-ms", given.deadline_ms), ("--timeout-s", given.timeout_s), *_named(rates)):
+        positive(option, value)
+    if not 0.0 <= given.warm_up_s < given.duration_s:
+        raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
+    if given.rounds < 1 or given.seed < 0:
+        raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
+    return Plan(
+        contenders=contenders(_words(given.policies), given.transport),
+        links=tuple(load_profile(name) for name in _words(given.links)),
+        where=_known("--where", _words(given.where), PLACES),
+        rates=rates,
+        classes=mix.parse(given.targets, given.deadline_ms),
+        deadline_ms=given.deadline_ms,
+        duration_s=given.duration_s,
+        warm_up_s=given.warm_up_s,
+        rounds=given.rounds,
+        seed=given.seed,
+        timeout_s=given.timeout_s,
+        out=given.out,
+    )
+
+
+def contenders(policies: Sequence[str], transports: str) -> tuple[Contender, ...]:
+    """Who is tested. HawkVision with its lossy transport comes with a second contender that is without.
+
+    Raises:
+        ConfigError: for an unknown policy or transport.
+    """
+    _known("--policies", policies, POLICIES)
+    chosen: dict[str, Transport] = {}
+    for part in _words(transports):
+        policy, _, transport = part.partition("=")
+        _known("--transport", (policy,), POLICIES)
+        if transport not in get_args(Transport):
+            raise ConfigError(f"--transport: expected POLICY=tcp or POLICY=lossy, got {part!r}")
+        chosen[policy] = "lossy" if transport == "lossy" else "tcp"
+    found = []
+    for policy in policies:
+        transport_ = chosen.get(policy, "tcp")
+        found.append(Contender(policy, policy, transport_))
+        if policy == "hawkvision" and transport_ == "lossy":
+            found.append(Contender("hawkvision-tcp", policy, "tcp"))
+    return tuple(found)
+
+
+async def run(given: argparse.Namespace) -> None:
+    """Compare as the options say; print, and write into the folder. An interrupt ends it; what is done is written.
+
+    Raises:
+        HawkVisionError: for options that do not fit, links that cannot be had here, or servers that do not start.
+    """
+    plan = read_plan(given)
+    dataset = read_dataset(
+        given.data, given.task, models_dir(given.models_dir), split=given.split, indices=None, limit=given.limit
+    )
+    if dataset.labels is None:
+        raise ConfigError(f"--data {given.data}: expected labelled pictures; accuracy is half of what is compared")
+    (plan.out / "rounds").mkdir(parents=True, exist_ok=True)
+    console = Console() if sys.stdout.isatty() else Console(width=180)
+    backend = ("--backend", given.backend)
+    dc_arguments = ("--task", given.task, "--lossy-port", "0", *backend)
+    cells: dict[tuple[str, float], dict[str, list[Result]]] = {}
+    with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
+        async with Crew(1, deployment.client_prefix) as crew:
+            await crew.load(dataset)
+            bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend))
+            try:
+                await bench.ask_reference()
+                for link in plan.links:
+                    for rate in plan.rates:
+                        results = cells.setdefault((link.name, rate), {})
+                        for number in range(plan.rounds):
+                            for contender in rotated(plan.contenders, number):
+                                console.print(
+                                    f"{link.name}, {rate:g}/s, round {number + 1}: {contender.name} …", highlight=False
+                                )
+                                result = await bench.test(contender, link, rate, number)
+                                results.setdefault(contender.name, []).append(result)
+            finally:
+                _conclude(plan, cells, given.congestion or _kernels_congestion(), console)
+
+
+def rotated(found: Sequence[Contender], number: int) -> tuple[Contender, ...]:
+    """The order of a round: each begins one further."""
+    first = number % len(found)
+    return (*found[first:], *found[:first])
+
+
+class _Bench:
+    """Tests one contender after another."""
+
+    def __init__(
+        self, plan: Plan, dataset: Dataset, deployment: Deployment, crew: Crew, edge_arguments: tuple[str, ...]
+    ) -> None:
+        self._plan = plan
+        self._dataset = dataset
+        self._deployment = deployment
+        self._crew = crew
+        self._edge_arguments = edge_arguments
+        self._reference: dict[int, bool] = {}
+
+    async def ask_reference(self) -> None:
+        """Whether the best rung is right about each picture, over perfect links and TCP.
+
+        Raises:
+            NotReady: if some pictures are never answered by the datacenter.
+        """
+        contender = Contender("reference", "hawkvision", "tcp")
+        arguments = (*self._edge_arguments, *contender.arguments)
+        with self._deployment.edge(*arguments, log=contender.name) as node:
+            setup_ = self._setup(contender, node.url, [TargetClass({"quality": "best"}, 1.0)], 0)
+            await self._settle(setup_, contender)
+            missing = list(range(len(self._dataset)))
+            for _ in range(REFERENCE_TRIES):
+                due = [n / REFERENCE_RATE for n in range(len(missing))]
+                outcomes = await self._crew.run(
+                    Job(setup_.server, [{"quality": "best"}], [0] * len(due), missing, len(due), MAX_IN_FLIGHT, due)
+                )
+                best = [each for each in outcomes if each.tier == "dc" and not each.degraded]
+                self._reference |= {each.picture: bool(each.right) for each in best}
+                numbers = self._dataset.numbers
+                missing = [place for place in missing if numbers[place] not in self._reference]
+                if not missing:
+                    return
+        raise NotReady(f"the best rung did not answer {len(missing)} of {len(self._dataset)} pictures")
+
+    async def test(self, contender: Contender, link: LinkProfile, rate: float, number: int) -> Result:
+        """One contender, one round.
+
+        Raises:
+            HawkVisionError: if its edge node does not start, or cannot be asked.
+        """
+        plan, deployment = self._plan, self._deployment
+        name = f"{link.name}-{rate:g}-{contender.name}-round{number + 1}"
+        weather = {place: link if place in plan.where else None for place in PLACES}
+        with deployment.edge(*self._edge_arguments, *contender.arguments, log=name) as node:
+            setup_ = self._setup(contender, node.url, plan.classes, number)
+            await self._settle(setup_, contender)
+            started = setup.origin(setup_.seed)
+            before: list[tuple[Carried, Carried]] = []
+
+            def begun() -> None:
+                deployment.begin(weather[CLIENT_EDGE], weather[EDGE_DC], number)
+                before.append(self._carried())
+
+            schedule = f"poisson:{rate:g}"
+            try:
+                outcomes = await self._crew.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
+                near, far = (after.since(then) for after, then in zip(self._carried(), before[0], strict=True))
+            finally:
+                deployment.calm()
+        run = Run(
+            name=contender.name,
+            url=node.url,
+            protocol=setup_.server.protocol,
+            schedule=schedule,
+            duration_s=plan.duration_s,
+            warm_up_s=plan.warm_up_s,
+            deadline_ms=plan.deadline_ms,
+            data=self._dataset.name,
+            labelled=True,
+            targets=plan.classes,
+            outcomes=outcomes,
+            origin=started,
+            links=samples(weather, plan.duration_s, number),
+            steady=is_steady(outcomes, plan.warm_up_s, plan.duration_s),
+            reference=self._reference,
+        )
+        save(run, plan.out / "rounds" / f"{name}.json.gz")
+        return Result(run, Traffic(near.up, near.down, far.up, far.down))
+
+    async def _settle(self, setup_: Setup, contender: Contender) -> None:
+        """Load what is loaded on demand, and wait until the datacenter answers where it is to answer at all.
+
+        Raises:
+            NotReady: if it does not.
+        """
+        fields = [*(each.fields for each in setup_.classes), {"quality": "best"}]
+        n = 2 * len(fields)
+        due = [number / SETTLE_RATE for number in range(n)]
+        targets = [number % len(fields) for number in range(n)]
+        pictures = [number % len(self._dataset) for number in range(n)]
+        outcomes: list[Outcome] = []
+        for _ in range(SETTLE_TRIES):
+            job = Job(setup_.server, fields, targets, pictures, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
+            outcomes = await self._crew.run(job)
+            reached = any(each.tier == "dc" for each in outcomes) or contender.policy == "all-edge"
+            if reached and all(each.answered for each in outcomes):
+                return
+        said = sorted({f"{each.status} {each.error} {each.tier}".strip() for each in outcomes})
+        raise NotReady(f"{contender.name} does not answer from both tiers over perfect links: {'; '.join(said)}")
+
+    def _setup(self, contender: Contender, url: str, classes: list[TargetClass], number: int) -> Setup:
+        server = Server(
+            url,
+            "lossy" if contender.transport == "lossy" else "http",
+            api_key=self._deployment.key,
+            timeout_s=self._plan.timeout_s,
+        )
+        return Setup(server, self._dataset, classes, 1, MAX_IN_FLIGHT, self._plan.seed + 10 * number)
+
+    def _carried(self) -> tuple[Carried, Carried]:
+        return self._deployment.carried(CLIENT_EDGE), self._deployment.carried(EDGE_DC)
+
+
+def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number: int) -> list[LinkSample]:
+    """What the links of a round are like, for its record; as `Deployment.begin` makes them `LEAD_S` before."""
+    found = [
+        sample
+        for place, profile in enumerate(weather.values())
+        if profile is not None
+        for sample in profile.samples(PLACES[place], duration_s + LEAD_S, 2 * number + place, -LEAD_S)
+    ]
+    begun = [msgspec.structs.replace(sample, at_s=max(0.0, sample.at_s)) for sample in found]
+    return sorted(begun, key=lambda sample: sample.at_s)
+
+
+def _conclude(
+    plan: Plan, cells: Mapping[tuple[str, float], Mapping[str, list[Result]]], congestion: str, console: Console
+) -> None:
+    """Put rounds together, print, and write. Cells that nobody finished are left out."""
+    from loadgen.report import write_html
+
+    steady = {link.name: link.steady for link in plan.links}
+    report = Report(
+        command=setup.command(sys.argv[1:]),
+        where=list(plan.where),
+        congestion=congestion,
+        rounds=plan.rounds,
+        duration_s=plan.duration_s,
+        warm_up_s=plan.warm_up_s,
+        deadline_ms=plan.deadline_ms,
+        rows=[],
+        claims=[],
+        files=[],
+    )
+    for (link, rate), results in cells.items():
+        if not results:
+            continue
+        together = {name: _together(results[name]) for name in (c.name for c in plan.contenders) if name in results}
+        cell = Cell(link, rate, steady[link], together)
+        for name, result in together.items():
+            report.files.append(f"{link}-{rate:g}-{name}.json.gz")
+            save(result.run, plan.out / report.files[-1])
+        rows, claims = judge(cell)
+        report.rows.extend(rows)
+        report.claims.extend(claims)
+        show_rows(rows, f"\n{link}, {rate:g} requests/s, deadline {plan.deadline_ms:g} ms", console)
+        report.files.append(f"{link}-{rate:g}.html")
+        write_html([result.run for result in together.values()], plan.out / report.files[-1])
+    if report.claims:
+        show_claims(report.claims, console)
+    write_atomic(plan.out / "summary.json", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    console.print(f"written to {plan.out}", highlight=False)
+
+
+def _together(rounds: Sequence[Result]) -> Result:
+    traffic = rounds[0].traffic
+    for result in rounds[1:]:
+        traffic = traffic.plus(result.traffic)
+    return Result(merged([result.run for result in rounds]), traffic)
+
+
+def _kernels_congestion() -> str:
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _named(rates: Sequence[float]) -> list[tuple[str, float]]:
+    return [("--rate", rate) for rate in rates]
+
+
+def _known(option: str, words: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The words, each once.
+
+    Raises:
+        ConfigError: if there are none, or one is unknown or comes twice.
+    """
+    if not words or len(set(words)) < len(words) or not set(words) <= set(known):
+        raise ConfigError(f"{option}: expected some of {', '.join(known)}, each once; got {', '.join(words) or 'none'}")
+    return tuple(words)
