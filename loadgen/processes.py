@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -108,12 +108,13 @@ _REPORTS: Final = msgspec.msgpack.Decoder(Report)
 class Crew:
     """Client processes, used as a context manager; they keep their pictures from one job to the next."""
 
-    def __init__(self, size: int) -> None:
-        """Prepare; nothing is started yet.
+    def __init__(self, size: int, prefix: Sequence[str] = ()) -> None:
+        """Prepare; nothing is started yet. A `prefix` is a command that becomes the one behind it: `ip netns exec …`.
 
         Raises:
             ConfigError: if the size is out of bounds.
         """
+        self._prefix = tuple(prefix)
         if not 1 <= size <= MAX_PROCESSES:
             raise ConfigError(f"--processes: expected 1 to {MAX_PROCESSES}, got {size}")
         self.size = size
@@ -122,7 +123,7 @@ class Crew:
     async def __aenter__(self) -> Crew:
         for _ in range(self.size):
             client = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen.processes",
+                *self._prefix, sys.executable, "-m", "loadgen.processes",
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             self._clients.append(client)
@@ -155,6 +156,7 @@ class Crew:
         *,
         stop: asyncio.Event | None = None,
         show: Callable[[Tally], None] | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> list[Outcome]:
         """Run a job, dealt among the processes, and give what came of it in the order in which it was due.
 
@@ -162,6 +164,7 @@ class Crew:
             job: for all processes together.
             stop: when set, nothing more is sent, and answers are waited for `GRACE_S`.
             show: told how far all of them are, some times a second.
+            begun: called when all are connected, `LEAD_S` before the first moment of the schedule; it must be quick.
 
         Raises:
             Unreachable: if the server cannot be connected to.
@@ -174,6 +177,8 @@ class Crew:
         begin = Begin(time.monotonic() + LEAD_S)
         for client in self._clients:
             await _tell(client, begin)
+        if begun is not None:
+            begun()
         stopping = asyncio.create_task(self._stop_when(stop))
         tallies = [Tally() for _ in self._clients]
 
