@@ -385,6 +385,14 @@ def classify(
         raise typer.Exit(1)
 
 
+@app.command("load", context_settings=PASS_ON)
+def load_test(context: typer.Context) -> None:
+    """Test a deployment from outside; `hawkvision load --help` lists the tests."""
+    from loadgen.__main__ import main as loadgen_main
+
+    sys.exit(loadgen_main(context.args, prog="hawkvision load"))
+
+
 @app.command()
 def demo(
     cache_dir: CacheDir = None,

@@ -13,10 +13,15 @@ from hawkvision.errors import HawkVisionError
 
 COMMANDS: Final = {
     "run": "loadgen.run",
+    "find-capacity": "loadgen.capacity",
+    "mlperf": "loadgen.mlperf",
     "evaluate": "loadgen.evaluate",
     "compare": "loadgen.compare",
+    "rivals": "loadgen.rivals",
 }
 """Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
+EXTRA: Final = frozenset({"matplotlib", "mlperf_loadgen", "scipy"})
+"""What the extra `loadgen` installs beyond what a node needs."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> int:
@@ -28,17 +33,21 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
     parser = argparse.ArgumentParser(prog=prog, description="Test a deployment from outside.")
     commands = parser.add_subparsers(dest="command", required=True)
     asked = words[0] if words else ""
-    for name, module in COMMANDS.items():
-        if asked in COMMANDS and asked != name:
-            continue
-        loaded = importlib.import_module(module)
-        loaded.add_arguments(commands.add_parser(name, help=loaded.SUMMARY, description=loaded.SUMMARY))
-    given = parser.parse_args(words)
     try:
-        status = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
+        for name, module in COMMANDS.items():
+            if asked not in COMMANDS or asked == name:
+                loaded = importlib.import_module(module)
+                loaded.add_arguments(commands.add_parser(name, help=loaded.SUMMARY, description=loaded.SUMMARY))
+        given = parser.parse_args(words)
+        status: int | None = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
     except HawkVisionError as error:
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(f"error: {error}{where}", file=sys.stderr)  # noqa: T201
+        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        print(f"error: this needs {error.name}: pip install 'hawkvision[loadgen]'", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 130

@@ -6,8 +6,8 @@
     {"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": n + 4}}],
      "parameters": {"max_accuracy_drop": 0.01, "binary_data_output": true}}<n, uint32 little-endian><the picture>
 
-Three forms of answer are read, whichever comes: an integer output `index`; a BYTES output of labels in Triton's
-classification form (`confidence:index[:label]`) or that holds the index; and logits (FP32), of which the largest counts.
+Three forms of answer are read, whichever comes: an integer output `index`; a BYTES output in Triton's classification
+form (`confidence:index[:label]`) or that holds the index; and logits (FP32), of which the largest counts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,300 @@
+"""`python -m loadgen mlperf`: MLPerf LoadGen drives; this is its system under test and its sample library.
+
+LoadGen (mlcommons-loadgen) decides when to ask and whether a run is valid, and writes its own logs; here its queries
+become requests. LoadGen calls from a thread of its own; requests run on the event loop, at most `--max-in-flight` at
+once, and what is beyond waits, which LoadGen's latencies include. Performance is judged by LoadGen's rules. A request
+that is not answered must be completed too, so such a run is called INVALID here, whatever LoadGen says of its times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import asyncio
+import importlib
+import itertools
+import math
+import os
+import re
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+
+from hawkvision.errors import ConfigError, NotReady
+from loadgen import mix, setup
+from loadgen.asking import Asker
+from loadgen.engine import asker_for
+from loadgen.setup import Setup
+
+SUMMARY: Final = "Let MLPerf LoadGen test a server: SingleStream, MultiStream, Server or Offline, with its verdict."
+SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
+MODES: Final = ("performance", "accuracy")
+NO_CLASS: Final = -1
+"""What the accuracy log says of a request that was not answered."""
+PERFORMANCE_SAMPLES: Final = 1024
+"""Pictures of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
+WARM_UP_S: Final = 2.0
+FASTER: Final = 1.5
+"""Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
+_VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen mlperf`."""
+    setup.add_arguments(parser)
+    parser.add_argument("--scenario", choices=SCENARIOS, required=True)
+    parser.add_argument("--mode", choices=MODES, default="performance", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("mlperf_logs"), help="folder of logs (default: %(default)s)")
+    parser.add_argument("--user-conf", type=Path, help="LoadGen's user.conf; the options below override it")
+    parser.add_argument("--benchmark", default="resnet50", help="its name in LoadGen's conf (default: %(default)s)")
+    parser.add_argument("--min-duration-s", type=float, help="default: the conf's, 600")
+    parser.add_argument("--min-queries", type=int, help="default: the conf's")
+    parser.add_argument("--target-qps", type=float, help="of Server; of Offline the one expected")
+    parser.add_argument(
+        "--target-latency-ms", type=float, help="of Server; of Single- and MultiStream the one expected"
+    )
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
+
+    Raises:
+        HawkVisionError: if LoadGen is not installed, options do not fit, or nobody answers.
+    """
+    loadgen = _load()
+    setup_ = setup.read_setup(given)
+    if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
+        raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
+    settings = read_settings(loadgen, given)
+    given.out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    asker = asker_for(setup_.server, setup_.max_in_flight)
+    await asker.open()
+    bridge = Bridge(loadgen, asker, setup_)
+    try:
+        await expect(settings, given, asker, setup_)
+        await bridge.drive(settings, given.out)
+    finally:
+        await asker.close()
+    summary = given.out / "mlperf_log_summary.txt"
+    if given.mode == "accuracy":
+        right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
+        said = "without labels" if right is None else f"{right:.2%} right"
+        console.print(f"{given.scenario}, accuracy: {bridge.completed} pictures, {said}, {bridge.failed} not answered")
+        valid = bridge.failed == 0
+    else:
+        text = summary.read_text(encoding="utf-8")
+        console.print(text.strip(), markup=False)
+        valid = verdict(text) and bridge.failed == 0
+        console.print(
+            f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {bridge.failed} not "
+            f"answered{_reasons(bridge)}"
+        )
+    console.print(f"LoadGen's logs are in {given.out}")
+    return 0 if valid else 1
+
+
+def read_settings(loadgen: Any, given: argparse.Namespace) -> Any:
+    """LoadGen's `TestSettings`: its own conf for the benchmark, then the user's, then the options.
+
+    Raises:
+        ConfigError: naming the option or file that does not fit.
+    """
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, given.scenario)
+    settings.mode = (
+        loadgen.TestMode.AccuracyOnly if given.mode == "accuracy" else loadgen.TestMode.PerformanceOnly
+    )  # fmt: skip
+    if given.user_conf is not None:
+        if not given.user_conf.is_file():
+            raise ConfigError(f"--user-conf: {given.user_conf}: no such file")
+        if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario) != 0:
+            raise ConfigError(f"--user-conf: {given.user_conf}: LoadGen cannot read it")
+    for option, value in (
+        ("--min-duration-s", given.min_duration_s),
+        ("--target-qps", given.target_qps),
+        ("--target-latency-ms", given.target_latency_ms),
+        ("--min-queries", given.min_queries),
+    ):
+        if value is not None:
+            setup.positive(option, value)
+    if given.min_duration_s is not None:
+        settings.min_duration_ms = round(1e3 * given.min_duration_s)
+    if given.min_queries is not None:
+        settings.min_query_count = given.min_queries
+    if given.target_qps is not None:
+        settings.server_target_qps = settings.offline_expected_qps = given.target_qps
+    if given.target_latency_ms is not None:
+        settings.server_target_latency_ns = round(1e6 * given.target_latency_ms)
+        settings.single_stream_expected_latency_ns = round(1e6 * given.target_latency_ms)
+        settings.multi_stream_expected_latency_ns = round(1e6 * given.target_latency_ms)
+    return settings
+
+
+async def expect(settings: Any, given: argparse.Namespace, asker: Asker, setup_: Setup) -> None:
+    """Warm up, and tell LoadGen what to expect where the options do not: it draws its queries before the run, and a
+    server that is faster than expected answers them all before the least duration is over, which is INVALID.
+    """
+    together = setup_.max_in_flight if given.scenario == "Offline" else 1
+    fastest_s, done = math.inf, 0
+    bodies, fields = itertools.cycle(setup_.dataset.bodies), setup_.classes[0].fields
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def caller() -> None:
+        nonlocal fastest_s, done
+        while (asked := loop.time()) < began + WARM_UP_S:
+            replied = await asker.ask(next(bodies), fields)
+            if replied.status != 200:
+                raise NotReady(f"the server does not answer pictures: {replied.error}")
+            fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
+
+    await asyncio.gather(*(caller() for _ in range(together)))
+    if given.user_conf is not None:
+        return
+    if given.target_latency_ms is None:
+        expected_ns = max(1, round(1e9 * fastest_s / FASTER))
+        settings.single_stream_expected_latency_ns = expected_ns
+        settings.multi_stream_expected_latency_ns = expected_ns
+    if given.target_qps is None:
+        settings.offline_expected_qps = FASTER * done / (loop.time() - began)
+
+
+class Bridge:
+    """LoadGen's system under test on the running event loop."""
+
+    def __init__(self, loadgen: Any, asker: Asker, setup_: Setup) -> None:
+        self.completed = 0
+        self.failed = 0
+        self.errors: dict[str, int] = {}
+        self._loadgen = loadgen
+        self._asker = asker
+        self._bodies = setup_.dataset.bodies
+        self._limit = setup_.max_in_flight
+        dealt = mix.deal(setup_.classes, len(setup_.dataset), setup_.seed + 1)
+        self._fields = [setup_.classes[number].fields for number in dealt]
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, int]] = deque()
+        """Identity and picture of what LoadGen asked and nobody took: as many as it issues ahead of their answers."""
+        self._active = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    async def drive(self, settings: Any, folder: Path) -> None:
+        """Run LoadGen to its end. It cannot be stopped: an interrupt ends the process."""
+        outputs = self._loadgen.LogOutputSettings()
+        outputs.outdir = str(folder)
+        outputs.copy_summary_to_stdout = False
+        logs = self._loadgen.LogSettings()
+        logs.log_output = outputs
+        logs.enable_trace = False
+        total = len(self._bodies)
+        system = self._loadgen.ConstructSUT(self._issue, lambda: None)
+        library = self._loadgen.ConstructQSL(total, min(total, PERFORMANCE_SAMPLES), lambda _: None, lambda _: None)
+
+        def test() -> None:
+            self._loadgen.StartTestWithLogSettings(system, library, settings, logs)
+            self._loop.call_soon_threadsafe(self._finish)
+
+        threading.Thread(target=test, name="mlperf-loadgen", daemon=True).start()
+        try:
+            await self._over
+        except asyncio.CancelledError:
+            sys.stderr.write("interrupted; LoadGen's logs are incomplete\n")
+            sys.stderr.flush()
+            os._exit(130)
+        self._loadgen.DestroyQSL(library)
+        self._loadgen.DestroySUT(system)
+
+    def _finish(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _issue(self, samples: Sequence[Any]) -> None:
+        """Called by LoadGen, on its thread."""
+        self._loop.call_soon_threadsafe(self._take, [(sample.id, sample.index) for sample in samples])
+
+    def _take(self, samples: list[tuple[int, int]]) -> None:
+        self._waiting.extend(samples)
+        for _ in range(min(len(samples), self._limit - self._active)):
+            self._active += 1
+            task = self._loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    async def _work(self) -> None:
+        """Ask as long as there is something to ask."""
+        while self._waiting:
+            identity, picture = self._waiting.popleft()
+            replied = await self._asker.ask(self._bodies[picture], self._fields[picture])
+            self.completed += 1
+            if replied.status != 200 or replied.index is None:
+                self.failed += 1
+                self.errors[replied.error] = self.errors.get(replied.error, 0) + 1
+            self._complete(identity, NO_CLASS if replied.index is None else replied.index)
+        self._active -= 1
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What breaks here must not leave LoadGen waiting for an answer for ever."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    def _complete(self, identity: int, index: int) -> None:
+        answer = array.array("i", [index])
+        address, length = answer.buffer_info()
+        response = self._loadgen.QuerySampleResponse(identity, address, length * answer.itemsize)
+        self._loadgen.QuerySamplesComplete([response])
+
+
+def verdict(summary: str) -> bool:
+    """LoadGen's verdict in its summary.
+
+    Raises:
+        NotReady: if there is none, because the run ended before it.
+    """
+    found = _VERDICT.search(summary)
+    if found is None:
+        raise NotReady("LoadGen wrote no verdict: expected 'Result is : VALID' or INVALID in mlperf_log_summary.txt")
+    return found[1] == "VALID"
+
+
+class _Logged(msgspec.Struct):
+    qsl_idx: int
+    data: str
+    """Hexadecimal, little-endian int32."""
+
+
+def score(log: Path, labels: Sequence[int] | None) -> float | None:
+    """The share of right answers in LoadGen's accuracy log; None without labels.
+
+    Raises:
+        ConfigError: if the log is not one.
+    """
+    if labels is None:
+        return None
+    try:
+        entries = msgspec.json.decode(log.read_bytes(), type=list[_Logged])
+        right = [struct.unpack("<i", bytes.fromhex(each.data))[0] == labels[each.qsl_idx] for each in entries]
+    except (OSError, msgspec.DecodeError, ValueError, struct.error, IndexError) as error:
+        raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
+    return sum(right) / len(right) if right else None
+
+
+def _reasons(bridge: Bridge) -> str:
+    return "".join(f", {code}: {n}" for code, n in sorted(bridge.errors.items()))
+
+
+def _load() -> Any:
+    try:
+        return importlib.import_module("mlperf_loadgen")
+    except ImportError:
+        raise NotReady("this needs MLPerf LoadGen: pip install 'hawkvision[loadgen]'") from None
