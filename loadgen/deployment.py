@@ -4,8 +4,7 @@
       client processes  ◄─ link ─►  edge node, one at a time  ◄─ link ─►  datacenter tier (Ray Serve)
 
 The datacenter tier is started once; edge nodes come and go. Nothing else runs here meanwhile: all three share this
-machine's cores, whoever is tested. Between tests the links are perfect, so that starting, stopping and what was left
-on its way cost nobody anything. Needs root, as `loadgen.tun_link` says.
+machine's cores, whoever is tested. Needs root, as `loadgen.tun_link` says.
 """
 
 from __future__ import annotations
@@ -108,6 +107,14 @@ class Deployment:
             finally:
                 self._keep(log, node)
 
+    def settle(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None) -> None:
+        """Links as such profiles usually are, without loss: to start and to connect, so that what servers and kernels
+        learn of a path meanwhile is true. None is a perfect link, which all are at first.
+        """
+        for link, profile in ((self.near, client_edge), (self.far, edge_dc)):
+            up, down = (PERFECT, PERFECT) if profile is None else profile.calm()
+            link.set(up=up, down=down)
+
     def begin(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None, offset: int = 0) -> None:
         """From now on the links are like this, at the beginning of a round; None is a perfect one.
 
@@ -118,10 +125,6 @@ class Deployment:
             link.set(up=up, down=down)
         for packet, target in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (target, DISCARD_PORT))
-
-    def calm(self) -> None:
-        """Make both links perfect."""
-        self.begin(None, None)
 
     def carried(self, name: str) -> Carried:
         """What `CLIENT_EDGE` or `EDGE_DC` was given to carry so far; up is towards the datacenter."""

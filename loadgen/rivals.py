@@ -5,8 +5,9 @@ round all are sent the same pictures with the same targets at the same moments, 
 has other ones, and begins with another policy. HawkVision is tested as it is meant to be used over such links, with
 its lossy transport, and once more over TCP alone like all others (`hawkvision-tcp`).
 
-A round begins with every policy's models loaded and both tiers connected, over perfect links; the weather begins with
-the schedule. What the best rung says of every picture, to pair drops with, is asked once beforehand.
+A round begins with every policy's models loaded and both tiers connected, over links of the usual rate and delay that
+lose nothing; the weather begins with the schedule. What the best rung says of every picture, to pair drops with, is
+asked once beforehand.
 
 Writes, into a folder: a record per link, rate and policy, all rounds together; the single rounds; a page per link and
 rate; what servers said; and `summary.json` with the figures and the claims they bear out.
@@ -256,6 +257,7 @@ class _Bench:
         plan, deployment = self._plan, self._deployment
         name = f"{link.name}-{rate:g}-{contender.name}-round{number + 1}"
         weather = {place: link if place in plan.where else None for place in PLACES}
+        deployment.settle(weather[CLIENT_EDGE], weather[EDGE_DC])
         with deployment.edge(*self._edge_arguments, *contender.arguments, log=name) as node:
             setup_ = self._setup(contender, node.url, plan.classes, number)
             await self._settle(setup_, contender)
@@ -271,7 +273,7 @@ class _Bench:
                 outcomes = await self._crew.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
                 near, far = (after.since(then) for after, then in zip(self._carried(), before[0], strict=True))
             finally:
-                deployment.calm()
+                deployment.settle(None, None)  # what is still on its way is not waited for
         run = Run(
             name=contender.name,
             url=node.url,

@@ -114,6 +114,9 @@ class LinkProfile:
     name: str
     description: str
     sources: tuple[str, ...]
+    up: LinkSpec
+    """As the file's own section says; `down` likewise."""
+    down: LinkSpec
     phases: tuple[Phase, ...]
     length_s: float
     seed: int
@@ -138,6 +141,10 @@ class LinkProfile:
             stretches.append(Stretch(at_s, seconds, phase))
             at_s += seconds
         return tuple(stretches)
+
+    def calm(self) -> tuple[LinkSpec, LinkSpec]:
+        """(up, down) before anything happens: the usual rates and delays, and no loss."""
+        return msgspec.structs.replace(self.up, loss=NoLoss()), msgspec.structs.replace(self.down, loss=NoLoss())
 
     def specs(self, offset: int = 0) -> tuple[LinkSpec, LinkSpec]:
         """(up, down) for the emulator. Both ways have the same phases, and bursts of their own."""
@@ -164,7 +171,7 @@ class LinkProfile:
     def _spec(self, way: Way, round_: tuple[Stretch, ...], offset: int) -> LinkSpec:
         chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - weather, not secrets
         steps = tuple(step for stretch in round_ for step in _steps(stretch, way, chance))
-        plain = self.phases[0].way(way)
+        plain = self.up if way == "up" else self.down
         return LinkSpec(
             jitter_ms=plain.jitter_ms,
             queue_bytes=plain.queue_bytes,
@@ -251,14 +258,25 @@ def load_profile(name: str | Path) -> LinkProfile:
         raise ConfigError(f"{path}: no such link profile") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    return LinkProfile(path.stem, given.description, given.sources, _phases(given, path), given.length_s, given.seed)
+    ways = []
+    for way, values in (("up", given.up), ("down", given.down)):
+        _check_keys(values, _WAY_KEYS, f"{path}: {way}")
+        ways.append(LinkSpec.from_mapping(values, f"{path}: {way}"))
+    up, down = ways
+    return LinkProfile(
+        name=path.stem,
+        description=given.description,
+        sources=given.sources,
+        up=up,
+        down=down,
+        phases=_phases(given, path),
+        length_s=given.length_s,
+        seed=given.seed,
+    )
 
 
 def _phases(given: _File, path: Path) -> tuple[Phase, ...]:
     whole = (_Phase("always", 1.0, given.length_s),)
-    for way, values in (("up", given.up), ("down", given.down)):
-        _check_keys(values, _WAY_KEYS, f"{path}: {way}")
-        LinkSpec.from_mapping(values, f"{path}: {way}")
     phases = tuple(_phase(phase, given, path) for phase in given.phase or whole)
     shares = sum(phase.share for phase in phases)
     if abs(shares - 1.0) > 1e-6:
