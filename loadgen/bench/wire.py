@@ -24,11 +24,11 @@ class WireError(Exception):
 class Wire:
     """One connection that sends the same POST again and again."""
 
-    def __init__(self, url: str, path: str, body: bytes) -> None:
+    def __init__(self, url: str, path: str, body: bytes, headers: str = "Content-Type: image/jpeg\r\n") -> None:
         host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
         self._request = (
-            b"POST %s HTTP/1.1\r\nHost: %s:%d\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
-            % (path.encode(), host.encode(), port, len(body))
+            b"POST %s HTTP/1.1\r\nHost: %s:%d\r\n%sContent-Length: %d\r\n\r\n"
+            % (path.encode(), host.encode(), port, headers.encode(), len(body))
         ) + body
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

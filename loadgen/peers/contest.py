@@ -1,0 +1,255 @@
+"""The measurement: servers one after another on one core, in rotated order, each asked the same pictures.
+
+In every round a server is started anew, checked, warmed, driven at its capacity by callers that wait, then by Poisson
+arrivals at shares of that capacity. Only one runs at a time, because idle servers are not idle: Ray's processes and
+Triton's threads wake up and would take from the others' core.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.errors import ConfigError
+from hawkvision.process import running
+from loadgen.arrivals import Poisson
+from loadgen.bench.edge import pinned
+from loadgen.bench.wire import Wire
+from loadgen.engine import Engine, Job, Loaded, Server
+from loadgen.peers.catalogue import Peer, Work
+from loadgen.peers.results import BARE, Visit, Waits, Window
+from loadgen.peers.serving import Served, Task, serving
+from loadgen.peers.work import Classify
+from loadgen.record import Outcome
+
+T = TypeVar("T")
+SHARES: Final = (0.3, 0.6, 0.9)
+START_S: Final = 0.05
+"""Between the order and the first request, so that all callers are there."""
+WARM_UP_WAITS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to measure."""
+
+    rounds: int
+    window_s: float
+    """Of each closed and each open loop."""
+    warm_up_s: float
+    callers: int
+    """Enough to keep one core busy: one picture in work, others waiting."""
+    requests: int
+    """Per round and server, without a model."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who takes part, with what."""
+
+    peers: Sequence[Peer]
+    pythons: Mapping[str, Path]
+    task: Task
+    bodies: Sequence[bytes]
+    expected: Sequence[int]
+    """The bare loop's classes."""
+    logs: Path
+
+
+class Contest:
+    """Runs the rounds. Results are in `visits` and `waits`, also of rounds that were cut short."""
+
+    def __init__(self, field: Field, plan: Plan, say: Callable[[str], None]) -> None:
+        self.visits: dict[str, list[Visit]] = {}
+        self.waits: dict[tuple[str, Work | None], list[NDArray[np.float64]]] = {}
+        self._field = field
+        self._plan = plan
+        self._say = say
+
+    async def run_model(self, bare: Classify) -> None:
+        """All rounds with the model.
+
+        Raises:
+            NotReady: if a server does not start.
+            ConfigError: if one gives another class than the bare loop.
+        """
+        names: list[str | None] = [*(peer.name for peer in self._field.peers), None]
+        peers = {peer.name: peer for peer in self._field.peers}
+        for number, order in enumerate(rotations(names, self._plan.rounds)):
+            for name in order:
+                self._say(f"round {number + 1} of {self._plan.rounds}: {name or BARE}")
+                if name is None:
+                    visit = Visit(self._bare(bare))
+                else:
+                    visit = await self._visit(peers[name], number)
+                self.visits.setdefault(name or BARE, []).append(visit)
+
+    async def run_overhead(self) -> None:
+        """All rounds without a model, each server for each kind of work it knows."""
+        contenders: list[tuple[Peer | None, Work]] = [
+            (peer, work) for work in ("decode", "nothing") for peer in self._field.peers if work in peer.works
+        ]
+        contenders.append((None, "nothing"))
+        for number, order in enumerate(rotations(contenders, self._plan.rounds)):
+            for peer, work in order:
+                if peer is None:
+                    self.waits.setdefault(("", None), []).append(self._floor())
+                    continue
+                self._say(f"round {number + 1} of {self._plan.rounds}, no model: {peer.name}, {work}")
+                async with self._serving(peer, work) as served:
+                    found = _waits(served.url, peer, self._field.bodies[0], self._plan.requests)
+                self.waits.setdefault((peer.name, work), []).append(found)
+
+    @asynccontextmanager
+    async def _serving(self, peer: Peer, work: Work) -> AsyncIterator[Served]:
+        field = self._field
+        log = field.logs / f"{peer.name}.log"
+        async with serving(peer, field.pythons[peer.name], field.task, work, field.bodies[0], log) as served:
+            yield served
+
+    async def _visit(self, peer: Peer, number: int) -> Visit:
+        plan = self._plan
+        async with self._serving(peer, "model") as served:
+            await check_answers(served, self._field.bodies, self._field.expected)
+            await self._closed(served, plan.warm_up_s)
+            window = await self._closed(served, plan.window_s)
+            at: dict[float, Waits] = {}
+            for share in SHARES:
+                # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
+                at[share] = await self._open(served, share * window.per_s, plan.seed + number)
+        return Visit(window, at)
+
+    async def _closed(self, served: Served, seconds: float) -> Window:
+        n = len(self._field.bodies)
+        job = _job(served, list(range(n)), seconds, callers=self._plan.callers, connections=self._plan.callers)
+        cpu_s = served.cpu_seconds()
+        outcomes, wall_s = await self._drive(served, job)
+        failed = sum(not _is_good(each) for each in outcomes)
+        return Window(len(outcomes) - failed, failed, wall_s, served.cpu_seconds() - cpu_s)
+
+    async def _open(self, served: Served, rate: float, seed: int) -> Waits:
+        due = Poisson(rate).due_times(self._plan.window_s, seed).tolist()
+        order = np.random.default_rng(seed).integers(0, len(self._field.bodies), len(due)).tolist()
+        job = _job(served, order, self._plan.window_s, due=due, connections=self._field.task.connections)
+        outcomes, _ = await self._drive(served, job)
+        ms = np.array([each.latency_s * 1e3 for each in outcomes])
+        return Waits(rate, ms, sum(not _is_good(each) for each in outcomes))
+
+    async def _drive(self, served: Served, job: Job) -> tuple[list[Outcome], float]:
+        """What came of a job, and the seconds until its last answer."""
+        field = self._field
+        loaded = Loaded(field.bodies, range(len(field.bodies)), field.expected)
+        outcomes = await Engine(job, loaded, served.asker).run(time.monotonic() + START_S)
+        return outcomes, max((each.done_s for each in outcomes), default=0.0)
+
+    def _bare(self, classify: Classify) -> Window:
+        """The ceiling: the work in a loop, on the servers' core, nothing around it."""
+        with pinned(self._field.task.core):
+            _repeat(classify, self._field.bodies, self._plan.warm_up_s)
+            before = time.thread_time()
+            done, wall_s = _repeat(classify, self._field.bodies, self._plan.window_s)
+            return Window(done, 0, wall_s, time.thread_time() - before)
+
+    def _floor(self) -> NDArray[np.float64]:
+        """What the client itself waits, against a loop over one blocking socket."""
+        with pinned(self._field.task.core):
+            floor = running("loadgen.bench.echo", "raw")
+            server = floor.__enter__()
+        try:
+            with Wire(server.url, "/echo", self._field.bodies[0]) as wire:
+                return _exchanges(wire, self._plan.requests)
+        finally:
+            floor.__exit__(None, None, None)
+
+
+async def check_answers(served: Served, bodies: Sequence[bytes], expected: Sequence[int]) -> None:
+    """Every picture once.
+
+    Raises:
+        ConfigError: at the first that gets another class than the bare loop's, or none.
+    """
+    for number, (body, index) in enumerate(zip(bodies, expected, strict=True)):
+        replied = await served.asker.ask(body, {})
+        if replied.index != index:
+            raise ConfigError(
+                f"{served.peer.title}: picture {number}: expected class {index} as of the bare loop, got "
+                f"{replied.index} (status {replied.status} {replied.error}); a comparison would mean nothing"
+            )
+
+
+def rotations(names: Sequence[T], rounds: int) -> Iterator[list[T]]:
+    """The order of each round: every time another begins."""
+    for number in range(rounds):
+        start = number % len(names)
+        yield [*names[start:], *names[:start]]
+
+
+def choose_cores() -> tuple[int, int]:
+    """One for servers and one for the generator.
+
+    Raises:
+        ConfigError: if there are not two.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise ConfigError("peers are compared with the generator on a core of its own; this machine gives us one only")
+    return cores[0], cores[1]
+
+
+def _job(
+    served: Served,
+    order: list[int],
+    seconds: float,
+    *,
+    connections: int,
+    callers: int = 0,
+    due: Sequence[float] = (),
+) -> Job:
+    return Job(
+        server=Server(served.url),
+        fields=[{}],
+        target=[0] * len(order),
+        picture=order,
+        duration_s=seconds,
+        max_in_flight=connections,
+        due=list(due),
+        callers=callers,
+    )
+
+
+def _is_good(outcome: Outcome) -> bool:
+    """Answered, and with the class that is expected: also under load nobody may answer fast and wrong."""
+    return outcome.answered and bool(outcome.right)
+
+
+def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> tuple[int, float]:
+    started = time.perf_counter()
+    done = 0
+    while (elapsed := time.perf_counter() - started) < seconds:
+        classify(bodies[done % len(bodies)])
+        done += 1
+    return done, elapsed
+
+
+def _waits(url: str, peer: Peer, body: bytes, requests: int) -> NDArray[np.float64]:
+    with Wire(url, peer.path, peer.frame(body), peer.headers) as wire:
+        return _exchanges(wire, requests)
+
+
+def _exchanges(wire: Wire, requests: int) -> NDArray[np.float64]:
+    """What each of so many requests in a row waited, in ms, after some that do not count."""
+    waits = np.empty(WARM_UP_WAITS + requests)
+    for i in range(len(waits)):
+        started = time.perf_counter_ns()
+        wire.exchange()
+        waits[i] = time.perf_counter_ns() - started
+    return waits[WARM_UP_WAITS:] / 1e6

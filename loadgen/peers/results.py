@@ -1,0 +1,290 @@
+"""What a comparison found: per server its rates and waiting times over all rounds, and HawkVision's beside them.
+
+Ratios are HawkVision's figure over the other's, formed within a round, so that a machine that is slower in one round is
+so for both; the median over rounds is given with its range. Percentiles are of all rounds' requests together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadgen.peers.catalogue import Work
+
+T = TypeVar("T")
+OURS: Final = "hawkvision"
+BARE: Final = "bare loop"
+FEW: Final = 1000
+"""Requests below which a P99 rests on fewer than ten of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Closed loop for a while."""
+
+    done: int
+    failed: int
+    wall_s: float
+    cpu_s: float
+    """Of the server, all its processes."""
+
+    @property
+    def per_s(self) -> float:
+        """Answers per second."""
+        return self.done / self.wall_s
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Open loop for a while: latencies in ms, from when each request was due."""
+
+    rate: float
+    ms: NDArray[np.float64]
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One server in one round."""
+
+    window: Window
+    at: Mapping[float, Waits] = field(default_factory=dict)
+    """By share of that round's capacity."""
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """HawkVision's over the other's: the median of rounds, and their range."""
+
+    median: float
+    low: float
+    high: float
+
+
+class AtShare(msgspec.Struct, frozen=True):
+    """Open-loop Poisson arrivals at a share of the server's own capacity."""
+
+    share: float
+    rate: float
+    """Median over rounds, requests per second."""
+    n: int
+    failed: int
+    p50_ms: float
+    p99_ms: float
+    p50_ratio: Ratio | None
+    p99_ratio: Ratio | None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One server."""
+
+    name: str
+    title: str
+    version: str
+    how: str
+    capacity: float
+    """Answers per second in the closed loop, median over rounds."""
+    capacity_low: float
+    capacity_high: float
+    capacity_ratio: Ratio | None
+    per_cpu_s: float
+    """Answers per CPU second, which others' work on the core changes least."""
+    core_share: float
+    """Of the one core, that its processes had."""
+    failed: int
+    loads: tuple[AtShare, ...]
+
+
+class Overhead(msgspec.Struct, frozen=True):
+    """Serving without a model: one connection, one request at a time."""
+
+    name: str
+    title: str
+    work: Work | None
+    """None: the client's own floor."""
+    n: int
+    p50_ms: float
+    p99_ms: float
+    ratio: Ratio | None
+    """Of medians; ours decodes, whatever the other does."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All of it, as `--json` writes it."""
+
+    command: str
+    started: str
+    machine: str
+    cores: tuple[int, int]
+    """The servers', the generator's."""
+    load_before: float
+    load_after: float
+    """The machine's load average over a minute; the comparison itself makes about one and a half."""
+    model: str
+    data: str
+    checked: int
+    """Pictures on which every server gave the bare loop's class."""
+    rounds: int
+    window_s: float
+    callers: int
+    seed: int
+    rows: tuple[Row, ...]
+    overhead: tuple[Overhead, ...]
+
+
+def row(name: str, title: str, version: str, how: str, visits: Sequence[Visit], ours: Sequence[Visit] | None) -> Row:
+    """A server's row; `ours` are HawkVision's visits of the same rounds, None where it took no part."""
+    rates = [visit.window.per_s for visit in visits]
+    return Row(
+        name=name,
+        title=title,
+        version=version,
+        how=how,
+        capacity=float(np.median(rates)),
+        capacity_low=min(rates),
+        capacity_high=max(rates),
+        capacity_ratio=ratio(visits, ours, lambda visit: visit.window.per_s),
+        per_cpu_s=float(
+            np.median([v.window.done / v.window.cpu_s for v in visits if v.window.cpu_s > 0.0] or [np.nan])
+        ),
+        core_share=float(np.median([visit.window.cpu_s / visit.window.wall_s for visit in visits])),
+        failed=sum(visit.window.failed for visit in visits),
+        loads=tuple(_at_share(share, visits, ours) for share in sorted(visits[0].at)),
+    )
+
+
+def _at_share(share: float, visits: Sequence[Visit], ours: Sequence[Visit] | None) -> AtShare:
+    pooled = np.concatenate([visit.at[share].ms for visit in visits])
+    p50, p99 = percentiles(pooled)
+    return AtShare(
+        share=share,
+        rate=float(np.median([visit.at[share].rate for visit in visits])),
+        n=len(pooled),
+        failed=sum(visit.at[share].failed for visit in visits),
+        p50_ms=p50,
+        p99_ms=p99,
+        p50_ratio=ratio(visits, ours, lambda visit: percentiles(visit.at[share].ms)[0]),
+        p99_ratio=ratio(visits, ours, lambda visit: percentiles(visit.at[share].ms)[1]),
+    )
+
+
+def overhead(
+    name: str,
+    title: str,
+    work: Work | None,
+    rounds: Sequence[NDArray[np.float64]],
+    ours: Sequence[NDArray[np.float64]] | None,
+) -> Overhead:
+    """A row of waiting times (ms, an array per round) without a model."""
+    p50, p99 = percentiles(np.concatenate(rounds))
+    compared = ratio(rounds, ours, lambda waits: percentiles(waits)[0])
+    return Overhead(name, title, work, sum(map(len, rounds)), p50, p99, compared)
+
+
+def ratio(theirs: Sequence[T], ours: Sequence[T] | None, figure: Callable[[T], float]) -> Ratio | None:
+    """Round by round; None without anything to compare with."""
+    if ours is None:
+        return None
+    found = [figure(us) / figure(them) for us, them in zip(ours, theirs, strict=True)]
+    return Ratio(float(np.median(found)), min(found), max(found))
+
+
+def percentiles(ms: NDArray[np.float64]) -> tuple[float, float]:
+    """P50 and P99; NaN of nothing."""
+    if len(ms) == 0:
+        return float("nan"), float("nan")
+    p50, p99 = np.percentile(ms, (50, 99))
+    return float(p50), float(p99)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report for a person."""
+    console.print(
+        f"{report.machine}; servers on core {report.cores[0]}, one at a time, the generator on core {report.cores[1]}; "
+        f"load average before {report.load_before:.2f}, after {report.load_after:.2f}\n"
+        f"{report.model} on {escape(report.data)}; {report.rounds} rounds of {report.window_s:g} s in rotated order; "
+        f"all answers the bare loop's on {report.checked} pictures"
+    )
+    if report.rows:
+        console.print(_capacities(report))
+        console.print(_latencies(report))
+        for found in report.rows:
+            console.print(f"{found.title} {found.version}: {found.how}", highlight=False)
+    if report.overhead:
+        console.print(_overheads(report))
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=None, header_style="bold", title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    return table
+
+
+def _capacities(report: Report) -> Table:
+    table = _table(
+        f"capacity: closed loop, {report.callers} callers",
+        *("server", "answers/s (range)", "HawkVision / it", "per CPU second", "of the core", "failed"),
+    )
+    for found in report.rows:
+        table.add_row(
+            found.title,
+            f"{found.capacity:.1f} ({found.capacity_low:.1f}–{found.capacity_high:.1f})",
+            _written(found.capacity_ratio),
+            f"{found.per_cpu_s:.1f}",
+            f"{found.core_share:.0%}",
+            str(found.failed),
+        )
+    return table
+
+
+def _latencies(report: Report) -> Table:
+    table = _table(
+        "latency: open loop, Poisson arrivals at a share of each one's own capacity, from when a request was due",
+        *("server", "share", "rate/s", "n", "P50 ms", "P99 ms", "P50 HawkVision / it", "P99 HawkVision / it", "failed"),
+    )
+    for found in report.rows:
+        for at in found.loads:
+            table.add_row(
+                found.title,
+                f"{at.share:.0%}",
+                f"{at.rate:.1f}",
+                str(at.n),
+                f"{at.p50_ms:.2f}",
+                f"{at.p99_ms:.2f}" + (" *" if at.n < FEW else ""),
+                _written(at.p50_ratio),
+                _written(at.p99_ratio),
+                str(at.failed),
+            )
+    if any(at.n < FEW for found in report.rows for at in found.loads):
+        table.caption = f"* of fewer than {FEW} requests"
+    return table
+
+
+def _overheads(report: Report) -> Table:
+    table = _table(
+        "no model: one connection, one request at a time",
+        *("server", "what it does", "n", "P50 ms", "P99 ms", "P50 HawkVision (decodes) / it"),
+    )
+    done = {"decode": "decodes and scales", "nothing": "receives", "model": "", None: "the client's own floor"}
+    for found in report.overhead:
+        table.add_row(
+            found.title,
+            done[found.work],
+            str(found.n),
+            f"{found.p50_ms:.3f}",
+            f"{found.p99_ms:.3f}",
+            _written(found.ratio),
+        )
+    return table
+
+
+def _written(found: Ratio | None) -> str:
+    return "" if found is None else f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"

@@ -1,0 +1,106 @@
+"""What every server of the comparison does to one picture: decode, crop, scale, infer, pick the class.
+
+This file alone is imported by the peers, inside environments of their own, so it needs nothing of HawkVision: only
+NumPy, OpenCV, simplejpeg and ONNX Runtime, which the harness installs there in the versions that HawkVision runs with.
+It does the very steps of the edge node for RGB JPEGs (reduced decoding of large ones included), with the same options
+of ONNX Runtime, so that what differs between servers is the serving. In a loop by itself it is the ceiling.
+
+The harness tells a server what to do in its environment, because frameworks that import a file by themselves pass no
+arguments on: `HAWKVISION_PEER_{PORT,WORK,MODEL,INPUT}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import cv2
+import numpy as np
+import onnxruntime as ort
+import simplejpeg
+
+PREFIX: Final = "HAWKVISION_PEER_"
+OVERSAMPLING: Final = 2
+"""A JPEG is decoded at 1/2, 1/4 or 1/8 where that leaves at least twice the model's input, as on the edge node."""
+INTERPOLATION: Final = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
+SCALES: Final = (8, 4, 2)
+
+Classify: TypeAlias = Callable[[bytes], int]
+"""From a JPEG to the index of its class."""
+
+
+def port() -> int:
+    """Where the harness wants this server to listen, on loopback."""
+    return int(os.environ[f"{PREFIX}PORT"])
+
+
+def classifier() -> Classify:
+    """The work that the harness asks of this server.
+
+    `model` is all of it; `decode` stops before the model and `nothing` before decoding: what serving costs by itself.
+    """
+    match os.environ[f"{PREFIX}WORK"]:
+        case "model":
+            return load(os.environ[f"{PREFIX}MODEL"], os.environ[f"{PREFIX}INPUT"])
+        case "decode":
+            prepare = preparation(os.environ[f"{PREFIX}INPUT"])
+            return lambda jpeg: 0 * prepare(jpeg).shape[0]
+        case "nothing":
+            return lambda jpeg: 0 * len(jpeg)
+        case other:
+            raise ValueError(f"{PREFIX}WORK: expected model, decode or nothing, got {other!r}")
+
+
+def load(model: str, spec: str) -> Classify:
+    """The whole loop on an ONNX file of one uint8 NHWC input; `spec` as `preparation` reads it."""
+    cv2.setNumThreads(1)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    given, wanted = session.get_inputs()[0].name, session.get_outputs()[0].name
+    prepare = preparation(spec)
+
+    def classify(jpeg: bytes) -> int:
+        return int(session.run([wanted], {given: prepare(jpeg)[None]})[0].argmax())
+
+    return classify
+
+
+def preparation(spec: str) -> Callable[[bytes], Any]:
+    """From a JPEG to the model's input; `spec` is JSON: height, width, interpolation, crop_fraction."""
+    fields = json.loads(spec)
+    height, width, fraction = int(fields["height"]), int(fields["width"]), float(fields["crop_fraction"])
+    interpolation = INTERPOLATION[fields["interpolation"]]
+    least = math.ceil(OVERSAMPLING * max(height, width) / fraction)
+
+    def prepare(jpeg: bytes) -> Any:
+        declared_height, declared_width, _, _ = simplejpeg.decode_jpeg_header(jpeg)
+        shorter = min(declared_height, declared_width)
+        factor = next((f for f in SCALES if math.ceil(shorter / f) >= least), 1)
+        pixels = simplejpeg.decode_jpeg(
+            jpeg,
+            "RGB",
+            min_height=math.ceil(declared_height / factor),
+            min_width=math.ceil(declared_width / factor),
+            min_factor=float(factor),
+        )
+        return _crop(pixels, height, width, fraction, interpolation)
+
+    return prepare
+
+
+def _crop(pixels: Any, height: int, width: int, fraction: float, interpolation: int) -> Any:
+    """The centred part of the input's aspect, scaled; averaging where it shrinks by more than two."""
+    scale = min(pixels.shape[0] / height, pixels.shape[1] / width) * fraction
+    crop_height = min(pixels.shape[0], max(1, round(height * scale)))
+    crop_width = min(pixels.shape[1], max(1, round(width * scale)))
+    top, left = (pixels.shape[0] - crop_height) // 2, (pixels.shape[1] - crop_width) // 2
+    crop = pixels[top : top + crop_height, left : left + crop_width]
+    if crop.shape[:2] == (height, width):
+        return np.ascontiguousarray(crop)
+    return cv2.resize(crop, (width, height), interpolation=cv2.INTER_AREA if scale > 2 else interpolation)
