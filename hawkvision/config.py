@@ -246,7 +246,7 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
     for key, hint in typing.get_type_hints(kind).items():
         if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
             choices = ", ".join(typing.get_args(hint))
-            raise ConfigError(f"{where}: {key}: expected one of {choices}, got {values[key]!r}")
+            raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
 def _check_policy(config: EdgeConfig) -> None:

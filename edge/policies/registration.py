@@ -18,7 +18,7 @@ from edge.policies.routes import Registered, Rule, to_best, to_edge
 from edge.rung import Rung
 from hawkvision.cascade.policy import Policy
 from hawkvision.config import EdgeConfig
-from hawkvision.errors import ConfigError, ManifestError
+from hawkvision.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.manifest import Manifest, MeasuredAccuracy, artifact_path
 from hawkvision.vision.backend import Backend
 
@@ -83,7 +83,7 @@ def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable
     Raises:
         ConfigError: if the variant to begin with does not fit.
         ManifestError: if no accuracy of it, or of the best rung, is registered.
-        ArtifactError, BackendError: if one cannot be loaded.
+        ArtifactError, BackendError: if it is not built, or one that is cannot be loaded.
     """
     edge = config.variant or manifest.ladder.default_edge
     limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
@@ -96,7 +96,12 @@ def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable
             f"{manifest.best}; the manifest lacks one of them"
         )
     sizes = {name: size for name in registered if (size := _size(config, manifest, cache, name)) is not None}
-    if sizes.get(edge, 0) > limit:
+    if edge not in sizes:
+        raise ArtifactError(
+            f"{artifact_path(cache, manifest.task, edge)}: {edge}: the model file is missing; build it with "
+            f"`hawkvision models build --task {manifest.task} {edge}`"
+        )
+    if sizes[edge] > limit:
         raise ConfigError(
             f"edge.resident_memory_mb = {limit / 1e6:g} holds not even {edge}, which has {sizes[edge] / 1e6:.2f} MB"
         )
@@ -112,7 +117,7 @@ def warm(backend: Backend) -> None:
 def _size(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> int | None:
     """Bytes of a variant's file; None if it is not built. For the no-op backend, which reads none, the manifest's."""
     if config.backend == "noop":
-        return manifest.variant(name).bytes
+        return manifest.variant(name).bytes or 0
     path = artifact_path(cache, manifest.task, name)
     return path.stat().st_size if path.is_file() else None
 

@@ -6,18 +6,21 @@ import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from edge.policies.infaas import Option, choose
-from edge.policies.registration import Profiled, Registration
+from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
 from edge.rung import Rung
 from hawkvision.config import EdgeConfig
-from hawkvision.errors import ArtifactError, NotReady, Overloaded
+from hawkvision.errors import ArtifactError, ManifestError, NotReady, Overloaded
+from hawkvision.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.process import running
 from hawkvision.types import Answer, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Reason, Score, Tier
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench, run, until
@@ -240,6 +243,44 @@ def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list
         await models.close()
 
     run(scenario)
+
+
+# -------------------------------------------------------------------------------------------------- registration
+
+IMAGENET = load_manifest("imagenet", models_dir())
+
+
+def built(cache: Path, sizes: Mapping[str, int]) -> Path:
+    for name, size in sizes.items():
+        path = artifact_path(cache, "imagenet", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size))
+    return cache
+
+
+def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_path: Path) -> None:
+    store = Store()
+    cache = built(tmp_path, {"efficientnet_lite0_int8": 1000, "squeezenet1_1_int8": 500, "mobilenet_v2": 3000})
+    config = EdgeConfig(policy="infaas", resident_memory_mb=0.002)
+    found = register(config, IMAGENET, cache, store.load)
+    assert {name: each.size for name, each in found.variants.items()} == {
+        "squeezenet1_1_int8": 500,
+        "efficientnet_lite0_int8": 1000,
+    }
+    assert (found.limit, found.edge, found.best) == (2000, "efficientnet_lite0_int8", "committee")
+    assert all(model.closed for model in store.models.values())
+    assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
+
+
+def test_accuracies_that_nobody_registered_are_asked_for(tmp_path: Path) -> None:
+    committees = tuple(replace(each, accuracy=None) for each in IMAGENET.committees)
+    with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
+        register(INFAAS, replace(IMAGENET, committees=committees), tmp_path, Store().load)
+
+
+def test_an_edge_rung_that_is_not_built_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="efficientnet_lite0_int8: the model file is missing"):
+        register(EdgeConfig(policy="infaas"), IMAGENET, built(tmp_path, {"mobilenet_v2_int8": 9}), Store().load)
 
 
 # ------------------------------------------------------------------------------------------------------- answers
