@@ -59,28 +59,39 @@ def install(folder: Path, pins: Sequence[str], alone: Sequence[str], say: Callab
     if is_installed(folder, pins, alone):
         return python
     say(f"installing {', '.join((*pins, *alone))} into {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _do([sys.executable, "-m", "venv", str(folder)], "venv")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    _do([*pip, *pins], "pip")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot make this environment: {error.strerror}") from None
+    _do([sys.executable, "-m", "venv", str(folder)])
+    pip(python, pins)
     if alone:
-        _do([*pip, "--no-deps", *alone], "pip")
+        pip(python, ["--no-deps", *alone])
     write_atomic(folder / STAMP, _stamp(pins, alone).encode())
     return python
+
+
+def pip(python: Path, wanted: Sequence[str]) -> None:
+    """Install into an interpreter's environment.
+
+    Raises:
+        ConfigError: if pip fails; carries its last words.
+    """
+    _do([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted])
 
 
 def _stamp(pins: Sequence[str], alone: Sequence[str]) -> str:
     return "".join(f"{pin}\n" for pin in (*pins, *(f"{each} --no-deps" for each in alone)))
 
 
-def _do(command: Sequence[str], what: str) -> None:
+def _do(command: Sequence[str]) -> None:
     try:
         subprocess.run(  # noqa: S603 - the interpreter's own modules
             command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=INSTALL_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{what}: not done after {INSTALL_TIMEOUT_S:g} s: {' '.join(command)}") from None
+        raise ConfigError(f"{' '.join(command)}: not done after {INSTALL_TIMEOUT_S:g} s") from None
     except subprocess.CalledProcessError as error:
         said = error.output[-SAID_BYTES:].decode(errors="replace")
         raise ConfigError(

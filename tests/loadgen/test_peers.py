@@ -1,0 +1,202 @@
+"""The comparison's own parts, against a tiny server that is really started; the peers themselves where installed."""
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import ConfigError, NotReady
+from hawkvision.manifest import InputSpec, cache_dir
+from loadgen.bench.edge import make_picture
+from loadgen.peers import environments, results, work
+from loadgen.peers.catalogue import PEERS, TRITON_HEAD_BYTES, Peer, Site, Start, find, read_index, read_inferred
+from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations
+from loadgen.peers.keeper import descendants
+from loadgen.peers.results import Ratio, Visit, Waits, Window
+from loadgen.peers.serving import Task, serving
+
+TINY = """
+import http.server, os, subprocess, zlib
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    def do_POST(self):
+        jpeg = self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"index": %d}' % (zlib.crc32(jpeg) % 1000)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args): pass
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["HAWKVISION_PEER_PORT"])), Handler).serve_forever()
+"""
+SPEC = InputSpec(height=224, width=224, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), interpolation="bicubic")
+BODIES = [bytes([number]) * 100 for number in range(8)]
+
+
+def tiny_class(body: bytes) -> int:
+    return zlib.crc32(body) % 1000
+
+
+def peer(script: str = TINY, name: str = "tiny") -> Peer:
+    def start(site: Site) -> Start:
+        return Start((str(site.python), "-c", script))
+
+    return Peer(name=name, title=name, distribution="hawkvision", how="", start=start, path="/")
+
+
+def task() -> Task:
+    return Task(Path("none.onnx"), "none", SPEC, min(os.sched_getaffinity(0)), 4)
+
+
+async def served_once(tiny: Peer, log: Path, expected: Iterable[int]) -> tuple[set[int], float]:
+    """(process ids, CPU seconds) of a server whose answers were checked."""
+    async with serving(tiny, Path(sys.executable), task(), "model", BODIES[0], log) as served:
+        await check_answers(served, BODIES, list(expected))
+        return set(descendants(served.keeper)), served.cpu_seconds()
+
+
+def test_a_server_is_started_checked_and_ended_with_all_its_processes(tmp_path: Path) -> None:
+    log = tmp_path / "tiny.log"
+    processes, cpu_s = asyncio.run(served_once(peer(), log, map(tiny_class, BODIES)))
+    assert cpu_s > 0.0
+    assert len(processes) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    assert not log.exists()
+
+
+def test_a_server_that_answers_otherwise_than_the_bare_loop_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="picture 0: expected class 1000 as of the bare loop"):
+        asyncio.run(served_once(peer(), tmp_path / "tiny.log", [1000] * len(BODIES)))
+
+
+def test_a_server_that_ends_says_why_and_its_log_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "dead.log"
+    with pytest.raises(NotReady, match="no model today"):
+        asyncio.run(served_once(peer("raise SystemExit('no model today')", "dead"), log, []))
+    assert "no model today" in log.read_text()
+
+
+def test_keeper_ends_everything_when_its_parent_dies(tmp_path: Path) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    child = (
+        "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        "print(p.pid, flush=True); p.wait()"
+    )
+    command = [sys.executable, "-m", "loadgen.peers.keeper", core, str(tmp_path), sys.executable, "-c", child]
+    parent = (
+        "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True);"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent, *command], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        grandchild = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        assert select.select([grandchild], [], [], 20)[0], "a server's process outlived the one that wanted it"
+        os.close(grandchild)
+
+
+def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None:
+    plan = Plan(rounds=2, window_s=0.2, warm_up_s=0.05, callers=2, requests=20, seed=1)
+    tiny = peer(name="hawkvision")
+    field = Field([tiny], {"hawkvision": Path(sys.executable)}, task(), BODIES, list(map(tiny_class, BODIES)), tmp_path)
+    contest = Contest(field, plan, lambda _: None)
+    asyncio.run(contest.run_model(tiny_class))
+    visits = contest.visits["hawkvision"]
+    assert len(visits) == len(contest.visits["bare loop"]) == 2
+    assert all(visit.window.done > 0 and visit.window.failed == 0 for visit in visits)
+    assert [sorted(visit.at) for visit in visits] == [[0.3, 0.6, 0.9]] * 2
+    # On a busy machine some may find all connections taken; never all.
+    assert all(0 <= waits.failed < len(waits.ms) for visit in visits for waits in visit.at.values())
+
+
+def visit(done: int, ms: float) -> Visit:
+    return Visit(Window(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms), 0)})
+
+
+def test_ratios_are_formed_within_rounds() -> None:
+    ours, theirs = [visit(200, 3.0), visit(100, 6.0)], [visit(100, 6.0), visit(50, 12.0)]
+    row = results.row("x", "X", "1", "", theirs, ours)
+    assert row.capacity == 75.0
+    assert row.capacity_ratio == Ratio(2.0, 2.0, 2.0)
+    assert row.loads[0].p99_ratio == Ratio(0.5, 0.5, 0.5)
+    assert (row.per_cpu_s, row.core_share) == (150.0, 0.5)
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=9, unique=True), st.integers(1, 20))
+def test_orders_hold_everyone_and_everyone_begins_once_in_as_many_rounds(names: list[int], rounds: int) -> None:
+    orders = list(rotations(names, rounds))
+    assert all(sorted(order) == sorted(names) for order in orders)
+    assert len({order[0] for order in orders}) == min(rounds, len(names))
+
+
+@given(st.binary(max_size=300))
+def test_triton_frames_have_one_length_of_json_before_any_picture(jpeg: bytes) -> None:
+    (triton,) = find("triton")
+    frame = triton.frame(jpeg)
+    assert len(frame) == TRITON_HEAD_BYTES + len(jpeg)
+    assert frame.endswith(jpeg)
+    assert f"Inference-Header-Content-Length: {TRITON_HEAD_BYTES}\r\n" == triton.headers
+
+
+@given(st.integers(0, 999))
+def test_answers_are_read_as_each_protocol_writes_them(index: int) -> None:
+    assert read_index(b'{"label":"x","index":%d}' % index) == index
+    assert read_inferred(b'{"model_name":"m","outputs":[{"name":"index","shape":[1],"data":[%d]}]}' % index) == index
+
+
+@pytest.mark.parametrize("names", ["", "litserve,litserve", "hawkvision,torchserve"])
+def test_unknown_peers_are_refused_with_those_there_are(names: str) -> None:
+    with pytest.raises(ConfigError, match="hawkvision, litserve, mlserver, bentoml, kserve, ray, triton"):
+        find(names)
+
+
+def test_an_environment_that_cannot_be_made_says_what_was_to_be_in_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    with pytest.raises(ConfigError, match="file/peer: cannot make"):
+        environments.install(tmp_path / "file" / "peer", ["some==1"], ["other==2"], said.append)
+    assert "some==1, other==2" in said[0]
+    assert not environments.is_installed(tmp_path / "file" / "peer", ["some==1"], ["other==2"])
+
+
+def test_pip_carries_its_last_words() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)pip.*failed.*with a network:.*not a requirement") as raised:
+        environments.pip(Path(sys.executable), ["not a requirement"])
+    assert len(str(raised.value)) < 4000
+
+
+def test_work_without_a_model_still_reads_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAWKVISION_PEER_WORK", "decode")
+    monkeypatch.setenv("HAWKVISION_PEER_INPUT", task().spec())
+    classify = work.classifier()
+    assert classify(make_picture()) == 0
+    with pytest.raises(ValueError, match="JPEG"):
+        classify(b"no picture")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [peer.name for peer in PEERS if peer.pins is not None])
+def test_installed_peers_start_and_answer(name: str, tmp_path: Path) -> None:
+    (found,) = find(name)
+    folder = cache_dir() / "peers" / name
+    assert found.pins is not None
+    if not environments.is_installed(folder, (*environments.shared_pins(), *found.pins), found.alone):
+        pytest.skip(f"{found.title} is not installed; `python -m loadgen peers --install-only` does")
+
+    async def ask() -> int | None:
+        python = folder / "bin" / "python"
+        async with serving(found, python, task(), "decode", make_picture(), tmp_path / "log") as served:
+            return (await served.asker.ask(make_picture(), {})).index
+
+    assert asyncio.run(ask()) == 0
