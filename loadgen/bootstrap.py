@@ -26,8 +26,10 @@ CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 1_000
 """An end of a 95 % interval then rests on 25 resamples beyond it."""
 FEWEST_RESAMPLES: Final = 200
-MOST_DRAWN: Final = 20_000_000
-"""Requests drawn over all resamples of one run: beyond 20,000 requests there are fewer resamples, which intervals that
+DRAWN_AT_ONCE: Final = 100_000
+"""Places held together, which stay in a core's cache: three times faster than resample by resample, and than millions."""
+MOST_DRAWN: Final = 10_000_000
+"""Requests drawn over all resamples of one run: beyond 10,000 requests there are fewer resamples, which intervals that
 are narrow by then can bear."""
 
 
@@ -70,17 +72,26 @@ def _block_length(series: Floats) -> int:
 
 
 def draws(n: int, block: int, seed: int) -> Iterator[Places]:
-    """Resamples of n requests in order of time: the places that each is made of, block after block, going round."""
+    """Resamples of n requests in order of time, some at once: shape (resamples, n), the places each is made of.
+
+    A resample is block after block, going round from the last request to the first.
+    """
     rng = np.random.default_rng(seed)
     offsets = np.arange(block)
-    for _ in range(resamples_of(n)):
-        starts = rng.integers(0, n, -(-n // block))
-        yield ((starts[:, None] + offsets).ravel()[:n] % n).astype(np.intp)
+    left = resamples_of(n)
+    while left > 0:
+        rows = min(left, max(1, DRAWN_AT_ONCE // n))
+        starts = rng.integers(0, n, (rows, -(-n // block)))
+        yield ((starts[:, :, None] + offsets).reshape(rows, -1)[:, :n] % n).astype(np.intp)
+        left -= rows
 
 
 def bootstrap(n: int, block: int, seed: int, statistic: Callable[[Places], Floats]) -> Floats:
-    """A vector of numbers for each resample: shape (resamples, numbers)."""
-    return np.array([statistic(places) for places in draws(n, block, seed)])
+    """A vector of numbers for each resample: shape (resamples, numbers).
+
+    The statistic is given some resamples at once, as `draws` makes them, and gives a row for each.
+    """
+    return np.concatenate([statistic(places) for places in draws(n, block, seed)])
 
 
 def interval(resampled: Floats) -> tuple[float, float]:
@@ -97,9 +108,12 @@ def interval(resampled: Floats) -> tuple[float, float]:
 
 
 def quantiles(values: Floats, shares: Sequence[float]) -> Floats:
-    """The smallest value that at least this share of all does not exceed: always one that was measured."""
-    places = [place_of(len(values), share) for share in shares]
-    return np.partition(values, places)[places]
+    """The smallest value that at least this share of all does not exceed: always one that was measured.
+
+    Along the last axis: values of shape (…, n) give (…, shares).
+    """
+    places = [place_of(values.shape[-1], share) for share in shares]
+    return np.partition(values, sorted(set(places)), axis=-1)[..., places]
 
 
 def place_of(n: int, share: float) -> int:

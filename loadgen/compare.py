@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hawkvision.errors import ConfigError
-from loadgen.bootstrap import Floats, Places, draws, interval, quantiles
+from loadgen.bootstrap import Floats, Places, bootstrap, interval, quantiles
 from loadgen.record import Run, load
 from loadgen.summary import Counted, counted_of
 
@@ -92,8 +92,9 @@ def compare(first: Run, other: Run) -> Comparison:
     """
     ours, theirs = counted_of(first), counted_of(other)
     paired = same_schedule(first, other, ours, theirs)
-    values, other_values = _statistic(ours)(_all(ours)), _statistic(theirs)(_all(theirs))
-    # Resampled at once: a run of 100,000 requests is drawn a few hundred times, and both must be so equally often.
+    (values,), (other_values,) = (
+        _statistic(counted)(np.arange(len(counted.outcomes))[None, :]) for counted in (ours, theirs)
+    )
     resampled = _paired(ours, theirs, first.origin.seed) if paired else _unpaired(ours, theirs, first.origin.seed)
     ratios = []
     for place, figure in enumerate(FIGURES):
@@ -126,30 +127,25 @@ def same_schedule(first: Run, other: Run, ours: Counted, theirs: Counted) -> boo
     return sent == also_sent
 
 
-def _all(counted: Counted) -> Places:
-    return np.arange(len(counted.outcomes))
-
-
 def _statistic(counted: Counted) -> Callable[[Places], Floats]:
-    """The figures of `FIGURES`, for any resample; NaN where there is none."""
-    latency, answered, labelled = counted.latency_ms, counted.answered, counted.labelled
-    has_labels = bool(labelled.any())
-    effective = (counted.right & counted.in_time).astype(np.float64)
-    escalated = np.array([each.escalated and each.answered for each in counted.outcomes], np.float64)
+    """The figures of `FIGURES`, a row for each of some resamples; NaN where there is none."""
+    latency, answered, labelled, right = counted.latency_ms, counted.answered, counted.labelled, counted.right
+    effective = counted.right & counted.in_time
+    escalated = counted.answered & np.array([each.escalated for each in counted.outcomes])
     sent = np.array([each.sent_bytes for each in counted.outcomes], np.float64)
     shares = tuple(LATENCIES.values())
+    # Accuracy is a share of those judged, and where none can be judged, nothing is said of the effective one either.
+    judging = 1.0 if labelled.any() else math.nan
 
     def statistic(places: Places) -> Floats:
-        answers = int(answered[places].sum())
-        judged = int(labelled[places].sum())
-        return np.append(
-            quantiles(latency[places], shares),
-            (
-                effective[places].mean() if has_labels else math.nan,
-                counted.right[places].sum() / judged if judged else math.nan,
-                escalated[places].sum() / answers if answers else math.nan,
-                sent[places].mean(),
-            ),
+        return np.column_stack(
+            [
+                quantiles(latency[places], shares),
+                judging * effective[places].mean(axis=1),
+                _divide(right[places].sum(axis=1), labelled[places].sum(axis=1)),
+                _divide(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
+                sent[places].mean(axis=1),
+            ]
         )
 
     return statistic
@@ -158,23 +154,21 @@ def _statistic(counted: Counted) -> Callable[[Places], Floats]:
 def _paired(ours: Counted, theirs: Counted, seed: int) -> Floats:
     one, two = _statistic(ours), _statistic(theirs)
     block = max(ours.block(), theirs.block())
-    return np.array([_divide(two(places), one(places)) for places in draws(len(ours.outcomes), block, seed)])
+    return bootstrap(len(ours.outcomes), block, seed, lambda places: _divide(two(places), one(places)))
 
 
 def _unpaired(ours: Counted, theirs: Counted, seed: int) -> Floats:
-    one, two = _statistic(ours), _statistic(theirs)
     # Two seeds, or runs of equal length would be drawn alike as if they were paired.
     our_seed, their_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
-    ways = zip(
-        draws(len(ours.outcomes), ours.block(), our_seed),
-        draws(len(theirs.outcomes), theirs.block(), their_seed),
-        strict=False,
-    )
-    return np.array([_divide(two(their_places), one(our_places)) for our_places, their_places in ways])
+    one = bootstrap(len(ours.outcomes), ours.block(), our_seed, _statistic(ours))
+    two = bootstrap(len(theirs.outcomes), theirs.block(), their_seed, _statistic(theirs))
+    rows = min(len(one), len(two))
+    return _divide(two[:rows], one[:rows])
 
 
 def _divide(top: Floats, bottom: Floats) -> Floats:
-    ratio: Floats = np.full(len(top), math.nan)
+    """One over the other; NaN where there is nothing to divide by."""
+    ratio: Floats = np.full(top.shape, math.nan)
     np.divide(top, bottom, out=ratio, where=bottom != 0)
     return ratio
 

@@ -31,7 +31,7 @@ from loadgen.report_charts import (
 )
 from loadgen.report_svg import DASHES, marker
 from loadgen.report_time import timeline, timelines
-from loadgen.report_words import headline, milliseconds, notes_of, percent, targets_words, warnings_of, within
+from loadgen.report_words import headline, milliseconds, notes_of, percent, span, targets_words, warnings_of, within
 from loadgen.summary import ClassSummary, Estimate, Figures, Verdict, counted_of, summarise
 
 MOST_CODES: Final = 12
@@ -119,7 +119,7 @@ def _latency(total: Figures, share: float) -> tuple[str, str]:
     """A percentile, and its interval."""
     found = total.percentile(share)
     marks = f"{'≥ ' if found.at_least else ''}{milliseconds(found.ms)}{' ?' if found.few else ''}"
-    return marks, f"{milliseconds(found.low)} – {milliseconds(found.high)}"
+    return marks, span(found)
 
 
 def _runs_table(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
@@ -272,8 +272,8 @@ def _targets(told: Sequence[Told]) -> str:
             said = escape(f"{one.run.name}: targets kept {targets_words(one.summary)}")
             parts.append(f"<details{shown}><summary>{_key(place)} {said}</summary>{table}</details>")
     note = (
-        "Points of accuracy with 95 % intervals; above zero, accuracy is missing. “Given up” is against the best rung on "
-        "the same pictures"
+        "Points of accuracy with 95 % intervals; above zero, accuracy is missing. “Given up” is against the best rung "
+        "on the same pictures"
     )
     unknown = ", which was not measured here" if all(one.run.reference is None for one in told) else ""
     parts.append(f'<p class="note">{note}{unknown}.</p>')
@@ -309,6 +309,7 @@ def _verdict_cell(verdict: Verdict) -> str:
         Verdict.KEPT: ("✓", "good"),
         Verdict.UNCERTAIN: ("≈", ""),
         Verdict.FLAGGED: ("⚑", ""),
+        Verdict.UNCLAIMED: ("○", ""),
         Verdict.SILENT: ("✗", "bad"),
     }[verdict]
     return f'<td class="words {kind}"><span aria-hidden="true">{sign} </span>{escape(verdict)}</td>'

@@ -50,7 +50,7 @@ class Told:
 
 def latency_chart(told: Sequence[Told]) -> str:
     """Share of requests answered against time, logarithmic in both the time and the share that is left."""
-    height, left, right, top, bottom = 300.0, 52.0, NARROW - 12, 30.0, 300.0 - 44
+    height, left, right, top, bottom = 310.0, 52.0, NARROW - 12, 40.0, 310.0 - 44
     most = max(len(one.counted.outcomes) for one in told)
     deadline = told[0].summary.deadline_ms
     seen = [one.counted.latency_ms[one.counted.answered] for one in told]
@@ -58,8 +58,7 @@ def latency_chart(told: Sequence[Told]) -> str:
     x = log_scale([*spread, *([deadline] if deadline else [])], left, right)
     y = Scale(0.0, 1.0 - min(0.1, 1.0 / (most + 1)), bottom, top, "tail")
     marks = bottom_axis(x, bottom, top, "latency from when the request was due", "ms")
-    marks += left_axis(y, left, right, "share of requests answered by then", "%")
-    marks += _deadline(deadline, x, top, bottom)
+    marks += left_axis(y, left, right, "share of requests answered by then", "%", gap=2 * TEXT)
     for place, one in reversed(list(enumerate(told))):
         values = np.where(one.counted.answered, one.counted.latency_ms, np.inf)
         last = 1.0 - 1.0 / (len(values) + 1)
@@ -68,6 +67,7 @@ def latency_chart(told: Sequence[Told]) -> str:
         xs = [x.at(value) if math.isfinite(value) else math.inf for value in times.tolist()]
         ys = [y.at(share) for share in shares.tolist()]
         marks.append(path(xs, ys, run_line(place), DASHES[place % len(DASHES)], one.run.name))
+    marks += _deadline(deadline, x, top, bottom)
     return svg(
         "latency", NARROW, height, "Latency of all requests",
         "For each run, the share of requests answered within a time: "
@@ -89,7 +89,7 @@ def _deadline(deadline_ms: float | None, x: Scale, top: float, bottom: float) ->
         return []
     here = x.at(deadline_ms)
     near_end = here > (x.start + x.end) / 2
-    label = text(here + (-4 if near_end else 4), top + TEXT - 2, "deadline", "end" if near_end else "start", "limit")
+    label = text(here, top - 5, "deadline", "end" if near_end else "start", "limit")
     return [rule(here, top, here, bottom, "limit"), label]
 
 
@@ -103,7 +103,7 @@ def percentile_chart(told: Sequence[Told]) -> str:
     ends = [end for found in every for one in found for end in (one.low, one.ms, one.high)]
     x = log_scale([*ends, *([deadline] if deadline else [])], left, right)
     marks = bottom_axis(x, bottom, top, "latency from when the request was due", "ms")
-    marks += _deadline(deadline, x, top - TEXT, bottom)
+    marks += _deadline(deadline, x, top, bottom)
     for group, name in enumerate(names):
         start = top + group * (len(told) * row + gap) + gap / 2
         marks.append(text(left - 6, start + len(told) * row / 2 + TEXT * 0.35, name, "end"))

@@ -164,13 +164,15 @@ def bottom_axis(scale: Scale, y: float, top: float, label: str, unit: str = "", 
     return marks
 
 
-def left_axis(scale: Scale, x: float, right: float, label: str, unit: str = "", most: int = 6) -> list[str]:
-    """Grid lines to `right`, tick labels and, above them, a name."""
+def left_axis(
+    scale: Scale, x: float, right: float, label: str, unit: str = "", most: int = 6, gap: float = TEXT
+) -> list[str]:
+    """Grid lines to `right`, tick labels and, so far above them, a name."""
     marks = []
     for tick in ticks(scale, most):
         y = scale.at(tick)
         marks += [rule(x, y, right, y, "grid"), text(x - 5, y + TEXT * 0.35, written(tick, unit), "end")]
-    marks.append(text(0, min(scale.start, scale.end) - TEXT, label, "start", "name"))
+    marks.append(text(0, min(scale.start, scale.end) - gap, label, "start", "name"))
     return marks
 
 

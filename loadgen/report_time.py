@@ -83,10 +83,11 @@ def timeline(one: Told, width: float, name: str) -> str:
     marks = left_axis(y, left, right, "latency: P99 solid, P50 dashed", "ms", 5) + _time_grid(x, top, middle)
     if deadline is not None:
         marks.append(rule(left, y.at(deadline), right, y.at(deadline), "limit"))
-        marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
     xs = [x.at(moment) for moment in seen.at_s.tolist()]
     for values, style, dash in ((seen.p50, "run c0", "5 3"), (seen.p99, "run c0 first", "")):
         marks.append(path(xs, [y.at(value) if math.isfinite(value) else math.nan for value in values], style, dash))
+    if deadline is not None:
+        marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
     share = Scale(0.0, 1.0, bottom, shares_top)
     marks += left_axis(share, left, right, "share: escalated solid, no answer dashed", "%", 3)
     marks += _time_grid(x, shares_top, bottom)
@@ -111,11 +112,12 @@ def timelines(told: Sequence[Told], width: float, name: str) -> str:
     marks = left_axis(y, left, right, "rolling P99", "ms", 6) + _time_grid(x, top, bottom)
     if deadline is not None:
         marks.append(rule(left, y.at(deadline), right, y.at(deadline), "limit"))
-        marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
     for place, (one, seen) in reversed(list(enumerate(zip(told, every, strict=True)))):
         xs = [x.at(moment) for moment in seen.at_s.tolist()]
         ys = [y.at(value) if math.isfinite(value) else math.nan for value in seen.p99.tolist()]
         marks.append(path(xs, ys, run_line(place), DASHES[place % len(DASHES)], one.run.name))
+    if deadline is not None:
+        marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
     links, after = link_bands(told[0].run, x, bottom + 12)
     marks += [*links, *_time_axis(x, after)]
     return svg(

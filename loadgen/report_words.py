@@ -10,7 +10,7 @@ import numpy as np
 from loadgen.compare import Comparison, Ratio
 from loadgen.compare import Verdict as Shown
 from loadgen.report_charts import Told
-from loadgen.summary import Estimate, Figures, Summary, Verdict, targets_kept
+from loadgen.summary import Estimate, Figures, Percentile, Summary, Verdict, targets_kept
 
 IN_TIME: Final = 0.95
 """Share of requests in time from which a headline says that they are."""
@@ -31,7 +31,8 @@ NOTES: Final = (
     "deadline. “Accuracy” is the share of the answers that are right, whenever they came.",
     "An answer is flagged when it does not claim to keep its accuracy target: its promise is not “held”, or it is "
     "degraded. From servers that promise nothing, every answer is. A target is “missed silently” when the answers that "
-    "do claim it fall short by more than their 95 % interval; “within error” when chance explains what is missing.",
+    "do claim it fall short by more than their 95 % interval, “never claimed” when there are no such answers, “within "
+    "error” when chance explains what is missing.",
     "Intervals hold 95 %. Latencies and shares in time: circular block bootstrap, stretches of neighbouring requests "
     "drawn together, as long as Politis and White’s rule finds them alike. Accuracies: Clopper and Pearson’s exact "
     "interval, widened where the same picture was sent several times. Drops: paired with the best rung on the same "
@@ -65,7 +66,7 @@ def _alone(summary: Summary) -> tuple[str, str]:
     return (
         f"{summary.name}: {lead}{'; ' + said if said else ''}",
         f"{_rate(total)} on {summary.schedule}: half of all answered within {milliseconds(total.percentile(0.5).ms)}, "
-        f"P99 {bound}{milliseconds(p99.ms)} ({milliseconds(p99.low)} to {milliseconds(p99.high)}), "
+        f"P99 {bound}{milliseconds(p99.ms)} ({span(p99)}), "
         f"{percent(total.escalated)} escalated, {_unanswered(total)}.",
     )
 
@@ -86,7 +87,11 @@ def _promises(summary: Summary) -> str:
     verdicts = [one.kept.verdict for one in summary.classes if one.kept is not None]
     if not verdicts:
         return ""
-    for bad, word in ((Verdict.SILENT, "missed silently"), (Verdict.FLAGGED, "missed, and flagged")):
+    for bad, word in (
+        (Verdict.SILENT, "missed silently"),
+        (Verdict.FLAGGED, "missed, and flagged"),
+        (Verdict.UNCLAIMED, "missed, though never claimed"),
+    ):
         if bad in verdicts:
             return f"{verdicts.count(bad)} of {len(verdicts)} accuracy targets {word}"
     return "no accuracy target shown to be missed"
@@ -201,6 +206,13 @@ def percent(share: float) -> str:
 def milliseconds(ms: float) -> str:
     """`8.4 ms`, `104 ms`, `1.35 s`."""
     return f"{ms / 1000:.3g} s" if ms >= 1000 else f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def span(found: Percentile) -> str:
+    """`96.4–117 ms`: a percentile's interval."""
+    low, high = milliseconds(found.low), milliseconds(found.high)
+    same_unit = low.split()[1] == high.split()[1]
+    return f"{low.split()[0]}–{high}" if same_unit else f"{low}–{high}"
 
 
 def within(estimate: Estimate) -> str:

@@ -127,6 +127,8 @@ class Verdict(StrEnum):
     """Missed by no more than chance explains."""
     FLAGGED = "missed, flagged"
     """Missed, but not among the answers that claim otherwise, as far as can be shown."""
+    UNCLAIMED = "missed, never claimed"
+    """Missed, and no answer claimed otherwise: what servers without promises do."""
     SILENT = "missed silently"
     """Missed among the answers that claim to keep it."""
 
@@ -290,13 +292,22 @@ def deadline_of(run: Run, target: TargetClass) -> float:
     Raises:
         ConfigError: if it is no number.
     """
-    own = target.fields.get("deadline_ms")
+    own = _number(run, target, "deadline_ms")
+    return own if own is not None else math.inf if run.deadline_ms is None else run.deadline_ms
+
+
+def _number(run: Run, target: TargetClass, field: str) -> float | None:
+    """A field of a target as a number; None if it has none."""
+    given = target.fields.get(field)
+    if given is None:
+        return None
     try:
-        return float(own) if own is not None else math.inf if run.deadline_ms is None else run.deadline_ms
+        value = float(given)
     except ValueError:
-        raise ConfigError(
-            f"run {run.name!r}: target {target.name}: deadline_ms: expected a number, got {own!r}"
-        ) from None
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise ConfigError(f"run {run.name!r}: target {target.name}: {field}: expected a number from 0, got {given!r}")
+    return value
 
 
 def _figures(run: Run, counted: Counted) -> Figures:
@@ -332,9 +343,8 @@ def _resampled(run: Run, counted: Counted) -> Floats:
     effective = counted.right & counted.in_time
 
     def statistic(places: Places) -> Floats:
-        return np.append(
-            quantiles(counted.latency_ms[places], SHARES), (counted.in_time[places].mean(), effective[places].mean())
-        )
+        shares = (counted.in_time[places].mean(axis=1), effective[places].mean(axis=1))
+        return np.column_stack([quantiles(counted.latency_ms[places], SHARES), *shares])
 
     return bootstrap(len(counted.outcomes), counted.block(), run.origin.seed, statistic)
 
@@ -418,10 +428,8 @@ def _kept(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflag
     field = next((name for name in BOUNDS if name in target.fields), None)
     if field is None or not run.labelled:
         return None
-    try:
-        bound = float(target.fields[field])
-    except ValueError:
-        raise ConfigError(f"run {run.name!r}: target {target.name}: expected a number") from None
+    bound = _number(run, target, field)
+    assert bound is not None
     # Per request, what is missing on average to keep the target: above zero, it is broken.
     right = counted.right.astype(np.float64)
     missing: Floats = drops - bound if field == "max_accuracy_drop" else bound - right
@@ -439,7 +447,7 @@ def _verdict(shortfall: Estimate, unflagged: Estimate | None) -> Verdict:
     if unflagged is not None and unflagged.low > 0:
         return Verdict.SILENT
     if shortfall.low > 0:
-        return Verdict.FLAGGED
+        return Verdict.UNCLAIMED if unflagged is None else Verdict.FLAGGED
     return Verdict.KEPT if shortfall.value <= 0 else Verdict.UNCERTAIN
 
 
@@ -460,8 +468,8 @@ def _paired(
     margin = max(STANDARD_ERRORS * clustered_error(some, clusters), unseen)
     low, high = mean - margin, mean + margin
     if in_time_seed is not None:
-        resampled = bootstrap(n, block_length(some), in_time_seed, lambda places: np.array([some[places].mean()]))
-        early, late = interval(resampled[:, 0])
+        resampled = bootstrap(n, block_length(some), in_time_seed, lambda places: some[places].mean(axis=1))
+        early, late = interval(resampled)
         low, high = min(low, early), max(high, late)
     return Estimate(mean, low, high)
 
@@ -524,13 +532,13 @@ def _milliseconds(percentile: Percentile) -> str:
 
 
 def targets_kept(summary: Summary) -> str:
-    """`4 of 5, 1 missed silently`: how the targets with a number fared; empty if there are none."""
+    """`4 of 5 (1 missed silently)`: how the targets with a number fared; empty if there are none."""
     verdicts = Counter(one.kept.verdict for one in summary.classes if one.kept is not None)
     total = sum(verdicts.values())
     if not total:
         return ""
     others = [f"{verdicts[one]} {one}" for one in Verdict if one is not Verdict.KEPT and verdicts[one]]
-    return ", ".join([f"{verdicts[Verdict.KEPT]} of {total}", *others])
+    return f"{verdicts[Verdict.KEPT]} of {total}" + (f" ({'; '.join(others)})" if others else "")
 
 
 def _standing(one: ClassSummary) -> str:

@@ -1,0 +1,216 @@
+"""The page: it stands by itself, believes no name, says what was measured, and stays small."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+import html5lib
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import ConfigError
+from loadgen.compare import compare_all
+from loadgen.record import LinkSample, NoiseFloor, Run, TargetClass
+from loadgen.report import page, write_html
+from loadgen.report_charts import Told
+from loadgen.report_svg import Kind, Scale, linear_scale, log_scale, path, ticks
+from loadgen.report_time import link_words, windows
+from loadgen.report_words import headline, milliseconds, warnings_of
+from loadgen.summary import counted_of, summarise
+from tests.loadgen.runs import answer, drive, origin, plausible, refusal, run_of
+
+HOSTILE = "<img src=x onerror=alert(1)>&\"'"
+
+
+def told(run: Run) -> Told:
+    return Told(run, counted_of(run), summarise(run))
+
+
+def short(name: str, *, slow: float = 1.0, honest: bool = True) -> Run:
+    return plausible(name, duration_s=15, slow=slow, honest=honest)
+
+
+@pytest.fixture(scope="module")
+def alone() -> str:
+    return page([short("hawkvision")])
+
+
+@pytest.fixture(scope="module")
+def three() -> str:
+    return page([short("hawkvision"), short("infaas", slow=3, honest=False), short("static", slow=2, honest=False)])
+
+
+@pytest.fixture(params=["alone", "three"])
+def either(request: pytest.FixtureRequest) -> str:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, str)
+    return found
+
+
+def tree(text: str) -> Element:
+    parsed = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(text)
+    assert isinstance(parsed, Element)
+    return parsed
+
+
+def test_page_parses_strictly(either: str) -> None:
+    assert tree(either).find(".//h1") is not None
+
+
+def test_page_fetches_nothing(either: str) -> None:
+    for element in tree(either).iter():
+        assert element.tag not in ("link", "img", "iframe", "object", "base", "form")
+        assert not {"src", "href", "srcset", "action"} & set(element.attrib)
+    assert not re.search(r"url\(|@import|https?://(?!127\.0\.0\.1)", either)
+
+
+def test_page_allows_its_own_script_alone(either: str) -> None:
+    assert "default-src 'none'" in either
+    assert len(re.findall(r"script-src 'sha256-[\w+/=]{44}'", either)) == 1
+    assert not re.search(r"\son\w+=", either)
+
+
+def test_ids_are_unique_and_every_chart_is_named(either: str) -> None:
+    parsed = tree(either)
+    ids = [element.attrib["id"] for element in parsed.iter() if "id" in element.attrib]
+    assert len(ids) == len(set(ids))
+    charts = [element for element in parsed.iter() if element.attrib.get("role") == "img"]
+    assert len(charts) >= 5
+    assert all(set(chart.attrib["aria-labelledby"].split()) <= set(ids) for chart in charts)
+
+
+def test_curves_differ_by_more_than_colour(three: str) -> None:
+    chart = three[three.index('aria-labelledby="latency-t') :]
+    dashes = re.findall(r'class="line run r(\d)[^"]*"(?: stroke-dasharray="([^"]+)")?', chart[: chart.index("</svg>")])
+    assert len({dash for _, dash in dashes}) == len(dashes) == 3
+
+
+def test_nothing_from_outside_is_markup() -> None:
+    targets = (TargetClass({"quality": HOSTILE}, 1.0),)
+    links = (LinkSample(0.0, HOSTILE, 5.0, 1.0, 0.1), LinkSample(1.0, HOSTILE, 5.0, 1.0, 0.1, up=False))
+    run = run_of([answer(k / 10, 10, picture=k) for k in range(30)] + [refusal(2.5, 1, 500, HOSTILE)], name=HOSTILE,
+                 targets=targets, links=links, made=origin(command=HOSTILE), schedule=HOSTILE)  # fmt: skip
+    run = msgspec.structs.replace(
+        run, url=HOSTILE, data=HOSTILE, protocol=HOSTILE, reference=dict.fromkeys(range(30), True)
+    )
+    for text in (page([run]), page([run, run])):
+        assert "<img" not in text
+        assert all(not any(key.startswith("on") for key in element.attrib) for element in tree(text).iter())
+        assert "&lt;img src=x" in text
+
+
+def test_page_of_many_requests_stays_small() -> None:
+    many = [answer(k / 400, 5 + k % 97, picture=k) for k in range(8_000)]
+    links = tuple(LinkSample(k / 100, "edge-dc", 1.0 + k % 7, 10.0, 0.01 * (k % 3)) for k in range(2_000))
+    assert len(page([run_of(many, duration_s=20, links=links)])) < 120_000
+
+
+def test_odd_runs_have_pages() -> None:
+    nothing_came = run_of([refusal(1.0, 3), refusal(2.0, 3)])
+    one_request = run_of([answer(1.0, 5)], deadline_ms=None, labelled=False)
+    for run in (nothing_came, one_request):
+        assert tree(page([run])).find(".//h1") is not None
+    assert tree(page([nothing_came, one_request])).find(".//h1") is not None
+
+
+@pytest.mark.parametrize("n", [0, 13])
+def test_too_few_or_too_many_runs_are_refused(n: int) -> None:
+    with pytest.raises(ConfigError, match=f"1 to 12 runs, got {n}"):
+        page([short("x")] * n)
+
+
+def test_page_is_written_whole(tmp_path: Path) -> None:
+    run = short("hawkvision")
+    write_html([run], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page([run])
+
+
+def test_headline_of_one_run_is_made_of_its_numbers() -> None:
+    outcomes = [answer(k / 100, 50 if k % 10 else 150, right=k % 4 != 0, picture=k) for k in range(1_000)]
+    claim, lead = headline([told(run_of(outcomes, name="mine", duration_s=10))], ())
+    assert claim == "mine: 10.0 % of the requests miss their deadline of 100 ms, 70.0 % right and in time"
+    assert lead.startswith("1,000 requests at 100 a second on poisson:8: half of all answered within 50 ms, P99 150 ms")
+
+
+def test_headline_of_several_runs_says_which_are_slower() -> None:
+    runs = [
+        run_of([answer(k / 10, factor * (10 + k % 50), picture=k) for k in range(400)], name=name, duration_s=40)
+        for name, factor in (("ours", 1), ("slow", 4), ("quick", 0.5), ("twin", 1))
+    ]
+    claim, _ = headline([told(run) for run in runs], compare_all(runs))
+    assert claim == ("ours: P99 59 ms, faster than slow (4.0x); slower than quick (2.0x); no difference shown to twin")
+
+
+def test_silently_missed_target_is_in_the_headline() -> None:
+    outcomes = [answer(k / 100, 10, right=k % 4 != 0, picture=k) for k in range(400)]
+    run = run_of(outcomes, targets=(TargetClass({"min_accuracy": "0.9"}, 1.0),))
+    assert headline([told(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
+
+
+def test_doubts_about_a_run_are_said_first() -> None:
+    outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
+    run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
+    run = msgspec.structs.replace(run, steady=False, origin=msgspec.structs.replace(origin(), load_before=1.9))
+    said = " ".join(warnings_of([told(run)], ()))
+    for word in ("interrupted", "not steady", "few for a P99", "busy", "20 ms late", "of P50", "of P99", "maximum of 5",
+                 "no labels"):  # fmt: skip
+        assert word in said
+
+
+def test_doubt_that_all_runs_share_is_said_once() -> None:
+    runs = [told(run_of([answer(k / 10, 50) for k in range(50)], name=name)) for name in ("a", "b")]
+    assert warnings_of(runs, ()) == ["All runs: 50 requests are few for a P99: fewer than ten lie beyond it."]
+
+
+def test_windows_see_when_requests_failed() -> None:
+    outcomes = [refusal(k / 10, 1) if 300 <= k < 400 else answer(k / 10, 10) for k in range(600)]
+    seen = windows(told(run_of(outcomes, duration_s=60)))
+    during = (seen.at_s > 32) & (seen.at_s < 38)
+    assert seen.unanswered[during].min() == 1.0
+    assert seen.unanswered[(seen.at_s < 28) | (seen.at_s > 42)].max() == 0.0
+
+
+def test_link_is_described_by_its_extremes() -> None:
+    samples = [one for one in drive(60.0) if one.link == "edge-dc"]
+    rates = [one.rate_mbit_s for one in samples if one.up and one.rate_mbit_s is not None]
+    assert link_words("edge-dc", samples, 60.0).startswith(f"edge-dc: {min(rates):g}–{max(rates):g} Mbit/s, loss up to")
+    assert "down 2 s" in link_words(
+        "edge-dc", [LinkSample(0, "l", None, 1, 0, up=False), LinkSample(2, "l", None, 1, 0)], 9.0
+    )
+    assert link_words("l", [LinkSample(0, "l", None, 0, 0)], 9.0) == "l: unlimited"
+
+
+POSITIVE = st.lists(st.floats(1e-3, 1e7), min_size=1, max_size=8)
+
+
+@given(POSITIVE)
+def test_log_scale_shows_every_value_and_few_ticks(values: list[float]) -> None:
+    scale = log_scale(values, 0.0, 100.0)
+    assert all(0 < scale.at(value) < 100 for value in values)
+    assert 1 <= len(ticks(scale)) <= 12
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
+def test_linear_scale_shows_every_value_and_few_ticks(values: list[float]) -> None:
+    scale = linear_scale(values, 100.0, 0.0)
+    assert all(0 <= scale.at(value) <= 100 for value in values)
+    assert 1 <= len(ticks(scale)) <= 7
+
+
+@pytest.mark.parametrize("kind", ["linear", "log", "tail"])
+def test_values_beyond_a_scale_stay_in_the_chart(kind: Kind) -> None:
+    scale = Scale(0.1, 0.9, 10.0, 20.0, kind)
+    assert (scale.at(-5.0), scale.at(1.0)) == (10.0, 20.0)
+
+
+def test_line_breaks_where_nothing_is_known() -> None:
+    assert 'd="M0 0L1 1M3 3"' in path([0, 1, 2, 3], np.array([0, 1, np.nan, 3]), "run")
+
+
+def test_times_have_three_digits_and_a_unit() -> None:
+    assert [milliseconds(ms) for ms in (0.1234, 8.43, 104.4, 1_354)] == ["0.123 ms", "8.43 ms", "104 ms", "1.35 s"]
