@@ -25,12 +25,13 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.audits import Auditor
+from edge.express import bounded_express
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode, Source
 from edge.policies.registration import Registration, register
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
-from edge.protocol import Limits, bounded, connections_for, raise_open_files
+from edge.protocol import Limits, connections_for, raise_open_files
 from edge.rung import EdgeResult, Rung, check_rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
@@ -216,7 +217,7 @@ async def serve(config: EdgeConfig) -> None:
         uvicorn.Config(
             app,
             loop="uvloop",
-            http=bounded(limits),
+            http=bounded_express(limits, app),
             ws="none",
             lifespan="off",
             access_log=False,

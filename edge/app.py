@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 from prometheus_client import Counter, Histogram
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import Headers as FormHeaders
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -27,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge import oip_door, openapi
 from edge.call import CallerGone
+from edge.express import Headers, Reply
 from edge.fields import Source, parse_request, read_headers, read_query, read_request
 from edge.node import EdgeNode
 from edge.oip import encode_answers, parse_infer
@@ -68,6 +70,9 @@ _NOT_PICTURES: Final = ("application/json", "text/", "application/xml", "video/"
 class EdgeApp:
     """One node's HTTP door. Serves health at once, and everything else after `open_door`."""
 
+    express_path: Final = CLASSIFY_PATH.encode()
+    """See `Express`."""
+
     def __init__(self, metrics: EdgeMetrics, clock: Clock, api_key: str | None, max_body_bytes: int) -> None:
         self._metrics = metrics
         self._clock = clock
@@ -106,53 +111,57 @@ class EdgeApp:
             return
         path: str = scope["path"]
         if path == CLASSIFY_PATH:
-            await self._door(self._classify, scope, receive, send)
+            await _reply(send, await self._answered(self._classify, scope, _Body(self, receive)))
             return
         if oip_door.is_infer(path):
-            await self._door(self._infer, scope, receive, send)
+            await _reply(send, await self._answered(self._infer, scope, _Body(self, receive)))
             return
         try:
             if path not in OPEN_PATHS:
                 self._authorize(scope["headers"])
         except HawkVisionError as error:
-            await _reply(send, error.status, _encode(error.body()), _error_headers(error))
+            await _reply(send, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
         await self._rest(scope, receive, send)
 
     # ------------------------------------------------------------------------------------------ the hot path
 
-    async def _door(self, work: _Work, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request for answers, from its head to its reply; whatever goes wrong leaves as documented."""
+    async def answer(
+        self, query: bytes, headers: Headers, body: bytes, hang_up: Callable[[], Awaitable[object]]
+    ) -> Reply | None:
+        """See `Express`."""
+        scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers}
+        return await self._answered(self._classify, scope, _WholeBody(self, body, hang_up))
+
+    async def _answered(self, work: _Work, scope: Scope, body: _Body) -> Reply | None:
+        """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
         started = self._clock.now()
         caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
         trace = caller.child() if caller else start_trace()
         headers = [(b"traceparent", trace.header().encode())]
-        body = _Body(self, receive)
         self._in_flight += 1
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
             self._authorize(scope["headers"])
             answered = await work(self.ready_node(), scope, body, started, trace)
-        except asyncio.CancelledError:
-            await self._refuse(send, NotReady("the node had to stop before it could answer"), started, headers)
-            raise
+        except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
+            return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
         except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
-            await self._refuse(send, error, started, headers)
-            return
+            return self._refusal(error, started, headers)
         finally:
             body.release()
             self._in_flight -= 1
         for answer in answered.answers:
             self.count(answer)
         headers += answered.headers
-        await _reply(send, 200, answered.body, headers, answered.media_type)
+        return _reply_of(200, answered.body, headers, answered.media_type)
 
     async def _classify(
         self, node: EdgeNode, scope: Scope, body: _Body, started: float, trace: TraceContext
     ) -> _Answered:
         picture, request = await self._read(scope, body)
-        answer = await node.classify(picture, request, started, trace, body.receive)
+        answer = await node.classify(picture, request, started, trace, body.hang_up)
         timing = (b"server-timing", _server_timing(answer.timing_ms))
         return _Answered((answer,), _encode(answer.to_json()), [timing])
 
@@ -167,7 +176,7 @@ class EdgeApp:
         elsewhere = read_query(scope["query_string"]) + read_headers(headers)
         asked = parse_infer(task, data, _header(headers, b"inference-header-content-length"), elsewhere)
         del data  # the pictures have been copied out of it
-        answers = await oip_door.classify_all(node, asked, started, trace, body.receive)
+        answers = await oip_door.classify_all(node, asked, started, trace, body.hang_up)
         written, json_bytes = encode_answers(asked, answers)
         if json_bytes is None:
             return _Answered(answers, written, [])
@@ -201,13 +210,13 @@ class EdgeApp:
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
             raise Unauthorized("expected this node's key in the header 'Authorization: Bearer KEY'")
 
-    async def _refuse(self, send: Send, error: Exception, started: float, headers: list[tuple[bytes, bytes]]) -> None:
+    def _refusal(self, error: Exception, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
-            return
+            return None
         refused = self.count_refusal(error)
         total_ms = (self._clock.now() - started) * 1e3
         headers += [*_error_headers(refused), (b"server-timing", b"total;dur=%.3f" % total_ms)]
-        await _reply(send, refused.status, _encode(refused.body()), headers)
+        return _reply_of(refused.status, _encode(refused.body()), headers)
 
     def count_refusal(self, error: Exception) -> HawkVisionError:
         """Count and log an error that ends a request; gives what the caller is told."""
@@ -333,7 +342,7 @@ class _Answered(NamedTuple):
 
     answers: Sequence[Answer]
     body: bytes
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     media_type: bytes = b"application/json"
 
 
@@ -349,7 +358,8 @@ class _Body:
 
     def __init__(self, app: EdgeApp, receive: Receive) -> None:
         self._app = app
-        self.receive = receive
+        self.hang_up: Callable[[], Awaitable[Any]] = receive
+        """Returns when the caller is gone, once the body has been read."""
         self._size = 0
 
     async def read(self, declared: str | None) -> bytes:
@@ -376,20 +386,21 @@ class _Body:
                     data = b"".join(parts)
         except TimeoutError:
             raise RequestTimeout(f"the body had not arrived after {BODY_TIMEOUT_S:g} s") from None
-        if not data:
-            raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
-        return data
+        return _some(data)
 
     async def _chunk(self, limit: int) -> tuple[bytes, bool]:
-        message = await self.receive()
+        message = await self.hang_up()
         if message["type"] == "http.disconnect":
             raise CallerGone
         chunk: bytes = message.get("body", b"")
-        self._app.reserve(len(chunk))
-        self._size += len(chunk)
+        self._take(len(chunk), limit)
+        return chunk, bool(message.get("more_body", False))
+
+    def _take(self, size: int, limit: int) -> None:
+        self._app.reserve(size)
+        self._size += size
         if self._size > limit:
             raise TooLarge(f"the body has more than the {limit} bytes that are accepted")
-        return chunk, bool(message.get("more_body", False))
 
     def hold(self, size: int) -> None:
         """Account for bytes made of this body until `release`.
@@ -406,6 +417,25 @@ class _Body:
         self._size = 0
 
 
+class _WholeBody(_Body):
+    """A body that has been received already."""
+
+    def __init__(self, app: EdgeApp, data: bytes, hang_up: Callable[[], Awaitable[Any]]) -> None:
+        super().__init__(app, hang_up)
+        self._data = data
+
+    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - its length is known
+        """See `_Body.read`."""
+        self._take(len(self._data), self._app.max_body_bytes)
+        return _some(self._data)
+
+
+def _some(data: bytes) -> bytes:
+    if not data:
+        raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
+    return data
+
+
 async def _read_multipart(raw_headers: list[tuple[bytes, bytes]], data: bytes) -> tuple[bytes, list[Source]]:
     """The picture in `image` and the other fields of a multipart form."""
 
@@ -413,7 +443,7 @@ async def _read_multipart(raw_headers: list[tuple[bytes, bytes]], data: bytes) -
         yield data
 
     try:
-        parser = MultiPartParser(Headers(raw=raw_headers), stream(), max_files=1, max_fields=16)
+        parser = MultiPartParser(FormHeaders(raw=raw_headers), stream(), max_files=1, max_fields=16)
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError, AttributeError) as error:
         # The parser raises bare KeyError or AttributeError for a missing boundary or disposition.
@@ -453,7 +483,7 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return None
 
 
-def _error_headers(error: HawkVisionError) -> list[tuple[bytes, bytes]]:
+def _error_headers(error: HawkVisionError) -> Headers:
     if isinstance(error, Overloaded):
         return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
     if isinstance(error, NotReady):
@@ -476,16 +506,15 @@ def _server_timing(timing: Timing) -> bytes:
     )
 
 
-async def _reply(
-    send: Send,
-    status: int,
-    body: bytes,
-    headers: list[tuple[bytes, bytes]],
-    media_type: bytes = b"application/json",
-) -> None:
-    standard = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": standard + headers})
-    await send({"type": "http.response.body", "body": body})
+def _reply_of(status: int, body: bytes, headers: Headers, media_type: bytes = b"application/json") -> Reply:
+    return Reply(status, [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *headers], body)
+
+
+async def _reply(send: Send, reply: Reply | None) -> None:
+    if reply is None:
+        return
+    await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+    await send({"type": "http.response.body", "body": reply.body})
 
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:

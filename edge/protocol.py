@@ -250,12 +250,16 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start to answer, or queue behind the requests before."""
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Overloaded(f"more than {MAX_PIPELINED} requests were sent ahead of their answers", 1.0)
-        super().on_headers_complete()
+        self.begin()
         self._begun = False
         self._in_body = True
         self._heads += 1
         if not self.flow.write_paused:  # else it goes on owing us to read
             self.book.works(self)
+
+    def begin(self) -> None:
+        """Start to answer the request whose head is complete, or queue it."""
+        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The body is complete, read or refused."""

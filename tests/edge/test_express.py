@@ -1,0 +1,162 @@
+"""Requests that arrive in one piece are answered as those in many are: the same status, headers and body, in order."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hawkvision.process import ServerProcess
+from tests.edge.conftest import Caller, Reply
+from tests.edge.peer import Peer
+from tests.edge.test_protocol import connect, replies, until_closed
+from tests.pictures import encoded
+
+LARGE = encoded(".png", 256, 400)
+
+
+def post(body: bytes, query: bytes = b"quality=fast", *lines: bytes, path: bytes = b"/v1/classify") -> bytes:
+    head = (b"POST " + path + b"?" + query + b" HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *lines)
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def last(body: bytes, query: bytes = b"quality=fast", *lines: bytes) -> bytes:
+    return post(body, query, b"Connection: close", *lines)
+
+
+def ask(edge: ServerProcess, *pieces: bytes) -> list[Reply]:
+    """The answers to what is sent in these pieces, each of which the node gets to see by itself."""
+    with connect(edge) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            if len(pieces) > 1:
+                with closing(Caller(edge)) as other:  # one event loop: it has read the piece before this
+                    assert other.get("/healthz").status == 200
+        return replies(until_closed(connection))
+
+
+def essence(reply: Reply) -> tuple[int, list[str], object]:
+    """What does not change from one answer to the next."""
+    changing = ("id", "timing_ms", "deadline_met")
+    said = {name: value for name, value in reply.json.items() if name not in changing}
+    return reply.status, sorted(reply.headers), said
+
+
+@pytest.mark.parametrize(
+    "sends",
+    [
+        last(encoded()),
+        last(encoded(), b"top_k=3&deadline_ms=60000"),
+        last(encoded(), b"quality=fast", b"X-HawkVision-Top-K: 2"),
+        last(encoded(), b"colour=red"),
+        last(encoded(), b"quality=best"),
+        last(encoded()[:100]),
+        last(b""),
+        last(b"hello", b"", b"Content-Type: text/plain"),
+        last(LARGE),
+        last(b"--b\r\nnonsense", b"", b"Content-Type: multipart/form-data; boundary=b"),
+        last(encoded(), b"", b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        last(encoded()).replace(b"HTTP/1.1", b"HTTP/1.0"),
+        last(encoded()).replace(b"POST", b"PUT"),
+        last(encoded()).replace(b"fast", b"fast#part"),
+        last(encoded()).replace(b"/v1/classify", b"/v1/classif%79"),
+    ],
+)
+def test_whole_and_in_two_pieces_the_answer_is_the_same(caller: Caller, edge: ServerProcess, sends: bytes) -> None:
+    (whole,) = ask(edge, sends)
+    (parted,) = ask(edge, sends[:-1], sends[-1:])
+    assert essence(whole) == essence(parted)
+    assert whole.headers["connection"] == "close"
+
+
+@given(cuts=st.lists(st.integers(0, len(last(encoded()))), max_size=3))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_wherever_a_request_is_cut_it_is_answered(caller: Caller, edge: ServerProcess, cuts: list[int]) -> None:
+    sends = last(encoded())
+    pieces = [sends[a:b] for a, b in pairwise(sorted({0, len(sends), *cuts}))]
+    assert [reply.status for reply in ask(edge, *pieces)] == [200]
+
+
+def test_requests_in_one_piece_are_answered_in_order(caller: Caller, edge: ServerProcess) -> None:
+    other = post(b"", path=b"/healthz").replace(b"POST", b"GET")
+    sends = [
+        post(encoded(), b"quality=fast&top_k=1"),
+        other,
+        post(encoded(), b"quality=fast&top_k=2"),
+        post(b"x"),
+        last(encoded(), b"quality=fast&top_k=4"),
+    ]
+    found = ask(edge, b"".join(sends))
+    assert [reply.status for reply in found] == [200, 200, 200, 415, 200]
+    assert [len(reply.json.get("top_k", [])) for reply in found] == [1, 0, 2, 0, 4]
+
+
+@pytest.mark.parametrize("behind", [b"nonsense\r\n\r\n", b"GET /" + bytes(3), b"POST /v1/classify HTTP/1.1\r\n\0"])
+def test_what_is_broken_behind_a_whole_request_does_not_harm_it(
+    caller: Caller, edge: ServerProcess, behind: bytes
+) -> None:
+    assert [reply.status for reply in ask(edge, post(encoded()) + behind)] == [200, 400]
+
+
+def test_what_is_not_whole_behind_a_whole_request_is_waited_for(caller: Caller, edge: ServerProcess) -> None:
+    behind = last(encoded())
+    assert [reply.status for reply in ask(edge, post(encoded()) + behind[:-5], behind[-5:])] == [200, 200]
+
+
+def test_a_broken_body_is_refused_once(caller: Caller, edge: ServerProcess) -> None:
+    head = b"POST /v1/classify HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert [reply.status for reply in ask(edge, head + b"3\r\nabc\r\nno number\r\n")] == [400]
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(encoded()), encoded())
+    assert [
+        reply.status for reply in ask(edge, head.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunked)
+    ] == [200]
+
+
+@given(
+    damage=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), min_size=1, max_size=4),
+    behind=st.binary(max_size=30),
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_heads_are_answered_or_refused_as_documented(
+    caller: Caller, edge: ServerProcess, damage: list[tuple[int, int]], behind: bytes
+) -> None:
+    sends = bytearray(last(encoded()))
+    for at, value in damage:
+        sends[at] = value
+    with connect(edge, bytes(sends) + behind) as connection:
+        connection.shutdown(socket.SHUT_WR)  # who awaits more would do so for long
+        found = replies(until_closed(connection))
+    for reply in found:
+        assert reply.status in (200, 400, 404, 405, 408, 413, 414, 415, 422, 431)
+        if reply.status != 200 and reply.body:
+            assert {"error", "code"} <= set(reply.json)
+    assert caller.classify(encoded(), "quality=fast").status == 200
+
+
+def test_a_caller_that_hangs_up_is_not_waited_for(caller: Caller, edge: ServerProcess, peer: Peer) -> None:
+    def under_way() -> float:
+        page = caller.get("/metrics").body.decode()
+        return float(page.partition("\nhawkvision_requests_in_flight ")[2].split()[0])
+
+    peer.delay_s = 20.0
+    asked = len(peer.bodies)
+    with connect(edge, post(encoded(), b"quality=best")):
+        while len(peer.bodies) == asked:
+            assert under_way() <= 1
+    while under_way():
+        assert len(peer.bodies) == asked + 1
+
+
+@pytest.fixture
+def caller(edge: ServerProcess, peer: Peer) -> Iterator[Caller]:
+    """A connection to `edge`, whose datacenter behaves before and after."""
+    peer.delay_s, peer.status, peer.garbage = 0.0, 200, False
+    caller = Caller(edge)
+    yield caller
+    caller.close()
+    peer.delay_s = 0.0
