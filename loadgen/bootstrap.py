@@ -27,7 +27,7 @@ RESAMPLES: Final = 1_000
 """An end of a 95 % interval then rests on 25 resamples beyond it."""
 FEWEST_RESAMPLES: Final = 200
 DRAWN_AT_ONCE: Final = 100_000
-"""Places held together, which stay in a core's cache: three times faster than resample by resample, and than millions."""
+"""Places held together. They stay in a core's cache; one resample after another takes about three times as long."""
 MOST_DRAWN: Final = 10_000_000
 """Requests drawn over all resamples of one run: beyond 10,000 requests there are fewer resamples, which intervals that
 are narrow by then can bear."""
