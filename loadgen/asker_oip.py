@@ -113,7 +113,7 @@ def read_reply(reply: HttpReply, sent_bytes: int) -> Replied:
     try:
         decoded, tensors = _tensors(reply)
         index, confidence = _answer(tensors)
-    except (ValueError, msgspec.DecodeError, struct.error):  # UnicodeDecodeError is a ValueError
+    except (ValueError, TypeError, OverflowError, msgspec.DecodeError, struct.error):  # whatever JSON may hold
         return Replied(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
     said = decoded.parameters
     status, fraction, drop = said.get("status"), said.get("received_fraction"), said.get("max_drop")

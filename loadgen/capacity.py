@@ -31,8 +31,6 @@ LEAST_RATE: Final = 0.1
 """Below it a probe would take hours."""
 WARM_UP_S: Final = 1.0
 """Of every probe; not counted."""
-LEAST_S: Final = 5.0
-"""Counted time of a probe at least: a queue takes its time to grow."""
 GENERATOR_SHARE: Final = 0.7
 """Of the generator's own highest rate, beyond which it would measure itself."""
 
@@ -119,6 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-rate", type=float, default=8.0, help="first rate tried (default: %(default)s)")
     parser.add_argument("--precision", type=float, default=0.05, help="width of the bracket (default: %(default)s)")
     parser.add_argument("--probe-requests", type=int, default=300, help="counted, at least (default: %(default)s)")
+    parser.add_argument(
+        "--probe-s", type=float, default=5.0, help="counted, at least: queues take time to grow (default: %(default)s)"
+    )
     parser.add_argument("--max-probes", type=int, default=24, help="repeats included (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found here as well")
     parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
@@ -141,7 +142,7 @@ async def run(given: argparse.Namespace) -> int:
         await crew.load(setup_.dataset)
         limit: float | None = None
         if not given.no_noise:
-            floor = await noise.measure(crew, setup_.job(Poisson(given.from_rate), LEAST_S), given.from_rate)
+            floor = await noise.measure(crew, setup_.job(Poisson(given.from_rate), given.probe_s), given.from_rate)
             limit = GENERATOR_SHARE * floor.max_rate
             console.print(f"the generator alone: P99 {floor.p99_ms:.2f} ms, at most {floor.max_rate:.0f} requests/s")
         search = Search(given.from_rate, given.precision, limit or MAX_RATE, given.max_probes)
@@ -163,7 +164,7 @@ async def run(given: argparse.Namespace) -> int:
 
 async def try_rate(crew: Crew, setup_: Setup, rate: float, number: int, given: argparse.Namespace) -> Probe:
     """One probe; every probe draws a schedule of its own."""
-    duration_s = WARM_UP_S + max(LEAST_S, given.probe_requests / rate)
+    duration_s = WARM_UP_S + max(given.probe_s, given.probe_requests / rate)
     job = replace(setup_, seed=setup_.seed + number).job(Poisson(rate), duration_s)
     outcomes = [each for each in await crew.run(job) if each.due_s >= WARM_UP_S]
     return judge(rate, outcomes, given.p99_ms, given.min_accuracy)
@@ -200,6 +201,7 @@ def conclusion(found: Capacity) -> str:
 def _check(given: argparse.Namespace) -> None:
     setup.positive("--p99-ms", given.p99_ms)
     setup.positive("--precision", given.precision)
+    setup.positive("--probe-s", given.probe_s)
     if not LEAST_RATE <= given.from_rate <= MAX_RATE:
         raise ConfigError(f"--from-rate: expected {LEAST_RATE:g} to {MAX_RATE:g}, got {given.from_rate!r}")
     if given.min_accuracy is not None and not 0.0 < given.min_accuracy <= 1.0:

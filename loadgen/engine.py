@@ -100,19 +100,20 @@ def asker_for(server: Server, connections: int) -> Asker:
 class Engine:
     """Runs one job. `stop` may be called any time, from the loop."""
 
-    def __init__(self, job: Job, loaded: Loaded, asker: Asker) -> None:
+    def __init__(self, job: Job, loaded: Loaded, asker: Asker, grace_s: float = GRACE_S) -> None:
         self.tally = Tally()
         self.interrupted = False
         self._job = job
         self._loaded = loaded
         self._asker = asker
+        self._grace_s = grace_s
         self._outcomes: list[Outcome] = []
         self._tasks: set[asyncio.Task[bool] | asyncio.Task[None]] = set()
         self._alarm: Alarm | None = None
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Send nothing more; answers are waited for `GRACE_S`."""
+        """Send nothing more; answers are waited for `grace_s`."""
         self.interrupted = True
         self._stopping.set()
         if self._alarm is not None:
@@ -214,6 +215,6 @@ class Engine:
     async def _cut_off(self) -> None:
         """After an interrupt, and the time of grace, end what is still unanswered."""
         await self._stopping.wait()
-        await asyncio.sleep(GRACE_S)
+        await asyncio.sleep(self._grace_s)
         for task in self._tasks:
             task.cancel()

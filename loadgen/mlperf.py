@@ -40,7 +40,7 @@ NO_CLASS: Final = -1
 """What the accuracy log says of a request that was not answered."""
 PERFORMANCE_SAMPLES: Final = 1024
 """Pictures of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
-WARM_UP_S: Final = 2.0
+WARM_UP_S: Final = 1.0
 FASTER: Final = 1.5
 """Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
 _VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)

@@ -33,8 +33,8 @@ LEAST_RATE: Final = 100.0
 """Requests per second at least: a P99 needs some hundred."""
 FLOOR_S: Final = 4.0
 CEILING_S: Final = 2.0
-SKIPPED_S: Final = 0.5
-"""At the beginning of both, for connections and caches."""
+SKIPPED: Final = 0.125
+"""Share of both at their beginnings, for connections and caches."""
 CALLERS: Final = 16
 """Per process, for the highest rate."""
 MOST_SHARE: Final = 0.5
@@ -60,24 +60,28 @@ OIP_ANSWER: Final = msgspec.json.encode(
 )
 
 
-async def measure(crew: Crew, job: Job, rate: float | None) -> NoiseFloor:
+async def measure(
+    crew: Crew, job: Job, rate: float | None, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
+) -> NoiseFloor:
     """What this crew measures where there is nothing to measure.
 
     Args:
         crew: loaded with the pictures of the run.
         job: of the run: its server's protocol, its classes, its plan.
         rate: of the run; None for a closed loop, whose callers the floor is measured with.
+        floor_s: for how long the percentiles are measured.
+        ceiling_s: for how long the highest rate is measured.
     """
     with running("loadgen.noise", title="the null server") as null:
         server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)
         job = msgspec.structs.replace(job, server=server)
-        ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * crew.size, duration_s=CEILING_S)
-        done = [each for each in await crew.run(ceiling) if each.answered and each.sent_s >= SKIPPED_S]
-        max_rate = len(done) / (CEILING_S - SKIPPED_S)
-        floor = msgspec.structs.replace(job, duration_s=FLOOR_S)
+        ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * crew.size, duration_s=ceiling_s)
+        done = [each for each in await crew.run(ceiling) if each.answered and each.sent_s >= SKIPPED * ceiling_s]
+        max_rate = len(done) / ((1.0 - SKIPPED) * ceiling_s)
+        floor = msgspec.structs.replace(job, duration_s=floor_s)
         if rate is not None:
             offered = min(max(rate, LEAST_RATE), max(1.0, MOST_SHARE * max_rate))
-            due = Poisson(offered).due_times(FLOOR_S, seed=0)
+            due = Poisson(offered).due_times(floor_s, seed=0)
             picked = np.arange(len(due)) % len(job.target)
             floor = msgspec.structs.replace(
                 floor,
@@ -86,7 +90,7 @@ async def measure(crew: Crew, job: Job, rate: float | None) -> NoiseFloor:
                 picture=np.array(job.picture)[picked].tolist(),
             )
         outcomes = await crew.run(floor)
-    latencies = [each.latency_s * 1e3 for each in outcomes if each.answered and each.due_s >= SKIPPED_S]
+    latencies = [each.latency_s * 1e3 for each in outcomes if each.answered and each.due_s >= SKIPPED * floor_s]
     p50, p99 = np.percentile(latencies or [np.inf], (50, 99))
     return NoiseFloor(float(p50), float(p99), max_rate)
 

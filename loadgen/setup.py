@@ -154,9 +154,9 @@ def command(words: Sequence[str]) -> str:
     shown = list(words)
     for place, word in enumerate(words):
         if word == "--api-key" and place + 1 < len(words):
-            shown[place + 1] = "…"
+            shown[place + 1] = "KEY"
         elif word.startswith("--api-key="):
-            shown[place] = "--api-key=…"
+            shown[place] = "--api-key=KEY"
     return shlex.join(["python", "-m", "loadgen", *shown])
 
 

@@ -1,0 +1,127 @@
+"""`python -m loadgen run` as a real process: its record, its page, its reference, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from hawkvision.process import ServerProcess
+from loadgen.__main__ import main
+from loadgen.record import load
+from loadgen.setup import command as written
+from tests.loadgen.command import command
+from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.test_evaluate import Oracle, asking, write_set
+
+
+def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_path: Path) -> None:
+    record, page = tmp_path / "run.json.gz", tmp_path / "run.html"
+    done = command(
+        "run", "--url", null.url, "--arrivals", "constant:50", "--duration-s", "1.2", "--warm-up-s", "0.2",
+        "--targets", "quality:fast=1,max_drop:0.01=3", "--deadline-ms", "100", "--processes", "2", "--seed", "7",
+        "--json", str(record), "--html", str(page), "--name", "nothing", "--no-noise", "--api-key", "secret",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    run = load(record)
+    assert (len(run.outcomes), run.name, run.deadline_ms, run.interrupted) == (60, "nothing", 100.0, False)
+    assert [sum(each.target == number for each in run.outcomes) for number in (0, 1)] == [15, 45]
+    assert all(each.answered for each in run.outcomes)
+    assert "secret" not in run.origin.command
+    assert run.origin.seed == 7
+    assert "nothing" in page.read_text()
+
+
+def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    oracle = Oracle(wrong_every=4)
+
+    async def scenario() -> int | None:
+        async with asking(oracle) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", client.url, "--no-noise", "--reference",
+                "--data", str(write_set(tmp_path, [i % 7 for i in range(8)])), "--targets", "quality:fast",
+                "--arrivals", "constant:50", "--duration-s", "0.32", "--warm-up-s", "0", "--json", str(record),
+                stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            return await process.wait()
+
+    assert asyncio.run(scenario()) == 0
+    run = load(record)
+    assert run.reference == dict.fromkeys(range(8), True)
+    assert sum(asked == "quality=best" for _, asked in oracle.seen) == 8
+    assert [each.right for each in sorted(run.outcomes, key=lambda each: each.picture)][::2] == [
+        picture % 4 != 0 for picture in range(8)
+    ]
+
+
+def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path) -> None:
+    record, page = tmp_path / "run.json", tmp_path / "run.html"
+    enough = asyncio.Event()
+
+    async def say(asked: Asked) -> bytes:
+        seen.append(asked)
+        if len(seen) == 5:
+            enough.set()
+        return reply(b'{"index": 1}')
+
+    seen: list[Asked] = []
+
+    async def scenario() -> tuple[int | None, bytes]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
+                "--duration-s", "600", "--warm-up-s", "0", "--no-noise", "--json", str(record), "--html", str(page),
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await enough.wait()
+            process.send_signal(signal.SIGINT)
+            out, _ = await process.communicate()
+            return process.returncode, out
+
+    status, out = asyncio.run(scenario())
+    assert status == 130
+    run = load(record)
+    assert run.interrupted
+    assert 5 <= len(run.outcomes) < 30_000
+    assert run.duration_s < 600
+    assert page.is_file()
+    assert b"written to" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--arrivals", "never"], "--arrivals"),
+        (["--duration-s", "0"], "--duration-s"),
+        (["--warm-up-s", "99"], "--warm-up-s"),
+        (["--json", "/nowhere/run.json"], "no such folder"),
+        (["--targets", "x"], "--targets"),
+        (["--processes", "0"], "--processes"),
+        (["--arrivals", "closed:1", "--processes", "2"], "--processes 2"),
+        (["--max-in-flight", "0"], "--max-in-flight"),
+        (["--timeout-s", "-1"], "--timeout-s"),
+        (["--seed", "-1"], "--seed"),
+        (["--path", "x"], "--path"),
+        (["--reference"], "--reference"),
+        ([], "127.0.0.1:1 cannot be reached"),
+    ],
+)
+def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--url", "http://127.0.0.1:1", "--no-noise", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_keys_are_not_written_down() -> None:
+    said = written(["run", "--api-key", "k1", "--api-key=k2", "--url", "u"])
+    assert said == "python -m loadgen run --api-key KEY --api-key=KEY --url u"
+
+
+def test_every_command_explains_itself() -> None:
+    done = command("--help")
+    assert done.returncode == 0
+    for name in ("run", "find-capacity", "mlperf", "evaluate", "compare"):
+        assert name in done.stdout
