@@ -116,6 +116,8 @@ class Report(msgspec.Struct, frozen=True):
     rows: list[Row]
     claims: list[Claim]
     files: list[str]
+    failures: list[str]
+    """Who could not be tested in which round, and why."""
 
 
 def merged(rounds: Sequence[Run]) -> Run:
@@ -220,6 +222,7 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, rival:
     note = f"{found.first:.1f} ms and {found.other:.1f} ms"
     if mine is not None and theirs is not None:
         note += f"; accuracy {mine.value:.1%} and {theirs.value:.1%}" + ("" if equal else ": not equal")
+        note += f"; right in time {_share(rows[ours].effective)} and {_share(rows[rival].effective)}"
     met = None if found.ratio is None else found.ratio >= goal and equal
     return Claim(
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival, found.ratio, found.low, found.high,

@@ -9,6 +9,9 @@ A round begins with every policy's models loaded and both tiers connected, over 
 lose nothing; the weather begins with the schedule. What the best rung says of every picture, to pair drops with, is
 asked once beforehand.
 
+Settings of policies that have any come from the environment (`HAWKVISION_EDGE_STATIC_THRESHOLD`,
+`HAWKVISION_EDGE_RESIDENT_MEMORY_MB`), as for any edge node.
+
 Writes, into a folder: a record per link, rate and policy, all rounds together; the single rounds; a page per link and
 rate; what servers said; and `summary.json` with the figures and the claims they bear out.
 """
@@ -16,6 +19,7 @@ rate; what servers said; and `summary.json` with the figures and the claims they
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +30,7 @@ import msgspec
 from rich.console import Console
 
 from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError, NotReady
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
 from loadgen import mix, setup
 from loadgen.arrivals import parse as parse_arrivals
@@ -49,8 +53,10 @@ REFERENCE_RATE: Final = 10.0
 """Pictures per second that the best rung is asked about: half of what it can do on two cores."""
 REFERENCE_TRIES: Final = 5
 SETTLE_TRIES: Final = 20
-"""Of a second each, until the datacenter answers."""
-SETTLE_RATE: Final = 10.0
+"""Of less than a second each, until both tiers answer as they do when they are idle."""
+SETTLE_RATE: Final = 20.0
+SETTLED_S: Final = 1.0
+"""The slowest answer of a try that counts: nothing is left to do for requests of those tested before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +173,10 @@ def contenders(policies: Sequence[str], transports: str) -> tuple[Contender, ...
     return tuple(found)
 
 
-async def run(given: argparse.Namespace) -> None:
+async def run(given: argparse.Namespace) -> int:
     """Compare as the options say; print, and write into the folder. An interrupt ends it; what is done is written.
+
+    A contender that fails in one round is left out there and said so; then the status is 1, else 0.
 
     Raises:
         HawkVisionError: for options that do not fit, links that cannot be had here, or servers that do not start.
@@ -183,25 +191,44 @@ async def run(given: argparse.Namespace) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=180)
     backend = ("--backend", given.backend)
     dc_arguments = ("--task", given.task, "--lossy-port", "0", *backend)
-    cells: dict[tuple[str, float], dict[str, list[Result]]] = {}
+    found = _Found({}, [])
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
         async with Crew(1, deployment.client_prefix) as crew:
             await crew.load(dataset)
             bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend))
             try:
                 await bench.ask_reference()
-                for link in plan.links:
-                    for rate in plan.rates:
-                        results = cells.setdefault((link.name, rate), {})
-                        for number in range(plan.rounds):
-                            for contender in rotated(plan.contenders, number):
-                                console.print(
-                                    f"{link.name}, {rate:g}/s, round {number + 1}: {contender.name} …", highlight=False
-                                )
-                                result = await bench.test(contender, link, rate, number)
-                                results.setdefault(contender.name, []).append(result)
+                await _test_all(plan, bench, found, console)
             finally:
-                _conclude(plan, cells, given.congestion or _kernels_congestion(), console)
+                _conclude(plan, found, given.congestion or _kernels_congestion(), console)
+    return 1 if found.failures else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is known so far."""
+
+    cells: dict[tuple[str, float], dict[str, list[Result]]]
+    """By link and rate, then contender: a result per round."""
+    failures: list[str]
+
+
+async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) -> None:
+    for link in plan.links:
+        for rate in plan.rates:
+            results = found.cells.setdefault((link.name, rate), {})
+            for number in range(plan.rounds):
+                for contender in rotated(plan.contenders, number):
+                    title = f"{link.name}, {rate:g}/s, round {number + 1}: {contender.name}"
+                    console.print(f"{title} …", highlight=False)
+                    try:
+                        result = await bench.test(contender, link, rate, number)
+                    except HawkVisionError as error:
+                        found.failures.append(f"{title}: {error}")
+                        console.print(f"error: {error}", highlight=False, markup=False)
+                    else:
+                        results.setdefault(contender.name, []).append(result)
 
 
 def rotated(found: Sequence[Contender], number: int) -> tuple[Contender, ...]:
@@ -310,10 +337,13 @@ class _Bench:
             job = Job(setup_.server, fields, targets, pictures, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
             outcomes = await self._crew.run(job)
             reached = any(each.tier == "dc" for each in outcomes) or contender.policy == "all-edge"
-            if reached and all(each.answered for each in outcomes):
+            if reached and all(each.answered and each.latency_s < SETTLED_S for each in outcomes):
                 return
         said = sorted({f"{each.status} {each.error} {each.tier}".strip() for each in outcomes})
-        raise NotReady(f"{contender.name} does not answer from both tiers over perfect links: {'; '.join(said)}")
+        slowest_ms = max(each.latency_s for each in outcomes) * 1e3
+        raise NotReady(
+            f"{contender.name} does not answer well before the test: {'; '.join(said)}; at most {slowest_ms:.0f} ms"
+        )
 
     def _setup(self, contender: Contender, url: str, classes: list[TargetClass], number: int) -> Setup:
         server = Server(
@@ -340,9 +370,7 @@ def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number
     return sorted(begun, key=lambda sample: sample.at_s)
 
 
-def _conclude(
-    plan: Plan, cells: Mapping[tuple[str, float], Mapping[str, list[Result]]], congestion: str, console: Console
-) -> None:
+def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> None:
     """Put rounds together, print, and write. Cells that nobody finished are left out."""
     from loadgen.report import write_html
 
@@ -358,8 +386,9 @@ def _conclude(
         rows=[],
         claims=[],
         files=[],
+        failures=found.failures,
     )
-    for (link, rate), results in cells.items():
+    for (link, rate), results in found.cells.items():
         if not results:
             continue
         together = {name: _together(results[name]) for name in (c.name for c in plan.contenders) if name in results}

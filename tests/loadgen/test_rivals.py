@@ -1,0 +1,120 @@
+"""Policies compared over links, in short: the options, and one real run of three namespaces with all processes."""
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hawkvision.errors import ConfigError
+from loadgen.claims import Report
+from loadgen.links import load_profile
+from loadgen.record import load
+from loadgen.rivals import Plan, add_arguments, contenders, read_plan, rotated, samples
+from loadgen.tun_link import available, sweep
+from tests.pictures import encoded
+
+needs_a_link = pytest.mark.skipif(available() is not None, reason=f"no TUN link here: {available()}")
+
+
+def plan_of(*words: str) -> Plan:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return read_plan(parser.parse_args(["--data", "some.npz", "--out", "some", *words]))
+
+
+def test_all_policies_are_tested_by_default_and_ours_twice() -> None:
+    names = [each.name for each in plan_of().contenders]
+    assert names == ["hawkvision", "hawkvision-tcp", "infaas", "static", "split", "all-dc", "all-edge"]
+    assert [each.transport for each in plan_of().contenders] == ["lossy", *["tcp"] * 6]
+
+
+def test_a_transport_is_chosen_per_policy() -> None:
+    found = contenders(("hawkvision", "static"), "hawkvision=tcp,static=lossy")
+    assert [(each.name, each.transport) for each in found] == [("hawkvision", "tcp"), ("static", "lossy")]
+    assert found[1].arguments == ("--policy", "static", "--lossy-port", "0", "--dc-transport", "auto")
+
+
+def test_every_round_begins_with_another_policy() -> None:
+    found = plan_of("--policies", "hawkvision,infaas", "--transport", "hawkvision=tcp").contenders
+    firsts = [rotated(found, number)[0].name for number in range(3)]
+    assert firsts == ["hawkvision", "infaas", "hawkvision"]
+    assert {each.name for each in rotated(found, 1)} == {"hawkvision", "infaas"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--policies", "hawkvision,best"), "--policies: expected some of hawkvision, infaas"),
+        (("--policies", "split,split"), "each once"),
+        (("--transport", "split=pigeon"), "expected POLICY=tcp or POLICY=lossy, got 'split=pigeon'"),
+        (("--where", "edge-moon"), "--where: expected some of client-edge, edge-dc"),
+        (("--links", "lan,wlan"), "'wlan': expected one of lan"),
+        (("--rate", "0"), "--rate: expected a number above 0"),
+        (("--warm-up-s", "60"), "--warm-up-s: expected 0 or more and less than the duration"),
+        (("--rounds", "0"), "--rounds 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_of(*words)
+
+
+def test_a_record_says_of_each_link_what_it_was_given() -> None:
+    profile = load_profile("lte-drive")
+    found = samples({"client-edge": None, "edge-dc": profile}, 30.0, 2)
+    assert {each.link for each in found} == {"edge-dc"}
+    begun = [stretch.at_s - 0.1 for stretch in profile.schedule(5)[1:3]]
+    assert [each.at_s for each in found[:3]] == pytest.approx([0.0, *begun])
+
+
+@needs_a_link
+@pytest.mark.slow
+def test_two_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> None:
+    """Client, edge and datacenter in three namespaces; Ctrl-C after a round of both leaves a report and no trace."""
+    for label in range(3):
+        (tmp_path / "data" / str(label)).mkdir(parents=True)
+        (tmp_path / "data" / str(label) / "a.jpg").write_bytes(encoded(height=300, width=300, seed=label))
+    words = (
+        *(
+            "--data",
+            str(tmp_path / "data"),
+            "--out",
+            str(tmp_path / "out"),
+            "--backend",
+            "noop",
+            "--links",
+            "wifi-busy",
+        ),
+        *("--policies", "hawkvision,all-edge", "--transport", "hawkvision=tcp", "--targets", "quality:best"),
+        *("--rate", "20", "--duration-s", "1", "--warm-up-s", "0.2", "--rounds", "100"),
+    )
+    command = [sys.executable, "-m", "loadgen", "rivals", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
+        assert bench.stdout is not None
+        said = []
+        for line in bench.stdout:
+            said.append(line)
+            if "round 2" in line:
+                bench.send_signal(signal.SIGINT)
+                break
+        said += list(bench.stdout)
+    assert bench.returncode == 130, "".join(said)
+    report = msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes(), type=Report)
+    assert [row.name for row in report.rows] == ["hawkvision", "all-edge"]
+    ours, alone = (load(tmp_path / "out" / f"wifi-busy-20-{row.name}.json.gz") for row in report.rows)
+    assert [(each.due_s, each.picture) for each in ours.outcomes] == [
+        (each.due_s, each.picture) for each in alone.outcomes
+    ]
+    assert {each.tier for each in alone.outcomes if each.answered} == {"edge"}
+    assert {each.tier for each in ours.outcomes if each.answered} >= {"dc"}
+    assert report.failures == []
+    assert report.rows[0].uplink_bytes > 3 * report.rows[1].uplink_bytes
+    assert ours.links[0].link == "client-edge"
+    assert ours.reference is not None
+    assert set(ours.reference) == {0, 1, 2}
+    assert (tmp_path / "out" / "wifi-busy-20.html").stat().st_size > 10_000
+    assert sweep() == []
