@@ -84,8 +84,8 @@ class Peer:
 
     name: str
     title: str
-    distribution: str
-    """The package whose version is stated."""
+    distribution: str | None
+    """The package whose version is stated; None: HawkVision's own."""
     how: str
     """Its configuration and protocol, for the report."""
     start: Callable[[Site], Start]
@@ -112,8 +112,8 @@ def _module(name: str, **env: str) -> Callable[[Site], Start]:
 def _hawkvision(site: Site) -> Start:
     work = ("--backend", "noop") if site.work == "decode" else ()
     command = (sys.executable, "-m", "hawkvision.cli", "edge", "up", "--port", str(site.port))
-    # It is started where we are, for a checkout that is not installed is found there.
-    return Start((*command, "--variant", site.variant, *work), {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    # Found where this HawkVision is, for a checkout need not be installed.
+    return Start((*command, "--variant", site.variant, *work), {"PYTHONPATH": str(Path(__file__).resolve().parents[2])})
 
 
 def _bentoml(site: Site) -> Start:
@@ -170,9 +170,7 @@ def _triton(site: Site) -> Start:
             *("--http-address", "127.0.0.1", "--http-port", str(site.port), "--http-thread-count", "1"),
             *("--allow-grpc", "false", "--allow-metrics", "false", "--log-verbose", "0"),
         ),
-        {
-            "LD_LIBRARY_PATH": os.pathsep.join((str(packages / "nvidia_pytriton.libs"), _library_folder())),
-        },
+        {"LD_LIBRARY_PATH": os.pathsep.join((str(packages / "nvidia_pytriton.libs"), _library_folder()))},
     )
 
 
@@ -193,7 +191,7 @@ PEERS: Final = (
     Peer(
         name="hawkvision",
         title="HawkVision edge",
-        distribution="hawkvision",
+        distribution=None,
         how="edge node, one worker (its default on one core), quality=fast, JPEG as the body",
         start=_hawkvision,
         path="/v1/classify?quality=fast",
@@ -240,8 +238,10 @@ PEERS: Final = (
         name="ray",
         title="Ray Serve",
         distribution="ray",
-        how="one replica, throughput-optimized, async method, no batching, JPEG as the body",
-        start=_module("ray_server", RAY_SERVE_THROUGHPUT_OPTIMIZED="1", RAY_USAGE_STATS_ENABLED="0"),
+        how="one replica behind its HAProxy, throughput-optimized, async method, no batching, JPEG as the body",
+        start=_module(
+            "ray_server", RAY_SERVE_THROUGHPUT_OPTIMIZED="1", RAY_SERVE_ENABLE_HA_PROXY="1", RAY_USAGE_STATS_ENABLED="0"
+        ),
         path="/classify",
     ),
     Peer(

@@ -19,6 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from hawkvision import __version__
 from hawkvision.artifacts import load_variant, write_atomic
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
@@ -26,7 +27,7 @@ from loadgen.bench.edge import pinned
 from loadgen.dataset import read_dataset
 from loadgen.peers import results, work
 from loadgen.peers.catalogue import PEERS, Peer, find
-from loadgen.peers.contest import Contest, Field, Plan, choose_cores
+from loadgen.peers.contest import KINDS, Contest, Field, Plan, choose_cores
 from loadgen.peers.environments import install, shared_pins
 from loadgen.peers.results import BARE, OURS, Overhead, Report, Row
 from loadgen.peers.serving import Task
@@ -147,6 +148,8 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
     """
     if peer.pins is not None:
         return install(_folder() / peer.name, (*shared_pins(), *peer.pins), peer.alone, say)
+    if peer.distribution is None:
+        return Path(sys.executable)
     try:
         importlib.metadata.version(peer.distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -159,11 +162,13 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
 
 def version_of(peer: Peer, python: Path) -> str:
     """Of the package that is compared, as its environment has it."""
+    if peer.distribution is None:
+        return f"({__version__})"
     ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
     told = subprocess.run(  # noqa: S603 - our own interpreters
         [str(python), "-c", ask, peer.distribution], capture_output=True, text=True, check=True, timeout=60.0
     )
-    return told.stdout.strip()
+    return f"({peer.distribution} {told.stdout.strip()})"
 
 
 def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path]) -> tuple[Row, ...]:
@@ -184,11 +189,16 @@ def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path]) -> 
 
 def _overhead(contest: Contest, peers: Sequence[Peer]) -> tuple[Overhead, ...]:
     ours = contest.waits.get((OURS, "decode"))
-    titles = {peer.name: peer.title for peer in peers}
-    return tuple(
-        results.overhead(name, titles.get(name, "client alone"), kind, rounds, ours)
-        for (name, kind), rounds in contest.waits.items()
-    )
+    if not contest.waits:
+        return ()
+    floor = results.overhead("", "client alone", None, contest.waits["", None], ours)
+    found = [
+        results.overhead(peer.name, peer.title, kind, contest.waits[peer.name, kind], ours)
+        for kind in KINDS
+        for peer in peers
+        if kind in peer.works
+    ]
+    return (floor, *found)
 
 
 def _folder() -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -35,6 +35,8 @@ SHARES: Final = (0.3, 0.6, 0.9)
 START_S: Final = 0.05
 """Between the order and the first request, so that all callers are there."""
 WARM_UP_WAITS: Final = 50
+KINDS: Final[tuple[Work, ...]] = ("decode", "nothing")
+"""Of work without a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Contest:
     async def run_overhead(self) -> None:
         """All rounds without a model, each server for each kind of work it knows."""
         contenders: list[tuple[Peer | None, Work]] = [
-            (peer, work) for work in ("decode", "nothing") for peer in self._field.peers if work in peer.works
+            (peer, work) for work in KINDS for peer in self._field.peers if work in peer.works
         ]
         contenders.append((None, "nothing"))
         for number, order in enumerate(rotations(contenders, self._plan.rounds)):
@@ -161,14 +163,11 @@ class Contest:
 
     def _floor(self) -> NDArray[np.float64]:
         """What the client itself waits, against a loop over one blocking socket."""
-        with pinned(self._field.task.core):
-            floor = running("loadgen.bench.echo", "raw")
-            server = floor.__enter__()
-        try:
-            with Wire(server.url, "/echo", self._field.bodies[0]) as wire:
-                return _exchanges(wire, self._plan.requests)
-        finally:
-            floor.__exit__(None, None, None)
+        with ExitStack() as stack:
+            with pinned(self._field.task.core):
+                server = stack.enter_context(running("loadgen.bench.echo", "raw"))
+            wire = stack.enter_context(Wire(server.url, "/echo", self._field.bodies[0]))
+            return _exchanges(wire, self._plan.requests)
 
 
 async def check_answers(served: Served, bodies: Sequence[bytes], expected: Sequence[int]) -> None:

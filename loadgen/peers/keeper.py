@@ -1,9 +1,11 @@
-"""`python -m loadgen.peers.keeper CORE FOLDER COMMAND…`: run a foreign server so that nothing of it is left behind.
+"""`python keeper.py CORE FOLDER COMMAND…`: run a foreign server so that nothing of it is left behind.
 
 Foreign servers start processes that start processes, some in sessions of their own, and not all end with their parent.
 The keeper is made the one that orphans are given to (prctl(2), PR_SET_CHILD_SUBREAPER), so that it knows them all. It
 ends them when the server ends, when it is told to (SIGTERM), and when its own standard input is closed: which the
 kernel does when whoever started the keeper dies, however it dies. CORE is the only one that all of them may use.
+
+The standard library is all it needs, for it runs among the environment variables that are meant for the server.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from hawkvision.process import stop_with_parent
-
 STOP_TIMEOUT_S: Final = 8.0
 """For the server to end by itself after SIGTERM; what is left then is killed."""
 MAX_GENERATIONS: Final = 100
 """Rounds of killing: those killed may have started others meanwhile."""
+_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_libc: Final = ctypes.CDLL(None)
 
 
 def main() -> int:
     """Start, wait, end everything; the exit status is the server's."""
     core, folder, *command = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.sched_setaffinity(0, {int(core)})
     told, tell = os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: os.close(tell))
     server = subprocess.Popen(  # noqa: S603 - from our own catalogue
-        command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=stop_with_parent
+        command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_keeper
     )
     ended = os.pidfd_open(server.pid)
     select.select([sys.stdin.fileno(), told, ended], [], [])
@@ -78,6 +80,11 @@ def cpu_seconds(pid: int) -> float:
         # The name in field 2 may hold spaces, so count from the parenthesis that ends it.
         ticks += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _die_with_keeper() -> None:
+    """Should the keeper be killed, the server itself at least is told."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _bury(killed: set[int]) -> None:

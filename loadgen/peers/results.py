@@ -216,7 +216,7 @@ def show(report: Report, console: Console) -> None:
         console.print(_capacities(report))
         console.print(_latencies(report))
         for found in report.rows:
-            console.print(f"{found.title} {found.version}: {found.how}", highlight=False)
+            console.print(f"{' '.join(filter(None, (found.title, found.version)))}: {found.how}", highlight=False)
     if report.overhead:
         console.print(_overheads(report))
 

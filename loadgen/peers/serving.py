@@ -21,8 +21,8 @@ from hawkvision.errors import NotReady
 from hawkvision.manifest import InputSpec
 from loadgen.asking import Replied
 from loadgen.connections import Broken, Connections
+from loadgen.peers import keeper
 from loadgen.peers.catalogue import Peer, Site, Work
-from loadgen.peers.keeper import STOP_TIMEOUT_S, cpu_seconds
 from loadgen.peers.work import PREFIX
 from loadgen.record import UNANSWERED
 
@@ -98,7 +98,7 @@ class Served:
 
     def cpu_seconds(self) -> float:
         """CPU time of all its processes so far."""
-        return cpu_seconds(self.keeper)
+        return keeper.cpu_seconds(self.keeper)
 
 
 @contextlib.asynccontextmanager
@@ -146,7 +146,7 @@ def _start(peer: Peer, site: Site, task: Task, log: Path) -> subprocess.Popen[by
     inherited = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
     with log.open("wb") as output:
         return subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "loadgen.peers.keeper", str(task.core), str(site.folder), *start.command],
+            [sys.executable, "-I", keeper.__file__, str(task.core), str(site.folder), *start.command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -182,7 +182,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        process.wait(3 * STOP_TIMEOUT_S)
+        process.wait(3 * keeper.STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

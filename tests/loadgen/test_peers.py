@@ -52,7 +52,7 @@ def peer(script: str = TINY, name: str = "tiny") -> Peer:
     def start(site: Site) -> Start:
         return Start((str(site.python), "-c", script))
 
-    return Peer(name=name, title=name, distribution="hawkvision", how="", start=start, path="/")
+    return Peer(name=name, title=name, distribution=None, how="", start=start, path="/")
 
 
 def task() -> Task:
