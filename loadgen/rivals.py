@@ -24,7 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -32,145 +32,30 @@ from rich.console import Console
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
-from loadgen import mix, setup
+from loadgen import setup
 from loadgen.arrivals import parse as parse_arrivals
 from loadgen.claims import Cell, Report, Result, Traffic, judge, merged, show_claims, show_rows
-from loadgen.dataset import SPLITS, Dataset, read_dataset
+from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC, Carried, Deployment
 from loadgen.engine import Job, Server
-from loadgen.links import LinkProfile, load_profile
+from loadgen.links import LinkProfile
 from loadgen.processes import LEAD_S, Crew
 from loadgen.record import LinkSample, Outcome, Run, TargetClass, save
-from loadgen.setup import MAX_IN_FLIGHT, Setup, positive
+from loadgen.rivals_plan import PLACES, Contender, Plan, add_arguments, read_plan
+from loadgen.setup import MAX_IN_FLIGHT, Setup
 from loadgen.steady import is_steady
 
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
 SUMMARY: Final = "Compare policies over bad links: same servers, models, pictures, moments and weather."
-Transport: TypeAlias = Literal["tcp", "lossy"]
-POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
-PLACES: Final = (CLIENT_EDGE, EDGE_DC)
-DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
 REFERENCE_RATE: Final = 10.0
-"""Pictures per second that the best rung is asked about: half of what it can do on two cores."""
+"""Pictures per second that the best rung is asked about: few, lest they wait for one another and are given up."""
 REFERENCE_TRIES: Final = 5
 SETTLE_TRIES: Final = 20
 """Of less than a second each, until both tiers answer as they do when they are idle."""
 SETTLE_RATE: Final = 20.0
 SETTLED_S: Final = 1.0
 """The slowest answer of a try that counts: nothing is left to do for requests of those tested before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy, and how pictures travel."""
-
-    name: str
-    policy: str
-    transport: Transport
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Of `hawkvision edge up`."""
-        if self.transport == "tcp":
-            return ("--policy", self.policy)
-        return ("--policy", self.policy, "--lossy-port", "0", "--dc-transport", "auto")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is tested, where, and how long."""
-
-    contenders: tuple[Contender, ...]
-    links: tuple[LinkProfile, ...]
-    where: tuple[str, ...]
-    rates: tuple[float, ...]
-    classes: list[TargetClass]
-    deadline_ms: float
-    duration_s: float
-    warm_up_s: float
-    rounds: int
-    seed: int
-    timeout_s: float
-    out: Path
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m loadgen rivals`."""
-    parser.add_argument("--data", required=True, help="labelled pictures: npz file, or a directory per class")
-    parser.add_argument("--task", default="imagenet")
-    parser.add_argument("--split", choices=SPLITS, default="auto")
-    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
-    parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help="profiles, or TOML files")
-    parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
-    parser.add_argument("--policies", default=",".join(POLICIES))
-    parser.add_argument(
-        "--transport",
-        default="hawkvision=lossy",
-        help="POLICY=tcp or POLICY=lossy, comma-separated; the others go by TCP (default: %(default)s)",
-    )
-    parser.add_argument("--targets", default=DEFAULT_TARGETS)
-    parser.add_argument("--rate", type=float, action="append", help="requests per second, may be given again; 8 and 15")
-    parser.add_argument("--deadline-ms", type=float, default=100.0)
-    parser.add_argument("--duration-s", type=float, default=60.0, help="per policy and round, warm-up included")
-    parser.add_argument("--warm-up-s", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
-    parser.add_argument("--backend", choices=("onnxruntime", "noop"), default="onnxruntime", help=argparse.SUPPRESS)
-    parser.add_argument("--models-dir", type=Path)
-
-
-def read_plan(given: argparse.Namespace) -> Plan:
-    """What the options say.
-
-    Raises:
-        ConfigError: naming the option that does not fit.
-    """
-    rates = tuple(given.rate or (8.0, 15.0))
-    for option, value in (("--deadline-ms", given.deadline_ms), ("--timeout-s", given.timeout_s), *_named(rates)):
-        positive(option, value)
-    if not 0.0 <= given.warm_up_s < given.duration_s:
-        raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
-    if given.rounds < 1 or given.seed < 0:
-        raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
-    return Plan(
-        contenders=contenders(_words(given.policies), given.transport),
-        links=tuple(load_profile(name) for name in _words(given.links)),
-        where=_known("--where", _words(given.where), PLACES),
-        rates=rates,
-        classes=mix.parse(given.targets, given.deadline_ms),
-        deadline_ms=given.deadline_ms,
-        duration_s=given.duration_s,
-        warm_up_s=given.warm_up_s,
-        rounds=given.rounds,
-        seed=given.seed,
-        timeout_s=given.timeout_s,
-        out=given.out,
-    )
-
-
-def contenders(policies: Sequence[str], transports: str) -> tuple[Contender, ...]:
-    """Who is tested. HawkVision with its lossy transport comes with a second contender that is without.
-
-    Raises:
-        ConfigError: for an unknown policy or transport.
-    """
-    _known("--policies", policies, POLICIES)
-    chosen: dict[str, Transport] = {}
-    for part in _words(transports):
-        policy, _, transport = part.partition("=")
-        _known("--transport", (policy,), POLICIES)
-        if transport not in get_args(Transport):
-            raise ConfigError(f"--transport: expected POLICY=tcp or POLICY=lossy, got {part!r}")
-        chosen[policy] = "lossy" if transport == "lossy" else "tcp"
-    found = []
-    for policy in policies:
-        transport_ = chosen.get(policy, "tcp")
-        found.append(Contender(policy, policy, transport_))
-        if policy == "hawkvision" and transport_ == "lossy":
-            found.append(Contender("hawkvision-tcp", policy, "tcp"))
-    return tuple(found)
 
 
 async def run(given: argparse.Namespace) -> int:
@@ -417,22 +302,3 @@ def _together(rounds: Sequence[Result]) -> Result:
 
 def _kernels_congestion() -> str:
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _named(rates: Sequence[float]) -> list[tuple[str, float]]:
-    return [("--rate", rate) for rate in rates]
-
-
-def _known(option: str, words: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The words, each once.
-
-    Raises:
-        ConfigError: if there are none, or one is unknown or comes twice.
-    """
-    if not words or len(set(words)) < len(words) or not set(words) <= set(known):
-        raise ConfigError(f"{option}: expected some of {', '.join(known)}, each once; got {', '.join(words) or 'none'}")
-    return tuple(words)

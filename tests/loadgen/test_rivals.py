@@ -13,7 +13,8 @@ from hawkvision.errors import ConfigError
 from loadgen.claims import Report
 from loadgen.links import load_profile
 from loadgen.record import load
-from loadgen.rivals import Plan, add_arguments, contenders, read_plan, rotated, samples
+from loadgen.rivals import rotated, samples
+from loadgen.rivals_plan import Plan, add_arguments, contenders, read_plan
 from loadgen.tun_link import available, sweep
 from tests.pictures import encoded
 
