@@ -57,6 +57,9 @@ class Ratio(msgspec.Struct, frozen=True):
     low: float | None
     high: float | None
     verdict: Verdict
+    first_at_least: bool = False
+    """Requests without an answer reach this percentile; the true one is larger, and the ratio cannot say how much."""
+    other_at_least: bool = False
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -98,8 +101,11 @@ def compare(first: Run, other: Run) -> Comparison:
     resampled = _paired(ours, theirs, first.origin.seed) if paired else _unpaired(ours, theirs, first.origin.seed)
     ratios = []
     for place, figure in enumerate(FIGURES):
-        a, b = float(values[place]), float(other_values[place])
-        ratios.append(_ratio(figure, a, b, resampled[:, place]))
+        found = _ratio(figure, float(values[place]), float(other_values[place]), resampled[:, place])
+        if figure in LATENCIES:
+            ends = [not counted.true_percentile(LATENCIES[figure]) for counted in (ours, theirs)]
+            found = msgspec.structs.replace(found, first_at_least=ends[0], other_at_least=ends[1])
+        ratios.append(found)
     return Comparison(first.name, other.name, paired, tuple(ratios))
 
 
@@ -240,8 +246,8 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
         for ratio in one.ratios:
             table.add_row(
                 ratio.figure,
-                written(ratio.figure, ratio.first),
-                written(ratio.figure, ratio.other),
+                written(ratio.figure, ratio.first, at_least=ratio.first_at_least),
+                written(ratio.figure, ratio.other, at_least=ratio.other_at_least),
                 "" if ratio.ratio is None else f"{ratio.ratio:.2f}x",
                 "" if ratio.low is None else f"{ratio.low:.2f}–{ratio.high:.2f}",
                 str(ratio.verdict),
@@ -250,10 +256,10 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
         console.print(table)
 
 
-def written(figure: str, value: float) -> str:
+def written(figure: str, value: float, *, at_least: bool = False) -> str:
     """A figure with its unit; empty if it was not measured."""
     if not math.isfinite(value):
         return ""
     if figure in LATENCIES:
-        return f"{value:.1f} ms"
+        return f"{'≥ ' if at_least else ''}{value:.1f} ms"
     return f"{value / 1024:.1f} KiB" if figure == "bytes sent" else f"{value:.1%}"

@@ -283,8 +283,9 @@ def _targets(told: Sequence[Told]) -> str:
 def _target_row(one: ClassSummary) -> str:
     figures, kept = one.figures, one.kept
     promised = "" if one.promised_drop is None else f"<small>promises ≤ {100 * one.promised_drop:.2g} points</small>"
+    unjudged = "not measured" if one.numeric else "no number asked"
     cells = [
-        f"<td{WORDS}>no number asked</td>" if kept is None else _verdict_cell(kept.verdict),
+        f"<td{WORDS}>{unjudged}</td>" if kept is None else _verdict_cell(kept.verdict),
         _points_cell(None if kept is None else kept.shortfall),
         _points_cell(None if kept is None else kept.effective_shortfall),
         _points_cell(one.drop),
@@ -321,18 +322,23 @@ def _ratios(comparisons: Sequence[Comparison]) -> str:
     parts = [f"<h2>Beside {escape(comparisons[0].first)}</h2>"]
     for one in comparisons:
         rows = "".join(
-            f'<tr><th scope="row">{ratio.figure}</th><td>{escape(written(ratio.figure, ratio.first)) or "–"}</td>'
-            f"<td>{escape(written(ratio.figure, ratio.other)) or '–'}</td>{_ratio_cell(ratio)}</tr>"
+            f'<tr><th scope="row">{ratio.figure}</th><td>{_value(ratio, first=True)}</td>'
+            f"<td>{_value(ratio, first=False)}</td>{_ratio_cell(ratio)}</tr>"
             for ratio in one.ratios
         )
         how = "same requests, in pairs" if one.paired else "different requests, without pairs"
         parts.append(
             f"<details{' open' if len(comparisons) == 1 else ''}><summary>{escape(one.other)} ({how})</summary>"
-            f'<div class="scroll"><table><thead><tr><th></th><th scope="col">{escape(one.first)}</th>'
+            f'<div class="scroll"><table class="small"><thead><tr><th></th><th scope="col">{escape(one.first)}</th>'
             f'<th scope="col">{escape(one.other)}</th><th scope="col">ratio</th></tr></thead>'
             f"<tbody>{rows}</tbody></table></div></details>"
         )
     return "\n".join(parts)
+
+
+def _value(ratio: Ratio, *, first: bool) -> str:
+    value, at_least = (ratio.first, ratio.first_at_least) if first else (ratio.other, ratio.other_at_least)
+    return escape(written(ratio.figure, value, at_least=at_least)) or "–"
 
 
 def _provenance(told: Sequence[Told]) -> str:

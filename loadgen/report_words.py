@@ -175,6 +175,11 @@ def _doubts(one: Told) -> list[str]:
         found.append("not steady; the second half does not look like the first.")
     if total.percentile(0.99).few:
         found.append(f"{total.n:,} requests are few for a P99: fewer than ten lie beyond it.")
+    if any(one.at_least for one in total.percentiles):
+        found.append(
+            f"{total.n - total.answered:,} of {total.n:,} requests got no answer; percentiles marked ≥ are larger than "
+            "shown, and ratios to them cannot say by how much."
+        )
     if run.origin.load_before > BUSY * run.origin.cores:
         found.append(f"the machine was busy before the run (load {run.origin.load_before:.2g}).")
     late = 1e3 * np.array([each.sent_s - each.due_s for each in one.counted.outcomes])

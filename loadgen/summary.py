@@ -162,8 +162,10 @@ class ClassSummary(msgspec.Struct, frozen=True):
     unflagged_drop: Estimate | None
     promised_drop: float | None
     """The largest drop that any of them allows itself; None where any states none."""
+    numeric: bool
+    """Whether its target says in numbers what accuracy is wanted."""
     kept: Kept | None
-    """None where the target is not a number, or the best rung was not measured."""
+    """None where it does not, or where that was not measured."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -249,10 +251,10 @@ class Counted:
         ranks = np.argsort(np.argsort(self.latency_ms, kind="stable"), kind="stable")
         return block_length(ranks.astype(np.float64), self.in_time.astype(np.float64))
 
-    def true_percentile(self, latencies: Floats, share: float) -> bool:
-        """Whether the percentile of these latencies stays what it is if requests without an answer take for ever."""
-        never = np.where(self.answered, latencies, np.inf)
-        return bool(quantiles(never, [share])[0] == quantiles(latencies, [share])[0])
+    def true_percentile(self, share: float) -> bool:
+        """Whether a percentile of the latencies stays what it is if requests without an answer take for ever."""
+        never = np.where(self.answered, self.latency_ms, np.inf)
+        return bool(quantiles(never, [share])[0] == quantiles(self.latency_ms, [share])[0])
 
 
 def counted_of(run: Run) -> Counted:
@@ -376,7 +378,7 @@ def _percentile(counted: Counted, share: float, resampled: Floats) -> Percentile
         ms=float(quantiles(counted.latency_ms, [share])[0]),
         low=low,
         high=high,
-        at_least=not counted.true_percentile(counted.latency_ms, share),
+        at_least=not counted.true_percentile(share),
         few=(1.0 - share) * len(counted.outcomes) < FEWEST_BEYOND - 1e-9,
     )
 
@@ -413,6 +415,7 @@ def _class_summary(run: Run, target: TargetClass, counted: Counted, all_requests
         unflagged=int(unflagged.sum()),
         unflagged_drop=_paired(drops, counted.picture, paired & unflagged),
         promised_drop=max(stated) if stated and len(stated) == len(bounds) else None,
+        numeric=_bound_field(target) is not None,
         kept=_kept(run, target, counted, drops, unflagged),
     )
 
@@ -424,8 +427,12 @@ def _drops(run: Run, counted: Counted) -> Floats:
     return best - counted.right
 
 
+def _bound_field(target: TargetClass) -> str | None:
+    return next((name for name in BOUNDS if name in target.fields), None)
+
+
 def _kept(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflagged: NDArray[np.bool_]) -> Kept | None:
-    field = next((name for name in BOUNDS if name in target.fields), None)
+    field = _bound_field(target)
     if field is None or not run.labelled:
         return None
     bound = _number(run, target, field)
@@ -516,9 +523,9 @@ def _cells(name: str, figures: Figures) -> tuple[str, ...]:
         escape(name),
         str(figures.n),
         _milliseconds(figures.percentile(0.5)),
-        f"{_milliseconds(p99)} ({p99.low:.1f}–{p99.high:.1f})",
+        f"{_milliseconds(p99)} ({p99.low:.3g}–{p99.high:.3g})",
         "" if figures.in_time is None else f"{figures.in_time.value:.1%}",
-        "" if effective is None else f"{effective.value:.1%} ({effective.low:.1%}–{effective.high:.1%})",
+        "" if effective is None else f"{effective.value:.1%} ({100 * effective.low:.0f}–{100 * effective.high:.0f})",
         "" if figures.accuracy is None else f"{figures.accuracy.value:.1%}",
         f"{figures.escalated:.1%}",
         str(figures.n - figures.answered),
@@ -543,7 +550,9 @@ def targets_kept(summary: Summary) -> str:
 
 def _standing(one: ClassSummary) -> str:
     if one.kept is None:
-        return "" if one.drop is None else f"drop {100 * one.drop.value:+.1f} pt"
+        if one.drop is not None:
+            return f"drop {100 * one.drop.value:+.1f} pt"
+        return "not measured" if one.numeric else ""
     missing = one.kept.shortfall
     side = "short by" if missing.value > 0 else "spare"
     error = 100 * (missing.high - missing.low) / 2

@@ -19,7 +19,7 @@ from loadgen import compare as command
 from loadgen.compare import FIGURES, Comparison, Verdict, compare, compare_all, same_schedule, slower, written
 from loadgen.record import Run, save
 from loadgen.summary import counted_of
-from tests.loadgen.runs import answer, origin, plausible, run_of
+from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
 
 
 def served(seed: int, *, slow: float = 1.0, n: int = 300, name: str = "a", wrong: float = 0.2, kib: int = 10) -> Run:
@@ -99,6 +99,14 @@ def test_something_beside_nothing_has_no_ratio() -> None:
     none = run_of([answer(k / 10, 10) for k in range(30)])
     some = run_of([answer(k / 10, 10, escalated=True) for k in range(30)])
     assert compare(none, some).ratio("escalated").verdict is Verdict.UNKNOWN
+
+
+def test_percentile_that_requests_without_an_answer_reach_is_marked() -> None:
+    answered, shed = [answer(k / 10, 10) for k in range(98)], [refusal(9.9, 1), refusal(10.0, 1)]
+    found = compare(run_of(answered), run_of(answered + shed))
+    assert [one.other_at_least for one in found.ratios] == [False, False, True, False, False, False, False]
+    assert not any(one.first_at_least for one in found.ratios)
+    assert written("P99", 100.0, at_least=True) == "≥ 100.0 ms"
 
 
 def test_unlabelled_runs_are_compared_by_what_they_have() -> None:

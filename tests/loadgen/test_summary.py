@@ -178,6 +178,12 @@ def test_target_missed_by_less_than_chance_explains_is_uncertain() -> None:
     assert one.kept.verdict is Verdict.UNCERTAIN
 
 
+def test_drop_that_was_not_measured_is_said_so() -> None:
+    run = run_of(drops(0, 20), targets=(DROP,))
+    assert (only(run).numeric, only(run).kept) == (True, None)
+    assert "not measured" in printed([summarise(run)])
+
+
 def test_absolute_target_needs_no_reference() -> None:
     outcomes = [answer(k / 100, 10, right=k % 4 != 0, picture=k) for k in range(400)]
     one = only(run_of(outcomes, targets=(AT_LEAST,)))
