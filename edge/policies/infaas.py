@@ -51,9 +51,10 @@ class Option:
 def choose(options: Iterable[Option], required: float, slack_ms: float | None) -> Option:
     """The variant that answers, of at least one.
 
-    Accuracy comes before latency, as in the source. Among those that meet both, a variant that would have to be loaded
-    gives way to one on the same worker that is resident, and then the fastest is the cheapest. If none is in time, the
-    one that is done soonest; if none is accurate enough, the most accurate.
+    Accuracy comes before latency, as in the source. Among those that meet both, variants that would have to be loaded
+    give way to those on the same worker that are resident; if none is, the one that is loaded and done soonest stands
+    for them. Then the fastest is the cheapest. If none is in time, the one that is done soonest; if none is accurate
+    enough, the most accurate.
 
     Args:
         options: what there is to choose from.
@@ -67,10 +68,11 @@ def choose(options: Iterable[Option], required: float, slack_ms: float | None) -
     in_time = [each for each in accurate if slack_ms is None or each.total_ms <= slack_ms]
     if not in_time:
         return min(accurate, key=lambda each: each.total_ms)
-    here = [each for each in in_time if each.local]
-    resident = [each for each in here if each.resident]
-    elsewhere = [each for each in in_time if not each.local]
-    return min((resident or here) + elsewhere, key=lambda each: each.latency_ms)
+    usable = [each for each in in_time if each.resident or not each.local]
+    to_load = [each for each in in_time if each.local and not each.resident]
+    if to_load and not any(each.local for each in usable):
+        usable.append(min(to_load, key=lambda each: each.total_ms))
+    return min(usable, key=lambda each: each.latency_ms)
 
 
 class Worker:

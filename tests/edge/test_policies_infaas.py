@@ -73,6 +73,7 @@ def option(name: str, accuracy: float, latency_ms: float, wait_ms: float = 0.0, 
 CHEAP = option("cheap", 0.6, 2.0)
 MEDIUM = option("medium", 0.8, 5.0)
 MEDIUM_UNLOADED = option("medium", 0.8, 5.0, 40.0, resident=False)
+COMING = option("coming", 0.82, 8.0, 30.0, resident=False)
 LARGE = option("large", 0.85, 20.0)
 REMOTE = option("remote", 0.9, 45.0, 30.0, local=False)
 
@@ -89,6 +90,7 @@ REMOTE = option("remote", 0.9, 45.0, 30.0, local=False)
         ([CHEAP, MEDIUM_UNLOADED, LARGE, REMOTE], 0.7, 100.0, "large"),
         ([CHEAP, MEDIUM_UNLOADED, LARGE, REMOTE], 0.7, 19.0, "large"),
         ([CHEAP, MEDIUM_UNLOADED, REMOTE], 0.7, 44.0, "medium"),
+        ([COMING, MEDIUM_UNLOADED, REMOTE], 0.7, 100.0, "coming"),
         ([CHEAP, REMOTE], 0.7, 10.0, "remote"),
         ([CHEAP, MEDIUM], 0.99, 10.0, "medium"),
     ],
@@ -100,6 +102,7 @@ REMOTE = option("remote", 0.9, 45.0, 30.0, local=False)
         "what is resident rather than loaded",
         "the soonest, if nobody is in time",
         "the soonest, even if it has to be loaded",
+        "the one that is on its way already",
         "accuracy before latency",
         "the most accurate, if nobody is accurate enough",
     ],
