@@ -8,6 +8,7 @@ wherever it can be.
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -99,6 +100,8 @@ class Peer:
     """Of its environment, besides those all share; None: it runs in ours."""
     alone: tuple[str, ...] = ()
     """Packages of which only the files are used, not their dependencies."""
+    shares: str | None = None
+    """The peer whose environment it runs in, if not one of its own."""
     works: tuple[Work, ...] = ("model", "decode", "nothing")
 
 
@@ -187,6 +190,18 @@ def _triton_frame(jpeg: bytes) -> bytes:
     return TRITON_HEAD.format(len(jpeg)).ljust(TRITON_HEAD_BYTES).encode() + jpeg
 
 
+def _base64_frame(jpeg: bytes) -> bytes:
+    """Open Inference JSON with one BYTES element in base64."""
+    return (
+        b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES","parameters":{"content_type":"base64"},"data":["'
+        + base64.b64encode(jpeg)
+        + b'"]}]}'
+    )
+
+
+# httptools is not among its dependencies, and uvicorn takes it when it is there.
+MLSERVER_PINS: Final = ("mlserver==1.7.1", "httptools")
+
 PEERS: Final = (
     Peer(
         name="hawkvision",
@@ -213,8 +228,20 @@ PEERS: Final = (
         how="in process (no parallel workers), uvloop and httptools, gzip off, custom handler: JPEG as the body",
         start=_module("mlserver_server"),
         path="/classify",
-        # httptools is not among its dependencies, and uvicorn takes it when it is there.
-        pins=("mlserver==1.7.1", "httptools"),
+        pins=MLSERVER_PINS,
+    ),
+    Peer(
+        name="mlserver-oip",
+        title="MLServer, OIP",
+        distribution="mlserver",
+        how="as MLServer, through its Open Inference door: JPEG as base64 in JSON, for it takes no binary tensors",
+        start=_module("mlserver_server"),
+        path="/v2/models/classify/infer",
+        headers="Content-Type: application/json\r\n",
+        frame=_base64_frame,
+        index=read_inferred,
+        pins=MLSERVER_PINS,
+        shares="mlserver",
     ),
     Peer(
         name="bentoml",

@@ -147,7 +147,7 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
         ConfigError: if that cannot be, or ours lacks Ray.
     """
     if peer.pins is not None:
-        return install(_folder() / peer.name, (*shared_pins(), *peer.pins), peer.alone, say)
+        return install(_folder() / (peer.shares or peer.name), (*shared_pins(), *peer.pins), peer.alone, say)
     if peer.distribution is None:
         return Path(sys.executable)
     try:

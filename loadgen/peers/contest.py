@@ -18,11 +18,11 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import ConfigError
+from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import running
 from loadgen.arrivals import Poisson
 from loadgen.bench.edge import pinned
-from loadgen.bench.wire import Wire
+from loadgen.bench.wire import Wire, WireError
 from loadgen.engine import Engine, Job, Loaded, Server
 from loadgen.peers.catalogue import Peer, Work
 from loadgen.peers.results import BARE, Visit, Waits, Window
@@ -35,6 +35,9 @@ SHARES: Final = (0.3, 0.6, 0.9)
 START_S: Final = 0.05
 """Between the order and the first request, so that all callers are there."""
 WARM_UP_WAITS: Final = 50
+SETTLING: Final = 200
+CONNECTS: Final = 3
+"""Ray's HAProxy starts anew, and drops its connections, some 0.3 s after a replica's first answer."""
 KINDS: Final[tuple[Work, ...]] = ("decode", "nothing")
 """Of work without a model."""
 
@@ -81,7 +84,7 @@ class Contest:
         """All rounds with the model.
 
         Raises:
-            NotReady: if a server does not start.
+            NotReady: if a server does not start, or answers nothing under load.
             ConfigError: if one gives another class than the bare loop.
         """
         names: list[str | None] = [*(peer.name for peer in self._field.peers), None]
@@ -124,6 +127,8 @@ class Contest:
             await check_answers(served, self._field.bodies, self._field.expected)
             await self._closed(served, plan.warm_up_s)
             window = await self._closed(served, plan.window_s)
+            if window.done == 0:
+                raise NotReady(f"{peer.title}: no right answer in {plan.window_s:g} s of {plan.callers} callers")
             at: dict[float, Waits] = {}
             for share in SHARES:
                 # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
@@ -143,8 +148,8 @@ class Contest:
         order = np.random.default_rng(seed).integers(0, len(self._field.bodies), len(due)).tolist()
         job = _job(served, order, self._plan.window_s, due=due, connections=self._field.task.connections)
         outcomes, _ = await self._drive(served, job)
-        ms = np.array([each.latency_s * 1e3 for each in outcomes])
-        return Waits(rate, ms, sum(not _is_good(each) for each in outcomes))
+        ms = np.array([each.latency_s * 1e3 if _is_good(each) else np.inf for each in outcomes])
+        return Waits(rate, ms)
 
     async def _drive(self, served: Served, job: Job) -> tuple[list[Outcome], float]:
         """What came of a job, and the seconds until its last answer."""
@@ -240,8 +245,21 @@ def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> tupl
 
 
 def _waits(url: str, peer: Peer, body: bytes, requests: int) -> NDArray[np.float64]:
-    with Wire(url, peer.path, peer.frame(body), peer.headers) as wire:
-        return _exchanges(wire, requests)
+    """What a client of one connection waits, in ms.
+
+    Raises:
+        NotReady: if the server refuses or breaks off, other than while it settles.
+    """
+    framed = peer.frame(body)
+    for attempt in range(CONNECTS):
+        try:
+            with Wire(url, peer.path, framed, peer.headers) as wire:
+                _exchanges(wire, SETTLING)
+                return _exchanges(wire, requests)
+        except (WireError, OSError) as error:
+            if attempt == CONNECTS - 1:
+                raise NotReady(f"{peer.title}, without a model: {error}") from None
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _exchanges(wire: Wire, requests: int) -> NDArray[np.float64]:

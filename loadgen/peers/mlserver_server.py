@@ -1,7 +1,7 @@
-"""MLServer: in process (no parallel workers: there is one core), a custom handler on the raw body.
+"""MLServer: in process (no parallel workers: there is one core), asked in two ways.
 
-Its Open Inference door refuses binary tensors and takes pictures as base64 in JSON only; the custom handler, its own
-documented way of taking other bodies, spares it both.
+Its Open Inference door refuses binary tensors and takes pictures as base64 in JSON only. A custom handler, its own
+documented way of taking other bodies, spares it both, and its request pipeline too: it is the fastest it can be.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ import asyncio
 
 import mlserver  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from fastapi import Request, Response
+from mlserver.codecs import Base64Codec  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from mlserver.handlers import custom_handler  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from mlserver.types import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    InferenceRequest,
+    InferenceResponse,
+    ResponseOutput,
+)
 
 from loadgen.peers import work
 
@@ -22,6 +28,12 @@ class Model(mlserver.MLModel):  # type: ignore[misc,unused-ignore]
         """Load it."""
         self.classify = work.classifier()
         return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Open Inference Protocol: the JPEG is the one base64 element of the one input."""
+        (jpeg,) = Base64Codec.decode_input(payload.inputs[0])
+        output = ResponseOutput(name="index", shape=[1], datatype="INT32", data=[self.classify(jpeg)])
+        return InferenceResponse(model_name=self.name, outputs=[output])
 
     @custom_handler(rest_path="/classify")  # type: ignore[untyped-decorator,unused-ignore]
     async def answer(self, request: Request) -> Response:

@@ -6,6 +6,7 @@ so for both; the median over rounds is given with its range. Percentiles are of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -44,11 +45,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Open loop for a while: latencies in ms, from when each request was due."""
+    """Open loop for a while."""
 
     rate: float
     ms: NDArray[np.float64]
-    failed: int
+    """From when each request was due; infinite for those without a right answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def _at_share(share: float, visits: Sequence[Visit], ours: Sequence[Visit] | Non
         share=share,
         rate=float(np.median([visit.at[share].rate for visit in visits])),
         n=len(pooled),
-        failed=sum(visit.at[share].failed for visit in visits),
+        failed=int(np.isinf(pooled).sum()),
         p50_ms=p50,
         p99_ms=p99,
         p50_ratio=ratio(visits, ours, lambda visit: percentiles(visit.at[share].ms)[0]),
@@ -197,10 +198,10 @@ def ratio(theirs: Sequence[T], ours: Sequence[T] | None, figure: Callable[[T], f
 
 
 def percentiles(ms: NDArray[np.float64]) -> tuple[float, float]:
-    """P50 and P99; NaN of nothing."""
+    """P50 and P99: waits that were seen, or infinite where requests without answers reach so far. NaN of nothing."""
     if len(ms) == 0:
         return float("nan"), float("nan")
-    p50, p99 = np.percentile(ms, (50, 99))
+    p50, p99 = np.percentile(ms, (50, 99), method="higher")
     return float(p50), float(p99)
 
 
@@ -257,8 +258,8 @@ def _latencies(report: Report) -> Table:
                 f"{at.share:.0%}",
                 f"{at.rate:.1f}",
                 str(at.n),
-                f"{at.p50_ms:.2f}",
-                f"{at.p99_ms:.2f}" + (" *" if at.n < FEW else ""),
+                _ms(at.p50_ms),
+                _ms(at.p99_ms) + (" *" if at.n < FEW else ""),
                 _written(at.p50_ratio),
                 _written(at.p99_ratio),
                 str(at.failed),
@@ -287,4 +288,10 @@ def _overheads(report: Report) -> Table:
 
 
 def _written(found: Ratio | None) -> str:
-    return "" if found is None else f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
+    if found is None or not math.isfinite(found.median):
+        return ""
+    return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
+
+
+def _ms(found: float) -> str:
+    return f"{found:.2f}" if math.isfinite(found) else "unanswered"
