@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "evaluate": "loadgen.evaluate",
     "compare": "loadgen.compare",
     "rivals": "loadgen.rivals",
+    "peers": "loadgen.peers",
 }
 """Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
 EXTRA: Final = frozenset({"matplotlib", "mlperf_loadgen", "scipy"})

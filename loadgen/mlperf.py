@@ -40,6 +40,8 @@ NO_CLASS: Final = -1
 """What the accuracy log says of a request that was not answered."""
 PERFORMANCE_SAMPLES: Final = 1024
 """Pictures of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
+IN_FLIGHT: Final = 64
+"""Requests at once unless told otherwise: they saturate a server, and fit its queue; nodes shed beyond 256."""
 WARM_UP_S: Final = 1.0
 FASTER: Final = 1.5
 """Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
@@ -49,6 +51,7 @@ _VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m loadgen mlperf`."""
     setup.add_arguments(parser)
+    parser.set_defaults(max_in_flight=IN_FLIGHT)
     parser.add_argument("--scenario", choices=SCENARIOS, required=True)
     parser.add_argument("--mode", choices=MODES, default="performance", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("mlperf_logs"), help="folder of logs (default: %(default)s)")

@@ -30,7 +30,9 @@ from loadgen.processes import Crew
 from loadgen.record import NoiseFloor
 
 LEAST_RATE: Final = 100.0
-"""Requests per second at least: a P99 needs some hundred."""
+LEAST_SHARE: Final = 0.1
+"""The floor is measured at the run's own rate, but at 100 requests per second at least, for a P99 needs some hundred;
+or at a tenth of the highest rate, where that is less: datagrams cost their sender milliseconds."""
 FLOOR_S: Final = 4.0
 CEILING_S: Final = 2.0
 SKIPPED: Final = 0.125
@@ -80,7 +82,7 @@ async def measure(
         max_rate = len(done) / ((1.0 - SKIPPED) * ceiling_s)
         floor = msgspec.structs.replace(job, duration_s=floor_s)
         if rate is not None:
-            offered = min(max(rate, LEAST_RATE), max(1.0, MOST_SHARE * max_rate))
+            offered = min(max(rate, min(LEAST_RATE, LEAST_SHARE * max_rate)), max(1.0, MOST_SHARE * max_rate))
             due = Poisson(offered).due_times(floor_s, seed=0)
             picked = np.arange(len(due)) % len(job.target)
             floor = msgspec.structs.replace(
