@@ -216,7 +216,7 @@ PEERS: Final = (
         name="litserve",
         title="LitServe",
         distribution="litserve",
-        how="one worker process, one HTTP process, fast queue (ZeroMQ), uvloop, no batching, JPEG as the body",
+        how="one worker process, one HTTP thread, default queue (ZeroMQ stalls), uvloop, no batching, JPEG as body",
         start=_module("litserve_server"),
         path="/predict",
         pins=("litserve==0.2.19",),
