@@ -19,6 +19,7 @@ rate; what servers said; and `summary.json` with the figures and the claims they
 from __future__ import annotations
 
 import argparse
+import asyncio
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,14 +55,16 @@ REFERENCE_TRIES: Final = 5
 SETTLE_TRIES: Final = 20
 """Of less than a second each, until both tiers answer as they do when they are idle."""
 SETTLE_RATE: Final = 20.0
+TERMINATED_STATUS: Final = 128 + signal.SIGTERM
 SETTLED_S: Final = 1.0
 """The slowest answer of a try that counts: nothing is left to do for requests of those tested before."""
 
 
 async def run(given: argparse.Namespace) -> int:
-    """Compare as the options say; print, and write into the folder. An interrupt ends it; what is done is written.
+    """Compare as the options say; print, and write into the folder. SIGINT and SIGTERM end it; what is done is written.
 
-    A contender that fails in one round is left out there and said so; then the status is 1, else 0.
+    A contender that fails in one round is left out there and said so; then the status is 1. It is 143 after SIGTERM,
+    else 0.
 
     Raises:
         HawkVisionError: for options that do not fit, links that cannot be had here, or servers that do not start.
@@ -77,16 +80,29 @@ async def run(given: argparse.Namespace) -> int:
     backend = ("--backend", given.backend)
     dc_arguments = ("--task", given.task, "--lossy-port", "0", *backend)
     found = _Found({}, [])
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
-    with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
-        async with Crew(1, deployment.client_prefix) as crew:
-            await crew.load(dataset)
-            bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend))
-            try:
-                await bench.ask_reference()
-                await _test_all(plan, bench, found, console)
-            finally:
-                _conclude(plan, found, given.congestion or _kernels_congestion(), console)
+    testing = asyncio.current_task()
+    assert testing is not None
+    terminated: list[bool] = []
+
+    def terminate() -> None:
+        if not terminated:  # timeout(1) sends it twice
+            terminated.append(testing.cancel())
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
+            async with Crew(1, deployment.client_prefix) as crew:
+                await crew.load(dataset)
+                bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend))
+                try:
+                    await bench.ask_reference()
+                    await _test_all(plan, bench, found, console)
+                finally:
+                    _conclude(plan, found, given.congestion or _kernels_congestion(), console)
+    except asyncio.CancelledError:
+        if not terminated:
+            raise
+        return TERMINATED_STATUS
     return 1 if found.failures else 0
 
 

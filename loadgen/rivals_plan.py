@@ -12,7 +12,7 @@ from hawkvision.errors import ConfigError
 from loadgen import mix
 from loadgen.dataset import SPLITS
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC
-from loadgen.links import LinkProfile, load_profile
+from loadgen.links import LinkProfile, load_profile, names
 from loadgen.record import TargetClass
 from loadgen.setup import positive
 
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", default="imagenet")
     parser.add_argument("--split", choices=SPLITS, default="auto")
     parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
-    parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help="profiles, or TOML files")
+    parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help=f"{', '.join(names())}, or TOML files")
     parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument(
