@@ -42,7 +42,7 @@ PERFORMANCE_SAMPLES: Final = 1024
 """Pictures of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
 IN_FLIGHT: Final = 64
 """Requests at once unless told otherwise: they saturate a server, and fit its queue; nodes shed beyond 256."""
-WARM_UP_S: Final = 1.0
+WARM_UP_S: Final = 0.5
 FASTER: Final = 1.5
 """Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
 _VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)

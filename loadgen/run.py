@@ -99,15 +99,16 @@ def assemble(
     reference: dict[int, bool] | None,
     stopped_s: float | None,
 ) -> Run:
-    """The record of a test; `stopped_s` after its start it was interrupted."""
+    """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts."""
     duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
+    warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
     return Run(
         name=given.name or given.url,
         url=given.url,
         protocol=given.protocol,
         schedule=given.arrivals,
         duration_s=duration_s,
-        warm_up_s=min(given.warm_up_s, duration_s),
+        warm_up_s=warm_up_s,
         deadline_ms=given.deadline_ms,
         data=setup_.dataset.name,
         labelled=setup_.dataset.labels is not None,
@@ -115,7 +116,7 @@ def assemble(
         outcomes=outcomes,
         origin=started,
         noise=floor,
-        steady=is_steady(outcomes, given.warm_up_s, duration_s),
+        steady=is_steady(outcomes, warm_up_s, duration_s),
         interrupted=stopped_s is not None,
         reference=reference,
     )

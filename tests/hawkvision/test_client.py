@@ -341,6 +341,22 @@ def test_connection_closed_by_the_server_is_replaced() -> None:
     assert asyncio.run(scenario()) == [ANSWER] * 3
 
 
+def test_connecting_beforehand_opens_the_connection_that_pictures_use(start: Start) -> None:
+    node = start((200, {}, b'{"status": "ready"}'), ok())
+
+    async def scenario() -> None:
+        async with AsyncClient(node.url) as client:
+            await client.connect()
+            await client.classify(b"x")
+            assert client.sent_bytes == 0  # of datagrams
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            with pytest.raises(Unreachable):
+                await client.connect()
+
+    asyncio.run(scenario())
+    assert len(node.peers) == 1
+
+
 def test_health_tells_ready_from_loading(start: Start) -> None:
     ready = json.dumps({"status": "ready", "task": "imagenet", "variant": "m"}).encode()
     node = start(refusal(NotReady("loading"), Retry_After="1"), (200, {}, ready))

@@ -82,13 +82,13 @@ def test_no_outcomes_hold_nothing() -> None:
 def test_command_finds_a_rate_and_writes_its_probes(null: ServerProcess, tmp_path: Path) -> None:
     report = tmp_path / "capacity.json"
     done = command(
-        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "100", "--probe-requests", "100",
-        "--probe-s", "1", "--max-probes", "1", "--no-noise", "--json", str(report),
+        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "200", "--probe-requests", "100",
+        "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert "capacity: 100 requests/s at P99 ≤ 5000 ms, and perhaps more" in done.stdout
+    assert "capacity: 200 requests/s at P99 ≤ 5000 ms, and perhaps more" in done.stdout
     found = json.loads(report.read_text())
-    assert (found["low"], found["high"], len(found["probes"]), found["probes"][0]["held"]) == (100.0, None, 1, True)
+    assert (found["low"], found["high"], len(found["probes"]), found["probes"][0]["held"]) == (200.0, None, 1, True)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ needs_loadgen = pytest.mark.skipif(not INSTALLED, reason="mlcommons-loadgen is n
 @needs_loadgen
 def test_short_run_is_valid_and_leaves_loadgens_logs(null: ServerProcess, tmp_path: Path) -> None:
     done = command(
-        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "1", "--out", str(tmp_path)
+        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "0.5", "--out", str(tmp_path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SingleStream: VALID" in done.stdout
@@ -38,7 +38,7 @@ def test_short_run_is_valid_and_leaves_loadgens_logs(null: ServerProcess, tmp_pa
 def test_latency_that_is_not_kept_is_invalid_and_the_status_says_so(null: ServerProcess, tmp_path: Path) -> None:
     done = command(
         "mlperf", "--url", null.url, "--scenario", "Server", "--target-qps", "50", "--target-latency-ms", "0.001",
-        "--min-duration-s", "1", "--out", str(tmp_path),
+        "--min-duration-s", "0.5", "--out", str(tmp_path),
     )  # fmt: skip
     assert (done.returncode, "Server: INVALID" in done.stdout) == (1, True), done.stdout + done.stderr
 
