@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from edge.audits import Auditor
 from edge.call import Call
 from edge.policies.rival import Rival
-from edge.rung import EdgeResult, Looked, Rung
+from edge.rung import EdgeResult, Look, Looked, Rung
 from edge.streams import Kept, Streams
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
@@ -153,6 +153,7 @@ class EdgeNode:
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
+        self._promised = {status: metrics.promises.labels(task, status.value) for status in PromiseStatus}
         self._observe_queue = metrics.queue_duration.labels(task).observe
         self._observe_infer = metrics.inference_duration.labels(task, rung.name).observe
 
@@ -213,7 +214,7 @@ class EdgeNode:
             self.metrics.deadline_misses.labels(self.task).inc()
             if request.on_miss is OnMiss.FAIL:
                 raise call.missed()
-        self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
+        self._promised[answer.accuracy.status].inc()
         return answer
 
     async def look_early(
@@ -228,7 +229,7 @@ class EdgeNode:
         """
         answer = await self._call(body, request, started, trace, None, received).early()
         if answer is not None:
-            self.metrics.promises.labels(self.task, answer.accuracy.status.value).inc()
+            self._promised[answer.accuracy.status].inc()
         return answer
 
     def _call(
@@ -257,15 +258,14 @@ class EdgeNode:
     async def at_edge(
         self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, temperature: float | None = None
     ) -> Looked:
-        """`Rung.look` on a worker, earliest deadline first.
+        """`Rung.look` on a worker, earliest deadline first, together with others where pictures wait.
 
         Raises:
             Overloaded: if the queue is full.
             RequestError: if the picture is broken.
         """
-        result, queue_ms = await self.pool.submit(
-            lambda: self.rung.look(body, header, top_k, self.max_pixels, self.clock, temperature), deadline
-        )
+        look = Look(self.rung, body, header, top_k, self.max_pixels, self.clock, temperature)
+        result, queue_ms = await self.pool.submit(look, deadline, self.rung.look_together)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
         return Looked(result, queue_ms, self.rung.name)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hawkvision.cascade.profile import RungProfile
 from hawkvision.cascade.scores import Score, softmax, top_classes
 from hawkvision.clock import Clock
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import InputSpec, Manifest
+from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.image import ImageHeader, load_input
 
@@ -24,6 +27,7 @@ class EdgeResult:
     score: float
     decode_ms: float
     infer_ms: float
+    """Of all pictures that were run together with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +67,67 @@ class Rung:
             RequestError: if the picture is broken.
             BackendError: if the backend is.
         """
-        before = clock.now()
-        pixels, _ = load_input(body, self.spec, max_pixels=max_pixels, header=header)
+        (found,) = self.look_together([Look(self, body, header, top_k, max_pixels, clock, temperature)])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
+        """`look` at several pictures, with one run of the model: each one's result, or what it would have raised.
+
+        Raises:
+            BackendError: if the backend is broken.
+        """
+        clock = looks[0].clock
+        inputs: list[Pixels | Exception] = []
+        decode_ms: list[float] = []
         decoded = clock.now()
-        logits = self.backend.infer(pixels[np.newaxis])
-        probabilities = softmax(logits, self.temperature if temperature is None else temperature)[0]
-        order = top_classes(probabilities, max(2, top_k))  # the margin needs two
+        for look in looks:
+            before = decoded
+            try:
+                inputs.append(load_input(look.body, self.spec, max_pixels=look.max_pixels, header=look.header)[0])
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one picture is not the others' matter
+                inputs.append(error)
+            decoded = clock.now()
+            decode_ms.append((decoded - before) * 1e3)
+        whole = [pixels for pixels in inputs if not isinstance(pixels, Exception)]
+        rows = iter(self.backend.infer(whole[0][np.newaxis] if len(whole) == 1 else np.stack(whole)) if whole else ())
+        return [
+            pixels if isinstance(pixels, Exception) else self._scored(look, next(rows), its_decode_ms, decoded)
+            for look, pixels, its_decode_ms in zip(looks, inputs, decode_ms, strict=True)
+        ]
+
+    def _scored(self, look: Look, logits: NDArray[np.float32], decode_ms: float, decoded: float) -> EdgeResult:
+        """What its logits (classes,) say of one picture."""
+        temperature = self.temperature if look.temperature is None else look.temperature
+        probabilities = softmax(logits[np.newaxis], temperature)[0]
+        order = top_classes(probabilities, max(2, look.top_k))  # the margin needs two
         confidences = probabilities[order]
         score = confidences[0] - confidences[1] if self.score is Score.MARGIN else confidences[0]
         return EdgeResult(
             indices=tuple(order.tolist()),
             confidences=tuple(confidences.tolist()),
             score=float(score),
-            decode_ms=(decoded - before) * 1e3,
-            infer_ms=(clock.now() - decoded) * 1e3,
+            decode_ms=decode_ms,
+            infer_ms=(look.clock.now() - decoded) * 1e3,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """`Rung.look` at one picture, put off: a job that `Rung.look_together` can do with others."""
+
+    rung: Rung
+    body: bytes
+    header: ImageHeader
+    top_k: int
+    max_pixels: int
+    clock: Clock
+    temperature: float | None = None
+
+    def __call__(self) -> EdgeResult:
+        """See `Rung.look`."""
+        return self.rung.look(self.body, self.header, self.top_k, self.max_pixels, self.clock, self.temperature)
 
 
 def check_rung(measured: RungProfile, manifest: Manifest, where: str) -> None:

@@ -9,6 +9,9 @@ Under overload that order alone is the worst there is: those at the front are ju
 them. So a job that can no longer be in time leaves the line; it is run when nobody else waits, or every sixteenth turn,
 and it is the first to be shed. Measured with one worker at 1.5 times its capacity, which can meet 67 % of the
 deadlines: 66 % met, against 4 % by the order alone.
+
+Where jobs wait, a worker takes several of a kind at once and runs them together, if all of them are still in time then:
+a model that is given four pictures needs a ninth less time for each (`MAX_TOGETHER`). Nobody waits for companions.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from hawkvision.errors import NotReady, Overloaded
 
@@ -34,6 +37,13 @@ LATE_TURN = 16
 """One turn in so many goes to a job that is late already, so that late ones are answered under lasting overload too."""
 SERVICE_GAIN = 0.1
 """Weight of the newest picture in the smoothed service time."""
+MAX_TOGETHER: Final = 4
+"""Jobs that one worker runs together. ONNX Runtime's time per picture, one thread of a shared EPYC core, at 1, 2, 4 and
+8 pictures: mobilenet_v2_int8 3.68, 3.38, 3.27 and 3.28 ms; efficientnet_lite0_int8 4.48, 4.19, 4.02 and 4.06 ms (least
+of 37 runs each; the logits are the same bit for bit)."""
+
+Together: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
+"""Runs several jobs: each one's result, or what it raised, in order."""
 
 
 @dataclass(order=True, slots=True)
@@ -42,6 +52,7 @@ class _Job(Generic[T]):
     """Its deadline, or a virtual one; sorts the queue."""
     number: int
     run: Callable[[], T] = field(compare=False)
+    together: Together[T] | None = field(compare=False)
     future: asyncio.Future[tuple[T, float]] = field(compare=False)
     queued_at: float = field(compare=False)
     has_deadline: bool = field(compare=False)
@@ -86,12 +97,15 @@ class WorkerPool(Generic[T]):
         ahead = len(self._heap) + max(0, self._running - len(self._threads) + 1)
         return self._service_s * 1e3 * ahead / len(self._threads)
 
-    def submit(self, run: Callable[[], T], deadline: float | None = None) -> asyncio.Future[tuple[T, float]]:
+    def submit(
+        self, run: Callable[[], T], deadline: float | None = None, together: Together[T] | None = None
+    ) -> asyncio.Future[tuple[T, float]]:
         """Queue a job; the future gives (result, milliseconds waited) or what the job raised.
 
         Args:
             run: called on a worker thread.
             deadline: on the monotonic clock, seconds; only orders the queue.
+            together: called in place of `run` with the `run` of several jobs that were submitted with equal `together`.
 
         Raises:
             Overloaded: if `limit` jobs are waiting and none of them is late; says when a place is likely. A job that is
@@ -106,7 +120,7 @@ class WorkerPool(Generic[T]):
         future: asyncio.Future[tuple[T, float]] = self._loop.create_future()
         self._numbers += 1
         due = now + PATIENCE_S if deadline is None else deadline
-        job = _Job(due, self._numbers, run, future, now, deadline is not None)
+        job = _Job(due, self._numbers, run, together, future, now, deadline is not None)
         with self._lock:
             heapq.heappush(self._heap, job)
         self._tokens.put(True)
@@ -124,32 +138,41 @@ class WorkerPool(Generic[T]):
         while self._tokens.get():
             started = time.monotonic()
             with self._lock:
-                job = self._take(started)
-                if job is None:
+                jobs = self._take(started)
+                if not jobs:
                     continue
                 self._running += 1
-            result: T | None = None
-            error: BaseException | None = None
-            if not job.future.cancelled():
-                try:
-                    result = job.run()
-                except BaseException as raised:  # noqa: BLE001 - the waiting request gets it, whatever it is
-                    error = raised
+            ended = _run(jobs)
             finished = time.monotonic()
             with self._lock:
                 self._running -= 1
             # A loop that closed meanwhile has nobody waiting.
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._finish, job, result, error, started, finished)
+                self._loop.call_soon_threadsafe(self._finish, ended, started, finished)
 
-    def _take(self, now: float) -> _Job[T] | None:
-        """The next job, with the lock held; None if the one that this turn was for has been shed."""
+    def _take(self, now: float) -> list[_Job[T]]:
+        """The next jobs, with the lock held; none if those that this turn was for were shed, or taken together."""
         while self._heap and self._is_late(self._heap[0], now):
             self._late.append(heapq.heappop(self._heap))
         self._turns += 1
         if self._late and (not self._heap or self._turns % LATE_TURN == 0):
-            return self._late.popleft()
-        return heapq.heappop(self._heap) if self._heap else None
+            return [self._late.popleft()]
+        return self._take_together(now) if self._heap else []
+
+    def _take_together(self, now: float) -> list[_Job[T]]:
+        """The first job of the line, and of those behind it this worker's share that can be run with it in time."""
+        share = together_of(math.ceil(len(self._heap) / len(self._threads)))
+        jobs = [heapq.heappop(self._heap)]
+        together = jobs[0].together
+        must_end = jobs[0].due if jobs[0].has_deadline else math.inf
+        while together is not None and len(jobs) < share:
+            following = self._heap[0]
+            if following.has_deadline:
+                must_end = min(must_end, following.due)
+            if following.together != together or now + self._service_s * (len(jobs) + 1) > must_end:
+                break
+            jobs.append(heapq.heappop(self._heap))
+        return jobs
 
     def _is_late(self, job: _Job[T], now: float) -> bool:
         return job.has_deadline and now + self._service_s > job.due and not job.future.cancelled()
@@ -169,14 +192,38 @@ class WorkerPool(Generic[T]):
         if not shed.future.done():
             shed.future.set_exception(full)
 
-    def _finish(
-        self, job: _Job[T], result: T | None, error: BaseException | None, started: float, finished: float
-    ) -> None:
-        if job.future.done():  # cancelled meanwhile
-            return
-        service_s = finished - started
-        self._service_s += (SERVICE_GAIN if self._service_s else 1.0) * (service_s - self._service_s)
-        if error is not None:
-            job.future.set_exception(error)
+    def _finish(self, ended: Sequence[tuple[_Job[T], T | BaseException]], started: float, finished: float) -> None:
+        for job, result in ended:
+            if job.future.done():  # cancelled meanwhile
+                continue
+            service_s = (finished - started) / len(ended)
+            self._service_s += (SERVICE_GAIN if self._service_s else 1.0) * (service_s - self._service_s)
+            if isinstance(result, BaseException):
+                job.future.set_exception(result)
+            else:
+                job.future.set_result((result, max(0.0, started - job.queued_at) * 1e3))
+
+
+def together_of(waiting: int) -> int:
+    """How many of the jobs that wait for one worker it runs together: half of them, but two of two or three.
+
+    Simulated with the times of `MAX_TOGETHER`, 0.45 ms of decoding each and Poisson arrivals at 0.3, 0.6, 0.8, 0.9 and
+    0.95 of what one at a time can serve, the 99th percentile is 12.0, 21.6, 36.3, 50.8 and 62.0 ms. One at a time it is
+    12.0, 22.7, 45.0, 78.0 and 132.9; taking all that wait, up to four, 13.7, 23.6, 37.6, 50.1 and 60.2, for then the
+    first waits for the last.
+    """
+    return min(MAX_TOGETHER, max(min(2, waiting), waiting // 2))
+
+
+def _run(jobs: Sequence[_Job[T]]) -> list[tuple[_Job[T], T | BaseException]]:
+    """What each job gives or raises; those that nobody waits for any more are left out, and not run."""
+    wanted = [job for job in jobs if not job.future.cancelled()]
+    results: Sequence[T | BaseException]
+    try:
+        if len(wanted) > 1 and (together := wanted[0].together) is not None:
+            results = together([job.run for job in wanted])
         else:
-            job.future.set_result((result, max(0.0, started - job.queued_at) * 1e3))  # type: ignore[arg-type]
+            results = [job.run() for job in wanted]
+    except BaseException as error:  # noqa: BLE001 - the waiting requests get it, whatever it is
+        results = [error] * len(wanted)
+    return list(zip(wanted, results, strict=True))

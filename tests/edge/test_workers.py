@@ -3,12 +3,12 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pytest
 
-from edge.workers import WorkerPool
+from edge.workers import MAX_TOGETHER, WorkerPool, together_of
 from hawkvision.errors import BadImage, NotReady, Overloaded
 
 T = TypeVar("T")
@@ -191,3 +191,97 @@ def test_a_full_queue_sheds_first_who_is_late_already() -> None:
     done, outcomes = run(scenario)
     assert done == ["a", "b", "c"]
     assert [type(outcome) for outcome in outcomes] == [Overloaded, Overloaded]
+
+
+class Batches:
+    """Jobs that say with whom they were run: numbers, doubled."""
+
+    def __init__(self) -> None:
+        self.ran: list[list[int]] = []
+
+    def job(self, number: int) -> Callable[[], int]:
+        return functools.partial(self._alone, number)
+
+    def _alone(self, number: int) -> int:
+        self.ran.append([number])
+        return 2 * number
+
+    def together(self, jobs: Sequence[Any]) -> list[int | Exception]:
+        numbers = [job.args[0] for job in jobs]
+        self.ran.append(numbers)
+        return [BadImage("odd") if number == 13 else 2 * number for number in numbers]
+
+
+async def behind_a_gate(pool: WorkerPool[Any], queue: Callable[[], list[asyncio.Future[Any]]]) -> list[Any]:
+    """What came of jobs that all waited for the only worker, which nothing else waits for."""
+    gate, busy = threading.Event(), threading.Event()
+
+    def block() -> None:
+        busy.set()
+        gate.wait()
+
+    blocker = pool.submit(block)
+    await asyncio.to_thread(busy.wait)
+    futures = queue()
+    gate.set()
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    await blocker
+    pool.close()
+    return [outcome if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
+
+
+def test_jobs_that_wait_are_run_together_in_their_order_and_get_each_its_own_result() -> None:
+    batches = Batches()
+
+    async def scenario() -> list[Any]:
+        pool: WorkerPool[Any] = WorkerPool(threads=1, limit=100)
+        return await behind_a_gate(
+            pool, lambda: [pool.submit(batches.job(i), None, batches.together) for i in range(9)]
+        )
+
+    assert run(scenario) == [0, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert batches.ran == [[0, 1, 2, 3], [4, 5], [6, 7], [8]]
+
+
+def test_what_is_wrong_with_one_is_not_the_others_matter_and_a_cancelled_one_is_left_out() -> None:
+    batches = Batches()
+
+    async def scenario() -> list[Any]:
+        pool: WorkerPool[Any] = WorkerPool(threads=1, limit=100)
+
+        def queue() -> list[asyncio.Future[Any]]:
+            futures = [pool.submit(batches.job(i), None, batches.together) for i in range(10, 18)]
+            futures[1].cancel()
+            return futures
+
+        return await behind_a_gate(pool, queue)
+
+    outcomes = run(scenario)
+    assert [type(outcome) for outcome in outcomes[:4]] == [int, asyncio.CancelledError, int, BadImage]
+    assert batches.ran[0] == [10, 12, 13]
+
+
+def test_a_job_is_not_run_with_others_that_would_make_it_late_nor_with_those_of_another_kind() -> None:
+    batches, others = Batches(), Batches()
+
+    async def scenario() -> list[Any]:
+        pool: WorkerPool[Any] = WorkerPool(threads=1, limit=100)
+        pause = threading.Event()
+        await pool.submit(lambda: pause.wait(0.5))  # what a job takes, as far as the pool knows
+        soon = asyncio.get_running_loop().time() + 0.98
+        return await behind_a_gate(
+            pool,
+            lambda: [
+                pool.submit(batches.job(1), soon, batches.together),
+                pool.submit(batches.job(2), soon + 60, batches.together),
+                pool.submit(others.job(3), soon + 61, others.together),
+                pool.submit(lambda: 0, soon + 62),
+            ],
+        )
+
+    assert run(scenario) == [2, 4, 6, 0]
+    assert (batches.ran, others.ran) == ([[1], [2]], [[3]])
+
+
+def test_those_that_wait_are_shared_out() -> None:
+    assert [together_of(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_TOGETHER]
