@@ -6,6 +6,7 @@ copies nothing; and the stub of that wheel, built for NumPy 1, hands NumPy 2 arr
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ class TritonPythonModel:
     def initialize(self, _: dict[str, Any]) -> None:
         """Load the model, in the stub."""
         self._classify = work.classifier()
+        # Triton renames the capsules that it consumes, which NumPy complains of on standard error, at every request.
+        sys.unraisablehook = lambda _: None
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request."""
