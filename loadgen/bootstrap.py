@@ -6,7 +6,9 @@ instead: the circular block bootstrap (Politis and Romano, 1992, "A circular blo
 data"). How long a stretch must be is read off the data by the rule of Politis and White (2004, "Automatic block-length
 selection for the dependent bootstrap", corrected by Patton, Politis and White, 2009): about one for unrelated requests,
 longer the longer they stay alike. Intervals are percentile intervals. They assume that the run went on like this: a
-link that was bad once in the whole run cannot say how often it is bad.
+link that was bad once in the whole run cannot say how often it is bad. So in a busy queue the P99 of a short run rests
+on a few bad spells, and no length of block makes its interval wide enough. `occasions` counts those spells; where they
+are few, an interval is to be believed only for its order of magnitude.
 """
 
 from __future__ import annotations
@@ -114,6 +116,15 @@ def quantiles(values: Floats, shares: Sequence[float]) -> Floats:
     """
     places = [place_of(values.shape[-1], share) for share in shares]
     return np.partition(values, sorted(set(places)), axis=-1)[..., places]
+
+
+def occasions(values: Floats, at_least: float, block: int) -> int:
+    """On how many separate occasions values in order of time reached a level: those within a block are one.
+
+    The declustering of extreme-value theory, by runs of `block` values below the level (Smith and Weissman, 1994).
+    """
+    reached = np.flatnonzero(values >= at_least)
+    return int(len(reached) > 0) + int((np.diff(reached) >= block).sum())
 
 
 def place_of(n: int, share: float) -> int:

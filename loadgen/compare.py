@@ -24,8 +24,8 @@ from rich.table import Table
 
 from hawkvision.errors import ConfigError
 from loadgen.bootstrap import Floats, Places, bootstrap, interval, quantiles
+from loadgen.counted import Counted, counted_of
 from loadgen.record import Run, load
-from loadgen.summary import Counted, counted_of
 
 SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, and whether a difference is shown."
 LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
@@ -60,6 +60,8 @@ class Ratio(msgspec.Struct, frozen=True):
     first_at_least: bool = False
     """Requests without an answer reach this percentile; the true one is larger, and the ratio cannot say how much."""
     other_at_least: bool = False
+    few: bool = False
+    """This percentile rests on too little in one of the runs; the interval is probably too narrow."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -104,7 +106,8 @@ def compare(first: Run, other: Run) -> Comparison:
         found = _ratio(figure, float(values[place]), float(other_values[place]), resampled[:, place])
         if figure in LATENCIES:
             ends = [not counted.true_percentile(LATENCIES[figure]) for counted in (ours, theirs)]
-            found = msgspec.structs.replace(found, first_at_least=ends[0], other_at_least=ends[1])
+            few = any(counted.few(LATENCIES[figure], counted.block()) for counted in (ours, theirs))
+            found = msgspec.structs.replace(found, first_at_least=ends[0], other_at_least=ends[1], few=few)
         ratios.append(found)
     return Comparison(first.name, other.name, paired, tuple(ratios))
 
@@ -248,12 +251,14 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
                 ratio.figure,
                 written(ratio.figure, ratio.first, at_least=ratio.first_at_least),
                 written(ratio.figure, ratio.other, at_least=ratio.other_at_least),
-                "" if ratio.ratio is None else f"{ratio.ratio:.2f}x",
+                "" if ratio.ratio is None else f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}",
                 "" if ratio.low is None else f"{ratio.low:.2f}–{ratio.high:.2f}",
                 str(ratio.verdict),
                 style=None if ratio.verdict in (Verdict.SAME, Verdict.UNKNOWN) else "bold",
             )
         console.print(table)
+        if any(ratio.few for ratio in one.ratios):
+            console.print("? rests on few requests or few occasions, so its interval is probably too narrow")
 
 
 def written(figure: str, value: float, *, at_least: bool = False) -> str:

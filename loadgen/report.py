@@ -19,6 +19,7 @@ from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from loadgen.compare import MOST_RUNS, Comparison, Ratio, compare_all, written
 from loadgen.compare import Verdict as Shown
+from loadgen.counted import counted_of
 from loadgen.record import Run
 from loadgen.report_charts import (
     NARROW,
@@ -32,7 +33,7 @@ from loadgen.report_charts import (
 from loadgen.report_svg import DASHES, marker
 from loadgen.report_time import timeline, timelines
 from loadgen.report_words import headline, milliseconds, notes_of, percent, span, targets_words, warnings_of, within
-from loadgen.summary import ClassSummary, Estimate, Figures, Verdict, counted_of, summarise
+from loadgen.summary import ClassSummary, Estimate, Figures, Verdict, summarise
 
 MOST_CODES: Final = 12
 """Error codes listed per run; they come from the server, which may invent any number."""
@@ -162,7 +163,9 @@ def _ratio_cell(ratio: Ratio) -> str:
     if ratio.ratio is None:
         return _two("–", str(ratio.verdict))
     kind = {Shown.SLOWER: "bad", Shown.FASTER: "good"}.get(ratio.verdict, "")
-    return _two(f"{ratio.ratio:.2f}x", f"{ratio.verdict} ({ratio.low:.2f}–{ratio.high:.2f})", kind)
+    return _two(
+        f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}", f"{ratio.verdict} ({ratio.low:.2f}–{ratio.high:.2f})", kind
+    )
 
 
 def _key(place: int) -> str:
@@ -202,7 +205,7 @@ def _latencies(told: Sequence[Told]) -> str:
         _figure(
             "Percentiles with 95 % intervals",
             percentile_chart(told),
-            "Where intervals are far apart, runs differ. Hollow: fewer than ten requests lie beyond.",
+            "Where intervals are far apart, runs differ. Hollow: rests on few requests or few occasions.",
         )
     ]
     if sum(one.summary.total.effective is not None for one in told) > 1:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from loadgen.bootstrap import quantiles
+from loadgen.counted import Counted
 from loadgen.record import Run
 from loadgen.report_svg import (
     DASHES,
@@ -31,7 +32,7 @@ from loadgen.report_svg import (
     text,
     whisker,
 )
-from loadgen.summary import ClassSummary, Counted, Summary
+from loadgen.summary import ClassSummary, Summary
 
 NARROW: Final = 440.0
 """Of charts that a phone shows as large as a desk does."""
@@ -94,7 +95,7 @@ def _deadline(deadline_ms: float | None, x: Scale, top: float, bottom: float) ->
 
 
 def percentile_chart(told: Sequence[Told]) -> str:
-    """P50, P90, P99 and P99.9 of every run with their intervals; hollow where few requests lie beyond."""
+    """P50, P90, P99 and P99.9 of every run with their intervals; hollow where they rest on little."""
     row, gap, left, right, top = 13.0, 14.0, 52.0, NARROW - 12, 30.0
     names = [one.name for one in told[0].summary.total.percentiles]
     bottom = top + len(names) * (len(told) * row + gap)

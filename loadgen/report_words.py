@@ -37,8 +37,9 @@ NOTES: Final = (
     "drawn together, as long as Politis and White’s rule finds them alike. Accuracies: Clopper and Pearson’s exact "
     "interval, widened where the same picture was sent several times. Drops: paired with the best rung on the same "
     "pictures. All assume that the run would go on as it went.",
-    "A P99 from fewer than 1,000 requests, or a P99.9 from fewer than 10,000, rests on fewer than ten requests: it is "
-    "marked ? and drawn hollow.",
+    "A percentile marked ?, drawn hollow, rests on fewer than ten requests (for a P99, on fewer than 1,000 in all), or "
+    "was reached on fewer than ten separate occasions, because slow requests came together. Its interval is then "
+    "probably too narrow: run longer.",
     "Ratios between runs are paired where both sent the same pictures at the same moments. With many ratios, about one "
     "in twenty leaves 1 outside its interval by luck.",
 )
@@ -174,7 +175,11 @@ def _doubts(one: Told) -> list[str]:
     if run.steady is False:
         found.append("not steady; the second half does not look like the first.")
     if total.percentile(0.99).few:
-        found.append(f"{total.n:,} requests are few for a P99: fewer than ten lie beyond it.")
+        few = total.percentile(0.99).occasions
+        found.append(
+            f"{total.n:,} requests are few for this P99: slow ones came on {few} separate "
+            f"occasion{'s' * (few != 1)}, so its interval is probably too narrow."
+        )
     if any(one.at_least for one in total.percentiles):
         found.append(
             f"{total.n - total.answered:,} of {total.n:,} requests got no answer; percentiles marked ≥ are larger than "

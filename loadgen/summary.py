@@ -16,11 +16,8 @@ What counts, and as what:
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -30,37 +27,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hawkvision.errors import ConfigError
-from hawkvision.types import PromiseStatus
-from loadgen.bootstrap import (
-    Floats,
-    Places,
-    block_length,
-    bootstrap,
-    clustered_error,
-    clustered_interval,
-    exact_interval,
-    interval,
-    quantiles,
-)
-from loadgen.record import Outcome, Run, TargetClass
+from loadgen.bootstrap import Floats, Places, bootstrap, clustered_interval, exact_interval, interval, quantiles
+from loadgen.counted import Counted, counted_of, counted_seconds, deadline_of, error_code, is_flagged
+from loadgen.promises import Estimate, Kept, Verdict, bound_field, drops_of, judge, mean_difference
+from loadgen.record import Run, TargetClass
+
+__all__ = [
+    "ClassSummary",
+    "Estimate",
+    "Figures",
+    "Kept",
+    "Percentile",
+    "Summary",
+    "Verdict",
+    "show",
+    "summarise",
+    "targets_kept",
+]
 
 SHARES: Final = (0.5, 0.9, 0.99, 0.999)
-FEWEST_BEYOND: Final = 10
-"""Requests that must lie beyond a percentile for it to say more of the server than of luck: a P99 needs 1,000."""
 SHED: Final = (429, 503)
-BOUNDS: Final = ("max_accuracy_drop", "min_accuracy")
-"""Fields of a target that say in numbers what accuracy is wanted."""
-STANDARD_ERRORS: Final = 1.96
-"""From a mean to the end of its 95 % interval."""
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """A measured number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Percentile(msgspec.Struct, frozen=True):
@@ -72,8 +58,10 @@ class Percentile(msgspec.Struct, frozen=True):
     high: float
     at_least: bool
     """Requests without an answer reach it, so the true one is larger."""
+    occasions: int
+    """Separate occasions on which it was reached."""
     few: bool
-    """Fewer than `FEWEST_BEYOND` requests lie beyond it."""
+    """It rests on fewer than `FEWEST_BEYOND` requests or occasions; its interval is probably too narrow."""
 
     @property
     def name(self) -> str:
@@ -117,35 +105,6 @@ class Figures(msgspec.Struct, frozen=True):
     def percentile(self, share: float) -> Percentile:
         """The one at a share of `SHARES`."""
         return self.percentiles[SHARES.index(share)]
-
-
-class Verdict(StrEnum):
-    """Whether answers were as accurate as their target asks."""
-
-    KEPT = "kept"
-    UNCERTAIN = "within error"
-    """Missed by no more than chance explains."""
-    FLAGGED = "missed, flagged"
-    """Missed, but not among the answers that claim otherwise, as far as can be shown."""
-    UNCLAIMED = "missed, never claimed"
-    """Missed, and no answer claimed otherwise: what servers without promises do."""
-    SILENT = "missed silently"
-    """Missed among the answers that claim to keep it."""
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """How a class stands to its target. Shortfalls are fractions; above zero, accuracy is missing."""
-
-    field: str
-    """`max_accuracy_drop` or `min_accuracy`."""
-    bound: float
-    shortfall: Estimate
-    """Over answers."""
-    effective_shortfall: Estimate
-    """Over all requests, those late or without an answer taken for wrong."""
-    unflagged_shortfall: Estimate | None
-    """Over the answers that claim to keep the target; None if there are none."""
-    verdict: Verdict
 
 
 class ClassSummary(msgspec.Struct, frozen=True):
@@ -215,103 +174,6 @@ def summarise(run: Run) -> Summary:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Counted requests in order of time, as columns."""
-
-    outcomes: tuple[Outcome, ...]
-    latency_ms: Floats
-    answered: NDArray[np.bool_]
-    in_time: NDArray[np.bool_]
-    """Answered, and within the deadline if there is one."""
-    right: NDArray[np.bool_]
-    labelled: NDArray[np.bool_]
-    """Answered, and known to be right or wrong."""
-    target: NDArray[np.int64]
-    picture: NDArray[np.int64]
-
-    def some(self, places: Places) -> Counted:
-        """Some of them."""
-        return Counted(
-            tuple(self.outcomes[place] for place in places.tolist()),
-            self.latency_ms[places],
-            self.answered[places],
-            self.in_time[places],
-            self.right[places],
-            self.labelled[places],
-            self.target[places],
-            self.picture[places],
-        )
-
-    def block(self) -> int:
-        """How many neighbours must be resampled together, by their latencies and by whether they were in time.
-
-        Latencies by rank: a single one of many seconds must not hide that all others come in waves.
-        """
-        ranks = np.argsort(np.argsort(self.latency_ms, kind="stable"), kind="stable")
-        return block_length(ranks.astype(np.float64), self.in_time.astype(np.float64))
-
-    def true_percentile(self, share: float) -> bool:
-        """Whether a percentile of the latencies stays what it is if requests without an answer take for ever."""
-        never = np.where(self.answered, self.latency_ms, np.inf)
-        return bool(quantiles(never, [share])[0] == quantiles(self.latency_ms, [share])[0])
-
-
-def counted_of(run: Run) -> Counted:
-    """The requests after warm-up.
-
-    Raises:
-        ConfigError: if there are none.
-    """
-    outcomes = tuple(sorted(run.counted(), key=lambda each: each.due_s))
-    if not outcomes:
-        raise ConfigError(
-            f"run {run.name!r}: none of its {len(run.outcomes)} requests was due after the warm-up of "
-            f"{run.warm_up_s:g} s; there is nothing to summarise"
-        )
-    deadlines = np.array([deadline_of(run, target) for target in run.targets])
-    target = np.array([each.target for each in outcomes], np.int64)
-    if target.min() < 0 or target.max() >= len(run.targets):
-        raise ConfigError(f"run {run.name!r}: outcomes[].target: expected 0 to {len(run.targets) - 1}")
-    deadline = deadlines[target]
-    answered = np.array([each.answered for each in outcomes])
-    latency = 1e3 * np.array([each.latency_s for each in outcomes])
-    return Counted(
-        outcomes=outcomes,
-        latency_ms=np.where(answered | np.isinf(deadline), latency, np.maximum(latency, deadline)),
-        answered=answered,
-        in_time=answered & (latency <= deadline),
-        right=answered & np.array([each.right is True for each in outcomes]),
-        labelled=answered & np.array([each.right is not None for each in outcomes]),
-        target=target,
-        picture=np.array([each.picture for each in outcomes], np.int64),
-    )
-
-
-def deadline_of(run: Run, target: TargetClass) -> float:
-    """The deadline of a class in ms: its own, else the run's, else infinity.
-
-    Raises:
-        ConfigError: if it is no number.
-    """
-    own = _number(run, target, "deadline_ms")
-    return own if own is not None else math.inf if run.deadline_ms is None else run.deadline_ms
-
-
-def _number(run: Run, target: TargetClass, field: str) -> float | None:
-    """A field of a target as a number; None if it has none."""
-    given = target.fields.get(field)
-    if given is None:
-        return None
-    try:
-        value = float(given)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise ConfigError(f"run {run.name!r}: target {target.name}: {field}: expected a number from 0, got {given!r}")
-    return value
-
-
 def _figures(run: Run, counted: Counted) -> Figures:
     outcomes, answered = counted.outcomes, counted.answered
     n, answers = len(outcomes), int(answered.sum())
@@ -319,13 +181,14 @@ def _figures(run: Run, counted: Counted) -> Figures:
     end = run.warm_up_s + seconds
     deadlines = [deadline_of(run, target) for target in run.targets]
     replies = [each for each in outcomes if each.answered]
-    resampled = _resampled(run, counted)
+    block = counted.block()
+    resampled = _resampled(run, counted, block)
     return Figures(
         n=n,
         answered=answers,
         offered_per_s=n / seconds,
         answered_per_s=sum(each.done_s <= end for each in replies) / seconds,
-        percentiles=tuple(_percentile(counted, share, resampled[:, k]) for k, share in enumerate(SHARES)),
+        percentiles=tuple(_percentile(counted, share, resampled[:, k], block) for k, share in enumerate(SHARES)),
         max_ms=float(counted.latency_ms.max()),
         accuracy=_accuracy(counted),
         effective=_share(counted.right & counted.in_time, resampled[:, -1]) if run.labelled else None,
@@ -340,7 +203,7 @@ def _figures(run: Run, counted: Counted) -> Figures:
     )
 
 
-def _resampled(run: Run, counted: Counted) -> Floats:
+def _resampled(run: Run, counted: Counted, block: int) -> Floats:
     """Per resample: the latencies at `SHARES`, the share in time, and the share right and in time."""
     effective = counted.right & counted.in_time
 
@@ -348,30 +211,14 @@ def _resampled(run: Run, counted: Counted) -> Floats:
         shares = (counted.in_time[places].mean(axis=1), effective[places].mean(axis=1))
         return np.column_stack([quantiles(counted.latency_ms[places], SHARES), *shares])
 
-    return bootstrap(len(counted.outcomes), counted.block(), run.origin.seed, statistic)
-
-
-def counted_seconds(run: Run, outcomes: Sequence[Outcome]) -> float:
-    """How long the schedule ran after the warm-up: as planned, or to the last request if it was interrupted."""
-    last = max(each.due_s for each in outcomes)
-    return max((last if run.interrupted else max(run.duration_s, last)) - run.warm_up_s, 1e-9)
-
-
-def is_flagged(outcome: Outcome) -> bool:
-    """Whether an answer does not claim to keep its accuracy target."""
-    return outcome.degraded or outcome.promise is not PromiseStatus.HELD
-
-
-def error_code(outcome: Outcome) -> str:
-    """What a request without an answer is counted under."""
-    return outcome.error or (f"http_{outcome.status}" if outcome.status else "unanswered")
+    return bootstrap(len(counted.outcomes), block, run.origin.seed, statistic)
 
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
 
-def _percentile(counted: Counted, share: float, resampled: Floats) -> Percentile:
+def _percentile(counted: Counted, share: float, resampled: Floats, block: int) -> Percentile:
     low, high = interval(resampled)
     return Percentile(
         share=share,
@@ -379,7 +226,8 @@ def _percentile(counted: Counted, share: float, resampled: Floats) -> Percentile
         low=low,
         high=high,
         at_least=not counted.true_percentile(share),
-        few=(1.0 - share) * len(counted.outcomes) < FEWEST_BEYOND - 1e-9,
+        occasions=counted.occasions(share, block),
+        few=counted.few(share, block),
     )
 
 
@@ -403,82 +251,21 @@ def _share(flags: NDArray[np.bool_], resampled: Floats) -> Estimate:
 
 def _class_summary(run: Run, target: TargetClass, counted: Counted, all_requests: int) -> ClassSummary:
     unflagged = counted.labelled & ~np.array([is_flagged(each) for each in counted.outcomes])
-    drops = _drops(run, counted)
-    paired = np.isfinite(drops)
+    drops = drops_of(run, counted)
+    known = np.isfinite(drops)
     bounds = [each.max_drop for each in counted.outcomes if each.answered and not is_flagged(each)]
     stated = [bound for bound in bounds if bound is not None]
     return ClassSummary(
         target=target.name,
         share=len(counted.outcomes) / all_requests,
         figures=_figures(run, counted),
-        drop=_paired(drops, counted.picture, paired & counted.labelled),
+        drop=mean_difference(drops, counted.picture, known & counted.labelled),
         unflagged=int(unflagged.sum()),
-        unflagged_drop=_paired(drops, counted.picture, paired & unflagged),
+        unflagged_drop=mean_difference(drops, counted.picture, known & unflagged),
         promised_drop=max(stated) if stated and len(stated) == len(bounds) else None,
-        numeric=_bound_field(target) is not None,
-        kept=_kept(run, target, counted, drops, unflagged),
+        numeric=bound_field(target) is not None,
+        kept=judge(run, target, counted, drops, unflagged),
     )
-
-
-def _drops(run: Run, counted: Counted) -> Floats:
-    """Per request, what was lost against the best rung: 1, 0 or -1; NaN where that was not measured."""
-    reference = run.reference or {}
-    best = np.array([float(reference.get(picture, math.nan)) for picture in counted.picture.tolist()])
-    return best - counted.right
-
-
-def _bound_field(target: TargetClass) -> str | None:
-    return next((name for name in BOUNDS if name in target.fields), None)
-
-
-def _kept(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflagged: NDArray[np.bool_]) -> Kept | None:
-    field = _bound_field(target)
-    if field is None or not run.labelled:
-        return None
-    bound = _number(run, target, field)
-    assert bound is not None
-    # Per request, what is missing on average to keep the target: above zero, it is broken.
-    right = counted.right.astype(np.float64)
-    missing: Floats = drops - bound if field == "max_accuracy_drop" else bound - right
-    late = np.where(counted.in_time, 0.0, right)
-    measured = np.isfinite(missing)
-    shortfall = _paired(missing, counted.picture, measured & counted.labelled)
-    effective = _paired(missing + late, counted.picture, measured, run.origin.seed)
-    if shortfall is None or effective is None:
-        return None
-    unflagged_shortfall = _paired(missing, counted.picture, measured & unflagged)
-    return Kept(field, bound, shortfall, effective, unflagged_shortfall, _verdict(shortfall, unflagged_shortfall))
-
-
-def _verdict(shortfall: Estimate, unflagged: Estimate | None) -> Verdict:
-    if unflagged is not None and unflagged.low > 0:
-        return Verdict.SILENT
-    if shortfall.low > 0:
-        return Verdict.UNCLAIMED if unflagged is None else Verdict.FLAGGED
-    return Verdict.KEPT if shortfall.value <= 0 else Verdict.UNCERTAIN
-
-
-def _paired(
-    differences: Floats, pictures: NDArray[np.int64], which: NDArray[np.bool_], in_time_seed: int | None = None
-) -> Estimate | None:
-    """The mean of some paired differences, of which those on the same picture may be alike.
-
-    With a seed, neighbours in time may be alike as well, and the wider of both intervals is taken. Never narrower than
-    the exact upper bound of a share of which nothing was seen: no difference among ten pictures proves little.
-    """
-    some, clusters = differences[which], pictures[which]
-    n = len(some)
-    if n == 0:
-        return None
-    mean = float(some.mean())
-    unseen = exact_interval(0, len(np.unique(clusters)))[1]
-    margin = max(STANDARD_ERRORS * clustered_error(some, clusters), unseen)
-    low, high = mean - margin, mean + margin
-    if in_time_seed is not None:
-        resampled = bootstrap(n, block_length(some), in_time_seed, lambda places: some[places].mean(axis=1))
-        early, late = interval(resampled)
-        low, high = min(low, early), max(high, late)
-    return Estimate(mean, low, high)
 
 
 def show(summaries: Sequence[Summary], console: Console) -> None:
@@ -560,7 +347,7 @@ def _standing(one: ClassSummary) -> str:
 
 
 def _caution(summaries: Sequence[Summary]) -> str:
-    found = ["? few requests lie beyond it"]
+    found = ["? rests on few requests or few occasions"]
     if any(one.at_least for summary in summaries for one in summary.total.percentiles):
         found.append("≥ requests without an answer reach it")
     found += [f"{summary.name} was interrupted" for summary in summaries if summary.interrupted]

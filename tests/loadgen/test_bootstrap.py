@@ -21,6 +21,7 @@ from loadgen.bootstrap import (
     draws,
     exact_interval,
     interval,
+    occasions,
     place_of,
     quantiles,
     resamples_of,
@@ -107,6 +108,12 @@ def test_quantile_is_the_smallest_value_that_the_share_does_not_exceed(series: F
 
 def test_p99_of_a_hundred_is_the_ninety_ninth() -> None:
     assert place_of(100, 0.99) == 98
+
+
+@pytest.mark.parametrize(("block", "expected"), [(1, 5), (2, 3), (3, 2), (9, 1)])
+def test_values_within_a_block_are_one_occasion(block: int, expected: int) -> None:
+    assert occasions(np.array([9.0, 9, 1, 9, 9, 1, 1, 1, 9]), 9.0, block) == expected
+    assert occasions(np.ones(3), 2.0, block) == 0
 
 
 def test_numbers_that_can_hardly_ever_be_computed_have_no_interval() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hawkvision.errors import ConfigError
 from loadgen import compare as command
 from loadgen.compare import FIGURES, Comparison, Verdict, compare, compare_all, same_schedule, slower, written
+from loadgen.counted import counted_of
 from loadgen.record import Run, save
-from loadgen.summary import counted_of
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
 
 

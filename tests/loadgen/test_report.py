@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
 from loadgen.compare import compare_all
+from loadgen.counted import counted_of
 from loadgen.record import LinkSample, NoiseFloor, Run, TargetClass
 from loadgen.report import page, write_html
 from loadgen.report_charts import Told
 from loadgen.report_svg import Kind, Scale, linear_scale, log_scale, path, ticks
 from loadgen.report_time import link_words, windows
 from loadgen.report_words import headline, milliseconds, warnings_of
-from loadgen.summary import counted_of, summarise
+from loadgen.summary import summarise
 from tests.loadgen.runs import answer, drive, origin, plausible, refusal, run_of
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
@@ -157,14 +158,17 @@ def test_doubts_about_a_run_are_said_first() -> None:
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
     run = msgspec.structs.replace(run, steady=False, origin=msgspec.structs.replace(origin(), load_before=1.9))
     said = " ".join(warnings_of([told(run)], ()))
-    for word in ("interrupted", "not steady", "few for a P99", "busy", "20 ms late", "of P50", "of P99", "maximum of 5",
-                 "no labels"):  # fmt: skip
+    for word in ("interrupted", "not steady", "few for this P99", "busy", "20 ms late", "of P50", "of P99",
+                 "maximum of 5", "no labels"):  # fmt: skip
         assert word in said
 
 
 def test_doubt_that_all_runs_share_is_said_once() -> None:
-    runs = [told(run_of([answer(k / 10, 50) for k in range(50)], name=name)) for name in ("a", "b")]
-    assert warnings_of(runs, ()) == ["All runs: 50 requests are few for a P99: fewer than ten lie beyond it."]
+    runs = [told(run_of([answer(k / 10, 50 + k % 49) for k in range(50)], name=name)) for name in ("a", "b")]
+    assert warnings_of(runs, ()) == [
+        "All runs: 50 requests are few for this P99: slow ones came on 1 separate occasion, so its interval is "
+        "probably too narrow."
+    ]
 
 
 def test_windows_see_when_requests_failed() -> None:
