@@ -25,7 +25,7 @@ from hawkvision.metrics import EdgeMetrics
 from hawkvision.types import Answer, OnMiss, Reason
 
 GAIN: Final = 0.1
-"""Weight of the newest picture, or load, in a smoothed time."""
+"""Weight of the newest picture, or load, in what is smoothed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +101,27 @@ class Worker:
         self._registration = registration
         self._task = task
         self._metrics = metrics
-        variants = registration.variants
-        self._load_ms = {name: each.load_ms for name, each in variants.items()}
-        self._serve_ms = {name: each.infer_ms for name, each in variants.items()}
-        sizes = {name: each.size for name, each in variants.items()}
+        # One pace for all variants, as multiples of what was profiled: what slows one slows the others. With a smoothed
+        # time for each, those in use looked slow while the machine was busy and those never used did not, so that
+        # one after the other was loaded.
+        self._pace, self._load_pace, self._decode_ms = 1.0, 1.0, 0.0
+        sizes = {name: each.size for name, each in registration.variants.items()}
         self.residency = Residency(registration.load, sizes, registration.limit, first, waiting_limit, self._loaded)
 
     def options(self, queue_ms: float) -> list[Option]:
         """The node's own, with the wait for a worker thread and for loads."""
+        variants = self._registration.variants
         coming = self.residency.coming
         loaded = frozenset(self.residency.loaded)
-        loading_ms = sum(self._load_ms[name] for name in coming)
-        return [
-            Option(
-                name,
-                each.accuracy,
-                self._serve_ms[name],
-                wait_ms=queue_ms + self._until_loaded_ms(name, name in loaded, name in coming, loading_ms),
-                resident=name in loaded,
-            )
-            for name, each in self._registration.variants.items()
-        ]
+        loading_ms = self._load_pace * sum(variants[name].load_ms for name in coming)
+        found: list[Option] = []
+        for name, each in variants.items():
+            wait_ms = queue_ms
+            if name not in loaded:
+                wait_ms += loading_ms + (0.0 if name in coming else self._load_pace * each.load_ms)
+            serve_ms = self._decode_ms + self._pace * each.infer_ms
+            found.append(Option(name, each.accuracy, serve_ms, wait_ms, resident=name in loaded))
+        return found
 
     def elsewhere(self, uplink: Uplink | None) -> list[Option]:
         """The datacenter, if it can be reached."""
@@ -153,7 +153,9 @@ class Worker:
                 lambda: rung.look(call.body, call.header, call.request.top_k, node.max_pixels, node.clock),
                 call.deadline,
             )
-        self._serve_ms[name] += GAIN * (result.decode_ms + result.infer_ms - self._serve_ms[name])
+        infer_ms = self._registration.variants[name].infer_ms
+        self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
+        self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
         self._metrics.queue_duration.labels(self._task).observe((waited_ms + queue_ms) * 1e-3)
         self._metrics.inference_duration.labels(self._task, name).observe(result.infer_ms * 1e-3)
         return Looked(result, waited_ms + queue_ms, name)
@@ -162,13 +164,8 @@ class Worker:
         """Unload everything."""
         await self.residency.close()
 
-    def _until_loaded_ms(self, name: str, loaded: bool, coming: bool, loading_ms: float) -> float:
-        if loaded:
-            return 0.0
-        return loading_ms if coming else loading_ms + self._load_ms[name]
-
     def _loaded(self, name: str, load_ms: float) -> None:
-        self._load_ms[name] += GAIN * (load_ms - self._load_ms[name])
+        self._load_pace += GAIN * (load_ms / self._registration.variants[name].load_ms - self._load_pace)
         self._metrics.model_loads.labels(self._task, name).inc()
 
 

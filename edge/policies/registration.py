@@ -27,6 +27,8 @@ PROFILE_LOADS: Final = 3
 PROFILE_RUNS: Final = 3
 """Loads that a variant is profiled with, and inferences after each. The least counts: what else runs on the machine
 only adds, and a load that was found too slow for every deadline would never be tried again."""
+LEAST_MS: Final = 1e-3
+"""No time counts as less: paces are measured in multiples of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +137,4 @@ def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[s
             warm(backend)
             runs_ms.append((time.monotonic() - started) * 1e3)
         backend.close()
-    return Profiled(accuracy.value, size, min(runs_ms), min(loads_ms))
+    return Profiled(accuracy.value, size, max(LEAST_MS, min(runs_ms)), max(LEAST_MS, min(loads_ms)))

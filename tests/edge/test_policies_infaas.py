@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edge.policies.infaas import Option, choose
+from edge.policies.infaas import Option, Worker, choose
 from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
 from edge.rung import Rung
@@ -368,6 +369,23 @@ def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:
             return meanwhile.model, (await waiting).model
 
     assert run(scenario) == ("small", "mid")
+
+
+def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> None:
+    async def scenario() -> tuple[dict[str, float], dict[str, float]]:
+        async with bench(large, SURE, config=INFAAS, registration=registered(Store())) as it:
+            assert it.node.rival is not None
+            assert isinstance(it.node.rival.calls, partial)
+            worker = it.node.rival.calls.args[0]
+            assert isinstance(worker, Worker)
+            before = {each.name: each.latency_ms for each in worker.options(0.0)}
+            await it.ask(target=MinAccuracy(0.7))
+            return before, {each.name: each.latency_ms for each in worker.options(0.0)}
+
+    before, after = run(scenario)
+    pace = (after["big"] - after["small"]) / (before["big"] - before["small"])
+    assert pace == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
+    assert pace < 1.0, "a blank backend is faster than what was registered"
 
 
 # ----------------------------------------------------------------------------------------------------- processes
