@@ -1,1 +1,1 @@
-"""The load generator: a black-box tester of deployments (not built yet)."""
+"""The load generator: tests a deployment from outside, as its users would use it, and says what they would see."""

@@ -147,8 +147,12 @@ class Replay:
     @property
     def rate(self) -> float:
         """Requests per second between the first timestamp and the last; 1 if they are all the same."""
-        span_s = self.times[-1] - self.times[0]
-        return (len(self.times) - 1) / span_s if span_s > 0 else 1.0
+        return (len(self.times) - 1) / self.span_s if self.span_s > 0 else 1.0
+
+    @property
+    def span_s(self) -> float:
+        """From the first timestamp to the last."""
+        return self.times[-1] - self.times[0]
 
     def due_times(self, duration_s: float, seed: int) -> Times:  # noqa: ARG002 - nothing is random here
         """See `OpenLoop`."""

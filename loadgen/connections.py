@@ -75,17 +75,22 @@ class Connections:
         return start + self._common + headers.encode() + b"Content-Length: "
 
     async def open(self, count: int) -> None:
-        """Connect so often at most, so that first requests pay for no handshake.
+        """Connect so often, at once, so that first requests pay for no handshake; one that comes about is enough.
 
         Raises:
             Unreachable: if nobody is there.
         """
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                for _ in range(count):
-                    self._idle.append(await self._connect())
-        except (OSError, TimeoutError) as error:
-            raise Unreachable(f"{self.url} cannot be reached: {error or 'no answer to connecting'}") from None
+        attempts = (asyncio.wait_for(self._connect(), self.timeout_s) for _ in range(count))
+        failed: OSError | None = None
+        for made in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(made, _Connection):
+                self._idle.append(made)
+            elif isinstance(made, OSError):  # TimeoutError is one
+                failed = made
+            else:
+                raise made
+        if not self._idle:
+            raise Unreachable(f"{self.url} cannot be reached: {failed or 'no answer to connecting'}")
 
     async def exchange(self, head: bytes, body: bytes = b"") -> HttpReply:
         """Send a request and wait for its reply.

@@ -28,6 +28,8 @@ GRACE_S: Final = 5.0
 """How long answers are waited for after an interrupt."""
 REFUSED_PAUSE_S: Final = 0.05
 """Of a caller in the closed loop that was not answered, lest a dead server be asked a million times."""
+MAX_OUTCOMES: Final = 5_000_000
+"""Of one process: a closed loop against a server that does nothing reaches it in three minutes, and 2 GB."""
 GENERATOR_FULL: Final = "generator_full"
 INTERRUPTED: Final = "interrupted"
 
@@ -163,6 +165,8 @@ class Engine:
         number = caller % plan
         await asyncio.sleep(max(0.0, start - time.monotonic()))
         while not self._stopping.is_set() and time.monotonic() - start < self._job.duration_s:
+            if self.tally.sent >= MAX_OUTCOMES:
+                return
             self.tally.sent += 1
             if not await self._ask(number, time.monotonic() - start, start):
                 await asyncio.sleep(REFUSED_PAUSE_S)

@@ -23,7 +23,7 @@ from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.types import Quality
 from loadgen import noise, setup
-from loadgen.arrivals import Arrivals, Closed, parse
+from loadgen.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.engine import Job, Tally
 from loadgen.processes import Crew
 from loadgen.record import NoiseFloor, Origin, Outcome, Run, save
@@ -34,6 +34,9 @@ SUMMARY: Final = "Send a schedule of requests to a server and report what its us
 REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
 INTERRUPTED_STATUS: Final = 130
+DURATION_S: Final = 60.0
+REPLAY_TAIL_S: Final = 0.001
+"""After the last timestamp, lest it be due when all is over."""
 
 Show = Callable[[Tally], None]
 
@@ -47,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], diurnal:RATE[,swing=0.8,period_s=…], "
         "replay:FILE or closed:CALLERS; default: %(default)s",
     )
-    parser.add_argument("--duration-s", type=float, default=60.0, help="of sending, warm-up included")
+    parser.add_argument(
+        "--duration-s", type=float, help="of sending, warm-up included; default: 60, or as long as what is replayed"
+    )
     parser.add_argument("--warm-up-s", type=float, default=2.0, help="requests due earlier are not counted")
     parser.add_argument("--name", default="", help="what reports call this run; default: the URL")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
@@ -63,6 +68,8 @@ async def run(given: argparse.Namespace) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     arrivals = parse(given.arrivals)
+    if given.duration_s is None:
+        given.duration_s = DURATION_S if not isinstance(arrivals, Replay) else arrivals.span_s + REPLAY_TAIL_S
     setup.positive("--duration-s", given.duration_s)
     if not 0.0 <= given.warm_up_s < given.duration_s:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")

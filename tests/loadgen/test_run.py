@@ -94,6 +94,25 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
     assert b"written to" in out
 
 
+def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -> None:
+    times, record = tmp_path / "times.txt", tmp_path / "run.json"
+    times.write_text("100.0\n100.0\n100.25\n")
+    done = command(
+        "run",
+        "--url",
+        null.url,
+        "--arrivals",
+        f"replay:{times}",
+        "--warm-up-s",
+        "0",
+        "--no-noise",
+        "--json",
+        str(record),
+    )
+    assert done.returncode == 0, done.stderr
+    assert [each.due_s for each in load(record).outcomes] == [0.0, 0.0, 0.25]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
