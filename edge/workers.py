@@ -40,7 +40,7 @@ SERVICE_GAIN = 0.1
 MAX_TOGETHER: Final = 4
 """Jobs that one worker runs together. ONNX Runtime's time per picture, one thread of a shared EPYC core, at 1, 2, 4 and
 8 pictures: mobilenet_v2_int8 3.68, 3.38, 3.27 and 3.28 ms; efficientnet_lite0_int8 4.48, 4.19, 4.02 and 4.06 ms (least
-of 37 runs each; the logits are the same bit for bit)."""
+of 37 runs each). The logits are those of one at a time, bit for bit, with each of the ladders' 18 models."""
 
 Together: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
 """Runs several jobs: each one's result, or what it raised, in order."""
