@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import importlib.metadata
 import os
-import platform
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +28,7 @@ from loadgen.peers.contest import KINDS, Contest, Field, Plan, choose_cores
 from loadgen.peers.environments import install, shared_pins
 from loadgen.peers.results import BARE, OURS, Overhead, Report, Row
 from loadgen.peers.serving import Task
+from loadgen.setup import origin
 
 TASK: Final = "imagenet"
 VARIANT: Final = "efficientnet_lite0_int8"
@@ -70,7 +68,7 @@ async def run(given: argparse.Namespace) -> None:
     pythons = {peer.name: await asyncio.to_thread(python_of, peer, _say(console)) for peer in peers}
     if given.install_only:
         return
-    started, load_before = datetime.datetime.now(datetime.UTC), os.getloadavg()[0]
+    began = origin(given.seed)
     with pinned(cores[1]):
         bare = work.load(str(task.model), task.spec())
         expected = [bare(body) for body in bodies]
@@ -80,11 +78,8 @@ async def run(given: argparse.Namespace) -> None:
         if given.measure in ("overhead", "both"):
             await contest.run_overhead()
     report = Report(
-        command=f"python -m loadgen {shlex.join(sys.argv[1:])}",
-        started=started.isoformat(timespec="seconds"),
-        machine=f"{_processor()}, Python {platform.python_version()}",
+        origin=began,
         cores=cores,
-        load_before=load_before,
         load_after=os.getloadavg()[0],
         model=given.variant,
         data=pictures,
@@ -92,7 +87,6 @@ async def run(given: argparse.Namespace) -> None:
         rounds=plan.rounds,
         window_s=plan.window_s,
         callers=plan.callers,
-        seed=plan.seed,
         rows=_rows(contest, peers, pythons),
         overhead=_overhead(contest, peers),
     )
@@ -207,10 +201,3 @@ def _folder() -> Path:
 
 def _say(console: Console) -> Callable[[str], None]:
     return lambda text: console.print(escape(text), style="dim", highlight=False)
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

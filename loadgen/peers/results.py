@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.peers.catalogue import Work
+from loadgen.record import Origin
 
 T = TypeVar("T")
 OURS: Final = "hawkvision"
@@ -120,12 +121,9 @@ class Overhead(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """All of it, as `--json` writes it."""
 
-    command: str
-    started: str
-    machine: str
+    origin: Origin
     cores: tuple[int, int]
     """The servers', the generator's."""
-    load_before: float
     load_after: float
     """The machine's load average over a minute; the comparison itself makes about one and a half."""
     model: str
@@ -135,7 +133,6 @@ class Report(msgspec.Struct, frozen=True):
     rounds: int
     window_s: float
     callers: int
-    seed: int
     rows: tuple[Row, ...]
     overhead: tuple[Overhead, ...]
 
@@ -208,10 +205,10 @@ def percentiles(ms: NDArray[np.float64]) -> tuple[float, float]:
 def show(report: Report, console: Console) -> None:
     """Print the report for a person."""
     console.print(
-        f"{report.machine}; servers on core {report.cores[0]}, one at a time, the generator on core {report.cores[1]}; "
-        f"load average before {report.load_before:.2f}, after {report.load_after:.2f}\n"
-        f"{report.model} on {escape(report.data)}; {report.rounds} rounds of {report.window_s:g} s in rotated order; "
-        f"all answers the bare loop's on {report.checked} pictures"
+        f"{report.origin.cpu}; servers on core {report.cores[0]}, one at a time, the generator on core "
+        f"{report.cores[1]}; load average before {report.origin.load_before:.2f}, after {report.load_after:.2f}\n"
+        f"{report.model} on {escape(report.data)}; {report.rounds} rounds of {report.window_s:g} s in rotated order"
+        + (f"; every answer is the bare loop's on {report.checked} pictures" if report.checked else "")
     )
     if report.rows:
         console.print(_capacities(report))
