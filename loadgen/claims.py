@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.compare import compare
+from loadgen.promises import Estimate, Verdict
 from loadgen.record import LinkSample, Run
-from loadgen.summary import Estimate, Summary, Verdict, summarise
+from loadgen.summary import Summary, summarise
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
 """The second without the lossy transport, so that nobody can say it was only that."""
@@ -108,6 +109,8 @@ class Report(msgspec.Struct, frozen=True):
 
     command: str
     where: list[str]
+    client_link: str | None
+    """Between client and edge; None: the same as in each row."""
     congestion: str
     rounds: int
     duration_s: float
@@ -231,10 +234,15 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, rival:
 
 
 def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
-    """Whether accuracy is nowhere missed silently; the value is the largest shortfall of answers that claim none."""
+    """Whether accuracy is nowhere missed silently; the value is the largest shortfall of answers that claim none.
+
+    The note has, per target, what is missing over all requests when those that came late count as wrong.
+    """
     kept = [(each.target, each.kept) for each in summary.classes if each.kept is not None]
     silent = [each.unflagged_shortfall.value for _, each in kept if each.unflagged_shortfall is not None]
-    verdicts = ", ".join(f"{target}: {each.verdict}" for target, each in kept)
+    verdicts = "; ".join(
+        f"{target} {each.verdict}, right in time {-each.effective_shortfall.value:+.1%} of it" for target, each in kept
+    )
     return Claim(
         cell.link, cell.rate, "accuracy missing without a flag", ours, "its targets",
         max(silent, default=None), None, None, f"≤ {EQUAL_ACCURACY:g}, or chance",

@@ -42,6 +42,7 @@ from loadgen.engine import Job, Server
 from loadgen.links import LinkProfile
 from loadgen.processes import LEAD_S, Crew
 from loadgen.record import LinkSample, Outcome, Run, TargetClass, save
+from loadgen.report import write_html
 from loadgen.rivals_plan import PLACES, Contender, Plan, add_arguments, read_plan
 from loadgen.setup import MAX_IN_FLIGHT, Setup
 from loadgen.steady import is_steady
@@ -184,7 +185,7 @@ class _Bench:
         """
         plan, deployment = self._plan, self._deployment
         name = f"{link.name}-{rate:g}-{contender.name}-round{number + 1}"
-        weather = {place: link if place in plan.where else None for place in PLACES}
+        weather = plan.weather(link)
         deployment.settle(weather[CLIENT_EDGE], weather[EDGE_DC])
         with deployment.edge(*self._edge_arguments, *contender.arguments, log=name) as node:
             setup_ = self._setup(contender, node.url, plan.classes, number)
@@ -273,12 +274,11 @@ def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number
 
 def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> None:
     """Put rounds together, print, and write. Cells that nobody finished are left out."""
-    from loadgen.report import write_html
-
     steady = {link.name: link.steady for link in plan.links}
     report = Report(
         command=setup.command(sys.argv[1:]),
         where=list(plan.where),
+        client_link=None if plan.client_link is None else plan.client_link.name,
         congestion=congestion,
         rounds=plan.rounds,
         duration_s=plan.duration_s,
@@ -289,6 +289,7 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         files=[],
         failures=found.failures,
     )
+    pages: dict[str, list[Run]] = {}
     for (link, rate), results in found.cells.items():
         if not results:
             continue
@@ -302,10 +303,12 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         report.claims.extend(claims)
         show_rows(rows, f"\n{link}, {rate:g} requests/s, deadline {plan.deadline_ms:g} ms", console)
         report.files.append(f"{link}-{rate:g}.html")
-        write_html([result.run for result in together.values()], plan.out / report.files[-1])
+        pages[report.files[-1]] = [result.run for result in together.values()]
     if report.claims:
         show_claims(report.claims, console)
     write_atomic(plan.out / "summary.json", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    for page, runs in pages.items():
+        write_html(runs, plan.out / page)
     console.print(f"written to {plan.out}", highlight=False)
 
 

@@ -45,6 +45,8 @@ class Plan:
     contenders: tuple[Contender, ...]
     links: tuple[LinkProfile, ...]
     where: tuple[str, ...]
+    client_link: LinkProfile | None
+    """Between client and edge, in the place of the link that is tested."""
     rates: tuple[float, ...]
     classes: list[TargetClass]
     deadline_ms: float
@@ -55,6 +57,13 @@ class Plan:
     timeout_s: float
     out: Path
 
+    def weather(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
+        """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
+        near = link if self.client_link is None else self.client_link
+        return {
+            place: profile if place in self.where else None for place, profile in zip(PLACES, (near, link), strict=True)
+        }
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m loadgen rivals`."""
@@ -64,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
     parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help=f"{', '.join(names())}, or TOML files")
     parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
+    parser.add_argument("--client-link", metavar="LINK", help="between client and edge, in the place of --links")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument(
         "--transport",
@@ -101,6 +111,7 @@ def read_plan(given: argparse.Namespace) -> Plan:
         contenders=contenders(_words(given.policies), given.transport),
         links=tuple(load_profile(name) for name in _words(given.links)),
         where=_known("--where", _words(given.where), PLACES),
+        client_link=None if given.client_link is None else load_profile(given.client_link),
         rates=rates,
         classes=mix.parse(given.targets, given.deadline_ms),
         deadline_ms=given.deadline_ms,

@@ -46,6 +46,13 @@ def test_every_round_begins_with_another_policy() -> None:
     assert {each.name for each in rotated(found, 1)} == {"hawkvision", "infaas"}
 
 
+def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
+    tested = load_profile("outage")
+    assert list(plan_of().weather(tested).values()) == [tested, tested]
+    assert list(plan_of("--where", "edge-dc").weather(tested).values()) == [None, tested]
+    assert list(plan_of("--client-link", "lan").weather(tested).values()) == [load_profile("lan"), tested]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
