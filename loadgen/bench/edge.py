@@ -1,9 +1,11 @@
 """`python -m loadgen.bench.edge`: what an edge node costs, against the least that could do the same work.
 
 - Overhead: a node on the no-op backend, which receives, decodes and routes a picture but runs no model, against bare
-  Starlette and FastAPI echoes that only receive it. One kept-alive connection, one request at a time.
+  Starlette and FastAPI echoes that only receive it. One kept-alive connection, one request at a time. The node is also
+  asked by the Open Inference Protocol (OIP), with the picture as the raw body.
 - Throughput: a node with a real model pinned to one core, its load on another, against a loop of decode, resize and
-  ONNX Runtime on that same core. Closed loop with a few connections.
+  ONNX Runtime on that same core, one picture at a time. Closed loop with a few connections: where pictures wait, the
+  node runs the model on several at once, which the loop, whose pictures do not wait, cannot.
 - Footprint: memory with one model loaded, and the time from starting the process to `ready`.
 
 Rounds rotate the order, so that drift of the machine falls on all alike; ratios are per round, with their range.
@@ -43,6 +45,7 @@ from loadgen.bench.wire import Wire, WireError
 TASK: Final = "imagenet"
 PICTURE_BYTES: Final = 25_000
 CLASSIFY: Final = "/v1/classify"
+INFER: Final = f"/v2/models/{TASK}/infer"
 INTERPOLATION: Final = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
 
 
@@ -174,10 +177,10 @@ def measure_overhead(plan: Plan, picture: bytes) -> tuple[tuple[Overhead, ...], 
         if importlib.util.find_spec("fastapi") is not None:
             servers["FastAPI echo"] = ("/echo", "loadgen.bench.echo", "fastapi")
         servers["edge node, no-op"] = (CLASSIFY, "edge", "--port", "0", "--backend", "noop")
-        wires = {
-            name: stack.enter_context(Wire(stack.enter_context(running(*command)).url, path, picture))
-            for name, (path, *command) in servers.items()
-        }
+        urls = {name: stack.enter_context(running(*command)).url for name, (_, *command) in servers.items()}
+        wires = {name: stack.enter_context(Wire(urls[name], path, picture)) for name, (path, *_) in servers.items()}
+        raw = Wire(urls["edge node, no-op"], INFER, picture, "Inference-Header-Content-Length: 0\r\n")
+        wires["the same, OIP"] = stack.enter_context(raw)
         decode_ms = _decode_share(wires["edge node, no-op"])
         for wire in wires.values():
             _waits(wire, WARM_UP)
