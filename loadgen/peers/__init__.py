@@ -21,12 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command.add_arguments(parser)
 
 
-async def run(given: argparse.Namespace) -> None:
-    """Compare as the options say, and print the tables.
+async def run(given: argparse.Namespace) -> int:
+    """Compare as the options say, and print the tables; 1 if a server had to be left out, else 0.
 
     Raises:
-        HawkVisionError: if a server cannot be installed or started, or answers otherwise than the others.
+        HawkVisionError: if a server cannot be installed, or the options make no comparison.
     """
     from loadgen.peers import command
 
-    await command.run(given)
+    return await command.run(given)

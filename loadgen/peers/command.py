@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--install-only", action="store_true", help="make the servers' environments, measure nothing")
 
 
-async def run(given: argparse.Namespace) -> None:
+async def run(given: argparse.Namespace) -> int:
     """See `loadgen.peers.run`."""
     console = Console() if sys.stdout.isatty() else Console(width=160)
     peers, plan = find(given.names), _plan(given)
@@ -67,7 +67,7 @@ async def run(given: argparse.Namespace) -> None:
     console.print("environments of the peers; packages are fetched once")
     pythons = {peer.name: await asyncio.to_thread(python_of, peer, _say(console)) for peer in peers}
     if given.install_only:
-        return
+        return 0
     began = origin(given.seed)
     with pinned(cores[1]):
         bare = work.load(str(task.model), task.spec())
@@ -77,6 +77,7 @@ async def run(given: argparse.Namespace) -> None:
             await contest.run_model(bare)
         if given.measure in ("overhead", "both"):
             await contest.run_overhead()
+    present = [peer for peer in peers if peer.name not in contest.failures]
     report = Report(
         origin=began,
         cores=cores,
@@ -87,12 +88,14 @@ async def run(given: argparse.Namespace) -> None:
         rounds=plan.rounds,
         window_s=plan.window_s,
         callers=plan.callers,
-        rows=_rows(contest, peers, pythons),
-        overhead=_overhead(contest, peers),
+        rows=_rows(contest, present, pythons),
+        overhead=_overhead(contest, present),
+        failures=contest.failures,
     )
     results.show(report, console)
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return 1 if contest.failures else 0
 
 
 def _plan(given: argparse.Namespace) -> Plan:
@@ -168,7 +171,7 @@ def version_of(peer: Peer, python: Path) -> str:
 def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path]) -> tuple[Row, ...]:
     if not contest.visits:
         return ()
-    ours = contest.visits.get(OURS)
+    ours = None if OURS in contest.failures else contest.visits.get(OURS)
     bare = results.row(BARE, BARE, "", "decode, scale and ONNX Runtime in a loop", contest.visits[BARE], ours)
     return (
         bare,
@@ -182,7 +185,7 @@ def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path]) -> 
 
 
 def _overhead(contest: Contest, peers: Sequence[Peer]) -> tuple[Overhead, ...]:
-    ours = contest.waits.get((OURS, "decode"))
+    ours = None if OURS in contest.failures else contest.waits.get((OURS, "decode"))
     if not contest.waits:
         return ()
     floor = results.overhead("", "client alone", None, contest.waits["", None], ours)

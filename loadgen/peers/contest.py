@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import ConfigError, NotReady
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.process import running
 from loadgen.arrivals import Poisson
 from loadgen.bench.edge import pinned
@@ -71,32 +71,34 @@ class Field:
 
 
 class Contest:
-    """Runs the rounds. Results are in `visits` and `waits`, also of rounds that were cut short."""
+    """Runs the rounds; what was seen is in `visits` and `waits`.
+
+    A server that does not start, does not answer or answers otherwise than the bare loop is in `failures`, with the
+    reason, and takes no further part; the others go on.
+    """
 
     def __init__(self, field: Field, plan: Plan, say: Callable[[str], None]) -> None:
         self.visits: dict[str, list[Visit]] = {}
         self.waits: dict[tuple[str, Work | None], list[NDArray[np.float64]]] = {}
+        self.failures: dict[str, str] = {}
         self._field = field
         self._plan = plan
         self._say = say
 
     async def run_model(self, bare: Classify) -> None:
-        """All rounds with the model.
-
-        Raises:
-            NotReady: if a server does not start, or answers nothing under load.
-            ConfigError: if one gives another class than the bare loop.
-        """
+        """All rounds with the model."""
         names: list[str | None] = [*(peer.name for peer in self._field.peers), None]
         peers = {peer.name: peer for peer in self._field.peers}
         for number, order in enumerate(rotations(names, self._plan.rounds)):
             for name in order:
+                if name in self.failures:
+                    continue
                 self._say(f"round {number + 1} of {self._plan.rounds}: {name or BARE}")
                 if name is None:
-                    visit = Visit(self._bare(bare))
-                else:
-                    visit = await self._visit(peers[name], number)
-                self.visits.setdefault(name or BARE, []).append(visit)
+                    self.visits.setdefault(BARE, []).append(Visit(self._bare(bare)))
+                    continue
+                with self._going_on_without(peers[name]):
+                    self.visits.setdefault(name, []).append(await self._visit(peers[name], number))
 
     async def run_overhead(self) -> None:
         """All rounds without a model, each server for each kind of work it knows."""
@@ -109,10 +111,21 @@ class Contest:
                 if peer is None:
                     self.waits.setdefault(("", None), []).append(self._floor())
                     continue
+                if peer.name in self.failures:
+                    continue
                 self._say(f"round {number + 1} of {self._plan.rounds}, no model: {peer.name}, {work}")
-                async with self._serving(peer, work) as served:
-                    found = _waits(served.url, peer, self._field.bodies[0], self._plan.requests)
-                self.waits.setdefault((peer.name, work), []).append(found)
+                with self._going_on_without(peer):
+                    async with self._serving(peer, work) as served:
+                        found = _waits(served.url, peer, self._field.bodies[0], self._plan.requests)
+                    self.waits.setdefault((peer.name, work), []).append(found)
+
+    @contextmanager
+    def _going_on_without(self, peer: Peer) -> Iterator[None]:
+        try:
+            yield
+        except HawkVisionError as error:
+            self.failures[peer.name] = str(error)
+            self._say(f"going on without {peer.name}: {error}")
 
     @asynccontextmanager
     async def _serving(self, peer: Peer, work: Work) -> AsyncIterator[Served]:

@@ -135,6 +135,8 @@ class Report(msgspec.Struct, frozen=True):
     callers: int
     rows: tuple[Row, ...]
     overhead: tuple[Overhead, ...]
+    failures: dict[str, str]
+    """Why a server is missing, by name."""
 
 
 def row(name: str, title: str, version: str, how: str, visits: Sequence[Visit], ours: Sequence[Visit] | None) -> Row:
@@ -217,6 +219,8 @@ def show(report: Report, console: Console) -> None:
             console.print(f"{' '.join(filter(None, (found.title, found.version)))}: {found.how}", highlight=False)
     if report.overhead:
         console.print(_overheads(report))
+    for name, reason in report.failures.items():
+        console.print(f"{name} is missing: {reason}", markup=False, highlight=False)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -120,6 +120,19 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
     assert all(0.0 < waits.ms.min() < np.inf for visit in visits for waits in visit.at.values())
 
 
+def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
+    plan = Plan(rounds=2, window_s=0.1, warm_up_s=0.02, callers=2, requests=20, seed=1)
+    peers = [peer("raise SystemExit('no model today')", "dead"), peer(name="tiny")]
+    pythons = dict.fromkeys(("dead", "tiny"), Path(sys.executable))
+    field = Field(peers, pythons, task(), BODIES, list(map(tiny_class, BODIES)), tmp_path)
+    said: list[str] = []
+    contest = Contest(field, plan, said.append)
+    asyncio.run(contest.run_model(tiny_class))
+    assert "no model today" in contest.failures["dead"]
+    assert {name: len(found) for name, found in contest.visits.items()} == {"tiny": 2, "bare loop": 2, "dead": 0}
+    assert sum("round" in line and "dead" in line for line in said) == 1
+
+
 def visit(done: int, ms: float) -> Visit:
     return Visit(Window(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms))})
 
