@@ -64,6 +64,8 @@ class Row(msgspec.Struct, frozen=True):
     p99_ms: float
     p99_low_ms: float
     p99_high_ms: float
+    p99_at_least: bool
+    """Requests without an answer reach it, so the true one is larger."""
     accuracy: Estimate | None
     effective: Estimate | None
     in_time: Estimate | None
@@ -169,6 +171,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         p99_ms=p99.ms,
         p99_low_ms=p99.low,
         p99_high_ms=p99.high,
+        p99_at_least=p99.at_least,
         accuracy=figures.accuracy,
         effective=figures.effective,
         in_time=figures.in_time,
@@ -262,7 +265,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
-            row.name, str(row.n), f"{row.p50_ms:.1f}", f"{row.p99_ms:.0f}",
+            row.name, str(row.n), f"{row.p50_ms:.1f}", f"{'≥ ' if row.p99_at_least else ''}{row.p99_ms:.0f}",
             f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}", _share(row.accuracy), _share(row.effective),
             _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}", f"{row.flagged:.0%}",
             str(row.unanswered), f"{row.client_bytes / 1e3:.1f}", f"{row.uplink_bytes / 1e3:.1f}",
