@@ -267,7 +267,11 @@ PEERS: Final = (
         distribution="ray",
         how="one replica behind its HAProxy, throughput-optimized, async method, no batching, JPEG as the body",
         start=_module(
-            "ray_server", RAY_SERVE_THROUGHPUT_OPTIMIZED="1", RAY_SERVE_ENABLE_HA_PROXY="1", RAY_USAGE_STATS_ENABLED="0"
+            "ray_server",
+            RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
+            RAY_SERVE_ENABLE_HA_PROXY="1",
+            RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="60",  # by itself 5 s, which a busy core exceeds
+            RAY_USAGE_STATS_ENABLED="0",
         ),
         path="/classify",
     ),
