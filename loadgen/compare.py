@@ -223,12 +223,13 @@ async def run(given: argparse.Namespace) -> int:
     """
     runs = [load(path) for path in given.runs]
     comparisons = compare_all(runs)
-    show(comparisons, Console() if sys.stdout.isatty() else Console(width=160))
     if given.html is not None:
-        # Pages need templates and charts, which a comparison on a terminal does not.
+        # Pages need templates and charts, which a comparison on a terminal does not. Written first: whatever reads the
+        # table may close it early.
         from loadgen.report import write_html
 
         write_html(runs, given.html)
+    show(comparisons, Console() if sys.stdout.isatty() else Console(width=160))
     if given.fail_if_slower is None:
         return 0
     found = slower(comparisons, given.fail_if_slower)

@@ -162,10 +162,9 @@ def _share_cell(found: Estimate | None) -> str:
 def _ratio_cell(ratio: Ratio) -> str:
     if ratio.ratio is None:
         return _two("–", str(ratio.verdict))
-    kind = {Shown.SLOWER: "bad", Shown.FASTER: "good"}.get(ratio.verdict, "")
-    return _two(
-        f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}", f"{ratio.verdict} ({ratio.low:.2f}–{ratio.high:.2f})", kind
-    )
+    kind = {Shown.SLOWER: ' class="bad"', Shown.FASTER: ' class="good"'}.get(ratio.verdict, "")
+    value = f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}"
+    return f"<td{kind}>{value}<small>{ratio.verdict}</small><small>{ratio.low:.2f}–{ratio.high:.2f}</small></td>"
 
 
 def _key(place: int) -> str:

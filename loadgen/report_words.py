@@ -151,14 +151,11 @@ def _join(words: Iterable[str]) -> str:
 
 def warnings_of(told: Sequence[Told], comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader must know before believing the numbers; what several runs share is said once."""
-    runs_with: dict[str, list[str]] = {}
+    doubts: dict[str, list[tuple[str, str]]] = {}
     for one in told:
-        for sentence in _doubts(one):
-            runs_with.setdefault(sentence, []).append(one.run.name)
-    found = [
-        sentence if len(told) == 1 else f"{'All runs' if len(names) == len(told) else _join(names)}: {sentence}"
-        for sentence, names in runs_with.items()
-    ]
+        for doubt, detail in _doubts(one):
+            doubts.setdefault(doubt, []).append((one.run.name, detail))
+    found = [_doubt(doubt, runs, len(told)) for doubt, runs in doubts.items()]
     unpaired = [one.other for one in comparisons if not one.paired]
     if unpaired:
         found.append(f"Not the same requests as {told[0].run.name}, so compared without pairs: {_join(unpaired)}.")
@@ -167,38 +164,47 @@ def warnings_of(told: Sequence[Told], comparisons: Sequence[Comparison]) -> list
     return found
 
 
-def _doubts(one: Told) -> list[str]:
+def _doubt(doubt: str, runs: Sequence[tuple[str, str]], all_runs: int) -> str:
+    """`Not steady, …: a (detail) and b (detail).`, shorter where it is true of all."""
+    details = {detail for _, detail in runs}
+    if len(runs) == all_runs and len(details) == 1:
+        (detail,) = details
+        return f"{doubt}{f' ({detail})' if detail else ''}."
+    return f"{doubt}: {_join(f'{name} ({detail})' if detail else name for name, detail in runs)}."
+
+
+def _doubts(one: Told) -> list[tuple[str, str]]:
+    """What is doubtful about a run, each with its number."""
     run, total = one.run, one.summary.total
+    p99 = total.percentile(0.99)
     found = []
     if run.interrupted:
-        found.append("interrupted; this is what was measured until then.")
+        found.append(("Interrupted; this is what was measured until then", ""))
     if run.steady is False:
-        found.append("not steady; the second half does not look like the first.")
-    if total.percentile(0.99).few:
-        few = total.percentile(0.99).occasions
+        found.append(("Not steady; the second half does not look like the first", ""))
+    if p99.few:
+        times = "once" if p99.occasions == 1 else f"on {p99.occasions} separate occasions"
         found.append(
-            f"{total.n:,} requests are few for this P99: slow ones came on {few} separate "
-            f"occasion{'s' * (few != 1)}, so its interval is probably too narrow."
+            ("Too short for its P99, whose interval is probably too narrow", f"{total.n:,} requests; reached {times}")
         )
-    if any(one.at_least for one in total.percentiles):
-        found.append(
-            f"{total.n - total.answered:,} of {total.n:,} requests got no answer; percentiles marked ≥ are larger than "
-            "shown, and ratios to them cannot say by how much."
-        )
+    if any(percentile.at_least for percentile in total.percentiles):
+        doubt = "Some requests got no answer; percentiles marked ≥ are larger than shown, ratios cannot say by how much"
+        found.append((doubt, f"{total.n - total.answered:,} of {total.n:,}"))
     if run.origin.load_before > BUSY * run.origin.cores:
-        found.append(f"the machine was busy before the run (load {run.origin.load_before:.2g}).")
+        found.append(("The machine was busy before the run", f"load {run.origin.load_before:.1f}"))
     late = 1e3 * np.array([each.sent_s - each.due_s for each in one.counted.outcomes])
     behind = float(np.quantile(late, 0.99, method="inverted_cdf"))
     if behind > LATE_GENERATOR_MS:
-        found.append(f"the generator sent 1 % of the requests {behind:.0f} ms late or later.")
+        found.append(("The generator sent 1 % of the requests late", f"by {behind:.0f} ms or more"))
     if run.noise is not None:
         for at, noise_ms in ((0.5, run.noise.p50_ms), (0.99, run.noise.p99_ms)):
             if noise_ms > NOISY * total.percentile(at).ms:
-                found.append(f"of {total.percentile(at).name} the generator itself adds about {noise_ms:.1f} ms.")
+                doubt = f"A part of {total.percentile(at).name} is the generator's own"
+                found.append((doubt, f"about {noise_ms:.1f} ms"))
         if total.offered_per_s > NEAR_CEILING * run.noise.max_rate:
-            found.append(f"the generator was near its own maximum of {run.noise.max_rate:.0f} requests a second.")
+            found.append(("The generator was near its own maximum", f"{run.noise.max_rate:.0f} requests a second"))
     if not run.labelled:
-        found.append("the pictures have no labels, so nothing is said about accuracy.")
+        found.append(("The pictures have no labels, so nothing is said about accuracy", ""))
     return found
 
 

@@ -158,16 +158,18 @@ def test_doubts_about_a_run_are_said_first() -> None:
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
     run = msgspec.structs.replace(run, steady=False, origin=msgspec.structs.replace(origin(), load_before=1.9))
     said = " ".join(warnings_of([told(run)], ()))
-    for word in ("interrupted", "not steady", "few for this P99", "busy", "20 ms late", "of P50", "of P99",
-                 "maximum of 5", "no labels"):  # fmt: skip
+    for word in ("Interrupted", "Not steady", "50 requests; reached on", "load 1.9", "by 20 ms or more",
+                 "part of P50 is", "part of P99 is", "5 requests a second", "no labels"):  # fmt: skip
         assert word in said
 
 
-def test_doubt_that_all_runs_share_is_said_once() -> None:
-    runs = [told(run_of([answer(k / 10, 50 + k % 49) for k in range(50)], name=name)) for name in ("a", "b")]
-    assert warnings_of(runs, ()) == [
-        "All runs: 50 requests are few for this P99: slow ones came on 1 separate occasion, so its interval is "
-        "probably too narrow."
+def test_doubt_that_several_runs_share_is_said_once() -> None:
+    quick, slow = [answer(k / 10, 50 + k % 49) for k in range(50)], [answer(k / 10, 50) for k in range(999)]
+    runs = [told(run_of(outcomes, name=name)) for name, outcomes in (("a", quick), ("b", quick), ("c", slow))]
+    doubt = "Too short for its P99, whose interval is probably too narrow"
+    assert warnings_of(runs[:2], ()) == [f"{doubt} (50 requests; reached once)."]
+    assert warnings_of(runs[1:], ()) == [
+        f"{doubt}: b (50 requests; reached once) and c (999 requests; reached on 999 separate occasions)."
     ]
 
 
