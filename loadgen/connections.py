@@ -2,7 +2,8 @@
 
 A general HTTP client spends more on a request than a fast server does, and what the generator spends is taken for the
 server's. So requests are bytes made beforehand, and httptools (llhttp, the parser of Node.js and of uvicorn) finds the
-end of the reply. One request at a time per connection; the one used last is used next.
+end of the reply. Measured against the null server with pictures of 25 KB, on one of two shared cores: 37 to 48 µs of
+CPU per request, where aiohttp took 96 to 157. One request at a time per connection; the one used last is used next.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,13 +56,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenario", choices=SCENARIOS, required=True)
     parser.add_argument("--mode", choices=MODES, default="performance", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("mlperf_logs"), help="folder of logs (default: %(default)s)")
-    parser.add_argument("--user-conf", type=Path, help="LoadGen's user.conf; the options below override it")
+    parser.add_argument(
+        "--user-conf", type=Path, help="LoadGen's user.conf; overrides the rules, and is overridden by options"
+    )
     parser.add_argument("--benchmark", default="resnet50", help="its name in LoadGen's conf (default: %(default)s)")
-    parser.add_argument("--min-duration-s", type=float, help="default: the conf's, 600")
-    parser.add_argument("--min-queries", type=int, help="default: the conf's")
+    parser.add_argument("--min-duration-s", type=float, help="default: the rules', 600")
+    parser.add_argument("--min-queries", type=int, help="default: the rules'")
     parser.add_argument("--target-qps", type=float, help="of Server; of Offline the one expected")
     parser.add_argument(
-        "--target-latency-ms", type=float, help="of Server; of Single- and MultiStream the one expected"
+        "--target-latency-ms",
+        type=float,
+        help="of Server (default: the rules', 15); of Single- and MultiStream the one expected",
     )
 
 
@@ -75,14 +80,15 @@ async def run(given: argparse.Namespace) -> int:
     setup_ = setup.read_setup(given)
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
-    settings = read_settings(loadgen, given)
+    read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
     asker = asker_for(setup_.server, setup_.max_in_flight)
     await asker.open()
     bridge = Bridge(loadgen, asker, setup_)
     try:
-        await expect(settings, given, asker, setup_)
+        expected = await expect(given, asker, setup_)
+        settings = read_settings(loadgen, given, len(setup_.dataset), expected)
         await bridge.drive(settings, given.out)
     finally:
         await asker.close()
@@ -96,6 +102,8 @@ async def run(given: argparse.Namespace) -> int:
         text = summary.read_text(encoding="utf-8")
         console.print(text.strip(), markup=False)
         valid = verdict(text) and bridge.failed == 0
+        if changed := deviations(loadgen, given, settings):
+            console.print(f"other than MLPerf's rules for {given.benchmark}: {', '.join(changed)}")
         console.print(
             f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {bridge.failed} not "
             f"answered{_reasons(bridge)}"
@@ -104,21 +112,34 @@ async def run(given: argparse.Namespace) -> int:
     return 0 if valid else 1
 
 
-def read_settings(loadgen: Any, given: argparse.Namespace) -> Any:
-    """LoadGen's `TestSettings`: its own conf for the benchmark, then the user's, then the options.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the warm-up saw: LoadGen draws its queries before the run, from what it is told to expect."""
+
+    fastest_s: float
+    per_s: float
+
+
+def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expected: Expected) -> Any:
+    """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
+    the options.
+
+    A server that is faster than expected answers all queries before the least duration is over, which is INVALID; so
+    it is expected to be `FASTER` than it was.
 
     Raises:
         ConfigError: naming the option or file that does not fit.
     """
-    settings = loadgen.TestSettings()
-    settings.scenario = getattr(loadgen.TestScenario, given.scenario)
-    settings.mode = (
-        loadgen.TestMode.AccuracyOnly if given.mode == "accuracy" else loadgen.TestMode.PerformanceOnly
-    )  # fmt: skip
+    settings = rules(loadgen, given)
+    settings.mode = loadgen.TestMode.AccuracyOnly if given.mode == "accuracy" else loadgen.TestMode.PerformanceOnly
+    settings.performance_sample_count_override = min(pictures, PERFORMANCE_SAMPLES)
+    expected_ns = max(1, round(1e9 * expected.fastest_s / FASTER))
+    settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = expected_ns
+    settings.offline_expected_qps = FASTER * expected.per_s
     if given.user_conf is not None:
         if not given.user_conf.is_file():
             raise ConfigError(f"--user-conf: {given.user_conf}: no such file")
-        if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario) != 0:
+        if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario, 1) != 0:
             raise ConfigError(f"--user-conf: {given.user_conf}: LoadGen cannot read it")
     for option, value in (
         ("--min-duration-s", given.min_duration_s),
@@ -141,9 +162,33 @@ def read_settings(loadgen: Any, given: argparse.Namespace) -> Any:
     return settings
 
 
-async def expect(settings: Any, given: argparse.Namespace, asker: Asker, setup_: Setup) -> None:
-    """Warm up, and tell LoadGen what to expect where the options do not: it draws its queries before the run, and a
-    server that is faster than expected answers them all before the least duration is over, which is INVALID.
+def rules(loadgen: Any, given: argparse.Namespace) -> Any:
+    """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario."""
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, given.scenario)
+    if settings.FromConfig("", given.benchmark, given.scenario, 0) != 0:
+        raise ConfigError(f"--benchmark: LoadGen's conf cannot be read for {given.benchmark!r}")
+    return settings
+
+
+def deviations(loadgen: Any, given: argparse.Namespace, settings: Any) -> list[str]:
+    """In which settings a run is no run by the rules, whatever LoadGen says of it."""
+    ruled = rules(loadgen, given)
+    names = ["min_duration_ms", "min_query_count"]
+    if given.scenario == "Server":
+        names.append("server_target_latency_ns")
+    return [
+        f"{name} {getattr(settings, name)} (rules: {getattr(ruled, name)})"
+        for name in names
+        if getattr(settings, name) != getattr(ruled, name)
+    ]
+
+
+async def expect(given: argparse.Namespace, asker: Asker, setup_: Setup) -> Expected:
+    """Warm up: one request after another, or for Offline as many at once as it may be.
+
+    Raises:
+        NotReady: if the server refuses.
     """
     together = setup_.max_in_flight if given.scenario == "Offline" else 1
     fastest_s, done = math.inf, 0
@@ -160,14 +205,7 @@ async def expect(settings: Any, given: argparse.Namespace, asker: Asker, setup_:
             fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
 
     await asyncio.gather(*(caller() for _ in range(together)))
-    if given.user_conf is not None:
-        return
-    if given.target_latency_ms is None:
-        expected_ns = max(1, round(1e9 * fastest_s / FASTER))
-        settings.single_stream_expected_latency_ns = expected_ns
-        settings.multi_stream_expected_latency_ns = expected_ns
-    if given.target_qps is None:
-        settings.offline_expected_qps = FASTER * done / (loop.time() - began)
+    return Expected(fastest_s, done / (loop.time() - began))
 
 
 class Bridge:

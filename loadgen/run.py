@@ -90,6 +90,9 @@ async def run(given: argparse.Namespace) -> int:
                 f"at most {floor.max_rate:.0f} requests/s",
                 highlight=False,
             )
+            rate = _rate(arrivals)
+            if rate is not None and rate > noise.MOST_SHARE * floor.max_rate:
+                console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
         reference = await ask_reference(setup_, job) if given.reference else None
         outcomes, stopped_s = await _interruptible(crew, job)
     tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s)

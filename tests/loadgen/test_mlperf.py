@@ -25,11 +25,14 @@ needs_loadgen = pytest.mark.skipif(not INSTALLED, reason="mlcommons-loadgen is n
 
 @needs_loadgen
 def test_short_run_is_valid_and_leaves_loadgens_logs(null: ServerProcess, tmp_path: Path) -> None:
+    conf = tmp_path / "user.conf"
+    conf.write_text("*.SingleStream.min_duration = 500\n")
     done = command(
-        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "0.5", "--out", str(tmp_path)
+        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--user-conf", str(conf), "--out", str(tmp_path)
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SingleStream: VALID" in done.stdout
+    assert "min_duration_ms 500 (rules: 600000)" in done.stdout
     assert verdict((tmp_path / "mlperf_log_summary.txt").read_text())
     assert (tmp_path / "mlperf_log_detail.txt").stat().st_size > 0
 
@@ -81,6 +84,21 @@ def test_logs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
     log.write_text(content)
     with pytest.raises(ConfigError, match=r"log\.json"):
         score(log, [1])
+
+
+@needs_loadgen
+@pytest.mark.parametrize("content", [None, "*.Server.foo = x\n"])
+def test_confs_that_are_none_are_refused_before_anything_is_asked(
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    conf = tmp_path / "user.conf"
+    if content is not None:
+        conf.write_text(content)
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Server", "--user-conf", str(conf)]
+    assert main(words) == 1
+    assert "--user-conf" in capsys.readouterr().err
 
 
 def test_server_scenario_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
