@@ -105,9 +105,7 @@ def compare(first: Run, other: Run) -> Comparison:
     for place, figure in enumerate(FIGURES):
         found = _ratio(figure, float(values[place]), float(other_values[place]), resampled[:, place])
         if figure in LATENCIES:
-            ends = [not counted.true_percentile(LATENCIES[figure]) for counted in (ours, theirs)]
-            few = any(counted.few(LATENCIES[figure], counted.block()) for counted in (ours, theirs))
-            found = msgspec.structs.replace(found, first_at_least=ends[0], other_at_least=ends[1], few=few)
+            found = _qualified(found, ours, theirs)
         ratios.append(found)
     return Comparison(first.name, other.name, paired, tuple(ratios))
 
@@ -191,6 +189,24 @@ def _ratio(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
     below, above = _WORDS[figure]
     verdict = below if high < 1.0 else above if low > 1.0 else Verdict.SAME
     return Ratio(figure, first, other, other / first, low, high, verdict)
+
+
+def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
+    """A ratio of latencies with what limits it; a difference that an unknown end may undo is not shown.
+
+    Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
+    other may not be called slower; and the other way round.
+    """
+    share = LATENCIES[found.figure]
+    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
+    undone = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}.get(found.verdict, False)
+    return msgspec.structs.replace(
+        found,
+        verdict=Verdict.SAME if undone else found.verdict,
+        first_at_least=first_at_least,
+        other_at_least=other_at_least,
+        few=any(counted.few(share, counted.block()) for counted in (ours, theirs)),
+    )
 
 
 def slower(comparisons: Sequence[Comparison], percent: float) -> list[str]:

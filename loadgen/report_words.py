@@ -41,7 +41,8 @@ NOTES: Final = (
     "was reached on fewer than ten separate occasions, because slow requests came together. Its interval is then "
     "probably too narrow: run longer.",
     "Ratios between runs are paired where both sent the same pictures at the same moments. With many ratios, about one "
-    "in twenty leaves 1 outside its interval by luck.",
+    "in twenty leaves 1 outside its interval by luck. A run is not called faster at a percentile that its requests "
+    "without an answer reach.",
 )
 
 

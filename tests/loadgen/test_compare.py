@@ -109,6 +109,13 @@ def test_percentile_that_requests_without_an_answer_reach_is_marked() -> None:
     assert written("P99", 100.0, at_least=True) == "≥ 100.0 ms"
 
 
+@pytest.mark.parametrize(("ms", "shown"), [(500, Verdict.FASTER), (10, Verdict.SAME)])
+def test_run_that_left_requests_unanswered_is_not_called_the_faster_one(ms: float, shown: Verdict) -> None:
+    shedding = run_of([refusal(k / 10, 1) if k % 20 == 0 else answer(k / 10, ms) for k in range(400)])
+    other = run_of([answer(k / 10, 200) for k in range(400)])
+    assert compare(shedding, other).ratio("P99").verdict is shown
+
+
 def test_unlabelled_runs_are_compared_by_what_they_have() -> None:
     run = run_of([answer(k / 10, 10 + k, right=None) for k in range(30)], labelled=False)
     found = compare(run, run)
