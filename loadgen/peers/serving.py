@@ -27,7 +27,7 @@ from loadgen.peers.work import PREFIX
 from loadgen.record import UNANSWERED
 
 READY_TIMEOUT_S: Final = 120.0
-"""Ray Serve, the slowest, is ready in 15 s on one idle core."""
+"""Ray Serve, the slowest, took 45 s on a core that others used as well."""
 PROBE_PAUSE_S: Final = 0.1
 ANSWER_TIMEOUT_S: Final = 10.0
 LOG_BYTES: Final = 3000

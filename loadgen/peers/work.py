@@ -56,7 +56,6 @@ def classifier() -> Classify:
 
 def load(model: str, spec: str) -> Classify:
     """The whole loop on an ONNX file of one uint8 NHWC input; `spec` as `preparation` reads it."""
-    cv2.setNumThreads(1)
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -73,6 +72,7 @@ def load(model: str, spec: str) -> Classify:
 
 def preparation(spec: str) -> Callable[[bytes], Any]:
     """From a JPEG to the model's input; `spec` is JSON: height, width, interpolation, crop_fraction."""
+    cv2.setNumThreads(1)
     fields = json.loads(spec)
     height, width, fraction = int(fields["height"]), int(fields["width"]), float(fields["crop_fraction"])
     interpolation = INTERPOLATION[fields["interpolation"]]
