@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--duration-s", type=float, help="of sending, warm-up included; default: 60, or as long as what is replayed"
     )
     parser.add_argument("--warm-up-s", type=float, default=2.0, help="requests due earlier are not counted")
-    parser.add_argument("--name", default="", help="what reports call this run; default: the URL")
+    parser.add_argument("--name", help="what reports call this run; default: the record's name, or `run`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here")
     parser.add_argument("--reference", action="store_true", help="first ask for every picture with quality=best")
@@ -113,7 +113,7 @@ def assemble(
     duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
     return Run(
-        name=given.name or given.url,
+        name=given.name or ("run" if given.json is None else given.json.name.partition(".")[0]),
         url=given.url,
         protocol=given.protocol,
         schedule=given.arrivals,

@@ -34,6 +34,8 @@ class Scripted:
     at_once: int = 0
     """Most requests that were being answered at one time."""
     answering: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a caller hangs up."""
 
 
 def reply(body: bytes, status: int = 200, headers: str = "") -> bytes:
@@ -66,6 +68,7 @@ async def scripted(say: Say) -> AsyncIterator[Scripted]:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            server.left.set()
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

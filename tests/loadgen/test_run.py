@@ -94,6 +94,28 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
     assert b"written to" in out
 
 
+def test_client_processes_do_not_outlive_the_run() -> None:
+    first = asyncio.Event()
+
+    async def say(_: Asked) -> bytes:
+        first.set()
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> None:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
+                "--duration-s", "600", "--no-noise",
+            )  # fmt: skip
+            await first.wait()
+            assert not server.left.is_set()
+            process.kill()
+            await process.wait()
+            await server.left.wait()  # the connection ends with the process that held it
+
+    asyncio.run(scenario())
+
+
 def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -> None:
     times, record = tmp_path / "times.txt", tmp_path / "run.json"
     times.write_text("100.0\n100.0\n100.25\n")
