@@ -32,8 +32,11 @@ nothing is left. As in Copa (Arun and Balakrishnan, NSDI 2018) the sender finds 
 though we hold back, it is another's, and then the only fair language is TCP's: one datagram more each round trip, 0.7
 of the rate after a loss (CUBIC's factor, RFC 9438), counting only loss beyond what the link loses with a short queue. A
 floor of `LEAST_SHARE` of the link keeps a sender alive beside BBR, which hears no loss; it falls when excess loss says
-that many keep to such a floor (RFC 8085 §3.1: congestion collapse comes before any one sender's comfort). Draining
-also shows the path without queue, so that the base of the delay stays true on a saturated link.
+that many keep to such a floor (RFC 8085 §3.1: congestion collapse comes before any one sender's comfort). What the link
+is worth stays what it was before: another's datagrams between ours make trains tell less than the link's speed, and
+half of a half, and so on, is nothing. Losses at the floor say that it became slower; where trains say that it is
+faster, that is believed in small steps. Draining also shows the path without queue, so that the base of the delay stays
+true on a saturated link.
 
 *Silence.* Nothing reported for a second probe timeout halves the rate, for a third once more; after three and a second
 of silence the circuit breaker opens: one datagram a round trip or second until a report comes (RFC 9002 §7.6, RFC 8085
@@ -93,8 +96,12 @@ DECREASE: Final = 0.7
 MOST_SHARE: Final = 0.5
 LEAST_SHARE: Final = 0.2
 FAIR_START: Final = 0.35
-"""Of the link's speed: the most and the least that is taken while another fills the queue, and where that begins. Half
-is fair beside one flow; more would only lengthen the queue beside BBR, which leaves it to those who hear loss."""
+"""Of the link's speed: the most that is taken in haste and the least at all while another fills the queue, and where
+that begins. Half is fair beside one flow."""
+BEYOND_SHARE: Final = 0.5
+"""Of TCP's growth, above `MOST_SHARE` of what the link was thought to be worth; only if trains say that it is more."""
+CREDIBLE: Final = 3.0
+"""Times the speed of the last trains: a busy host bunches some together, which then look faster than any link."""
 CROWDED_LOSS: Final = 0.15
 """Excess loss above which the floor is given up."""
 BREAKER_SILENCES: Final = 3
@@ -154,6 +161,8 @@ class RateController:
         """Whether the circuit breaker is open."""
         self._carried = 0.0
         """Bytes per second that the link carried of late, and what radio lost of them."""
+        self._worth = 0.0
+        """While competing: bytes per second that the link is thought to carry for all."""
         self._round = _Round(now)
         self._short_at = now
         """When the queue was last seen short."""
@@ -353,7 +362,7 @@ class RateController:
             case Mode.COMPETING:
                 self._compete(now, crowded, used)
         most = MAX_RATE
-        if self._trains.speed is not None:
+        if self._trains.speed is not None and self.mode is not Mode.COMPETING:
             most = self._link * (1.0 + HEADROOM * max(0.0, 1.0 - self.queue_s / self._goal_s))
         self._rate = max(MIN_RATE, min(self._rate, most, MAX_RATE))
 
@@ -403,18 +412,28 @@ class RateController:
             self._rate *= 2
         elif now >= self._drained_by:
             self.mode = Mode.COMPETING
-            self._rate = max(2 * self._rate, FAIR_START * self._link)
+            self._worth = self._link
+            self._rate = max(2 * self._rate, FAIR_START * self._worth)
 
     def _compete(self, now: float, crowded: bool, used: bool) -> None:
+        speed = self._trains.speed
+        if speed is not None:
+            self._worth = min(self._worth, CREDIBLE * speed)
         if now - self._long_at > COMPETING_EXIT_S:
             self.mode = Mode.TRACKING
         elif crowded:
+            if self._rate <= LEAST_SHARE * self._worth:
+                self._worth *= DECREASE
             self._rate *= DECREASE
         elif used:
             self._rate += DATAGRAM / (self._trip.smoothed_s or INITIAL_RTT_S)
-        self._rate = min(self._rate, MOST_SHARE * self._link)
+        most = MOST_SHARE * self._worth
+        if self._rate > most:
+            grown = speed is None or self._worth < speed
+            self._rate = most + BEYOND_SHARE * (self._rate - most) if grown else most
+            self._worth = self._rate / MOST_SHARE
         if self._excess_loss < CROWDED_LOSS:
-            self._rate = max(self._rate, LEAST_SHARE * self._link)
+            self._rate = max(self._rate, LEAST_SHARE * max(self._worth, self._link))
 
 
 @dataclass(slots=True)

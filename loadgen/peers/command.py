@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import cv2
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
@@ -38,6 +40,7 @@ MAX_ROUNDS: Final = 100
 MAX_CALLERS: Final = CONNECTIONS
 MAX_SECONDS: Final = 600.0
 JPEG: Final = b"\xff\xd8\xff"
+QUALITY: Final = 90
 ONLY: Final = ("model", "overhead", "both")
 
 
@@ -122,19 +125,31 @@ def _subject(given: argparse.Namespace, core: int) -> tuple[Task, str, list[byte
     """The model, which is verified, and the pictures: the data's name, and their bodies.
 
     Raises:
-        ConfigError: if no picture is a JPEG.
+        ConfigError: if there are no pictures, or one cannot be read.
         ArtifactError: if the model is not built.
     """
     models = models_dir()
     variant = load_manifest(TASK, models).variant(given.variant)
     load_variant(cache_dir(), TASK, variant)
     data = read_dataset(given.data, TASK, models, split="all", limit=given.pictures)
-    # Peers decode with simplejpeg, as the node does; what else the node reads is no matter here.
-    bodies = [body for body in data.bodies if body.startswith(JPEG)]
-    if not bodies:
-        raise ConfigError(f"--data: {data.name} has no JPEG; expected some")
+    if len(data) == 0:
+        raise ConfigError(f"--data: {data.name} has no pictures; expected some")
     task = Task(artifact_path(cache_dir(), TASK, variant.name), variant.name, variant.input, core, CONNECTIONS)
-    return task, f"{data.name}, {len(bodies)} of them JPEG", bodies
+    return task, data.name, [as_jpeg(body, number) for number, body in enumerate(data.bodies)]
+
+
+def as_jpeg(body: bytes, number: int) -> bytes:
+    """The picture itself if it is a JPEG, else made one: all servers are sent what all of them decode alike.
+
+    Raises:
+        ConfigError: naming the picture that is none.
+    """
+    if body.startswith(JPEG):
+        return body
+    pixels = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
+    if pixels is None:
+        raise ConfigError(f"--data: picture {number} is neither JPEG, PNG nor WebP")
+    return bytes(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes())
 
 
 def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
