@@ -1,7 +1,8 @@
 """What a comparison of policies shows: rounds put together, each contender's figures, and the claims they bear out.
 
-Pure: runs in, rows and claims out. A claim on latency is compared at equal accuracy: only where ours is no more than
-`EQUAL_ACCURACY` below theirs; both are shown.
+Pure: runs in, rows and claims out. A claim on latency holds only at equal accuracy: where ours is no more than
+`EQUAL_ACCURACY` below theirs. Equal can mean two things, and each has a verdict of its own: accuracy of the answers,
+however late they came (`met`), and the share of all requests that were answered right and in time (`met_in_time`).
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class Claim(msgspec.Struct, frozen=True):
     met: bool | None
     """None: it cannot be said."""
     note: str
+    met_in_time: bool | None = None
+    """Of latencies: with accuracies of what came in time."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -223,17 +226,26 @@ def _against_split(cell: Cell, rows: Mapping[str, Row], ours: str) -> list[Claim
 def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, rival: str, goal: float) -> Claim:
     """Their latency over ours, at equal accuracy."""
     found = compare(cell.results[ours].run, cell.results[rival].run).ratio(figure)
-    mine, theirs = rows[ours].accuracy, rows[rival].accuracy
-    equal = mine is not None and theirs is not None and mine.value >= theirs.value - EQUAL_ACCURACY
-    note = f"{found.first:.1f} ms and {found.other:.1f} ms"
-    if mine is not None and theirs is not None:
-        note += f"; accuracy {mine.value:.1%} and {theirs.value:.1%}" + ("" if equal else ": not equal")
-        note += f"; right in time {_share(rows[ours].effective)} and {_share(rows[rival].effective)}"
-    met = None if found.ratio is None else found.ratio >= goal and equal
+    reached = None if found.ratio is None else found.ratio >= goal
+    mine, theirs = rows[ours], rows[rival]
+    note = (
+        f"{found.first:.1f} ms and {found.other:.1f} ms; "
+        f"accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}, "
+        f"right in time {_share(mine.effective)} and {_share(theirs.effective)}"
+    )
+    equal, in_time = _equal(mine.accuracy, theirs.accuracy), _equal(mine.effective, theirs.effective)
     return Claim(
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival, found.ratio, found.low, found.high,
-        f"≥ {goal:.3g}", met, note,
+        f"≥ {goal:.3g}", _both(reached, equal), note, _both(reached, in_time),
     )  # fmt: skip
+
+
+def _equal(ours: Estimate | None, theirs: Estimate | None) -> bool | None:
+    return None if ours is None or theirs is None else ours.value >= theirs.value - EQUAL_ACCURACY
+
+
+def _both(one: bool | None, other: bool | None) -> bool | None:
+    return None if one is None or other is None else one and other
 
 
 def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
@@ -276,16 +288,19 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
 def show_claims(claims: Sequence[Claim], console: Console) -> None:
     """A line per claim."""
     table = Table(title="claims", box=None, header_style="bold", title_justify="left")
-    for column in ("link", "rate", "claim", "ours", "against", "value", "(95 %)", "goal", "met", ""):
+    for column in ("link", "rate", "claim", "ours", "against", "value", "(95 %)", "goal", "met", "in time", ""):
         table.add_column(column, overflow="fold")
     for claim in claims:
         table.add_row(
             claim.link, f"{claim.rate:g}", claim.what, claim.ours, claim.against,
             "" if claim.value is None else f"{claim.value:.3g}",
             "" if claim.low is None or claim.high is None else f"{claim.low:.2f}–{claim.high:.2f}",
-            claim.goal, {True: "yes", False: "NO", None: "?"}[claim.met], claim.note,
+            claim.goal, _WORDS[claim.met], "" if claim.met_in_time is None else _WORDS[claim.met_in_time], claim.note,
         )  # fmt: skip
     console.print(table)
+
+
+_WORDS: Final = {True: "yes", False: "NO", None: "?"}
 
 
 def _share(estimate: Estimate | None) -> str:
