@@ -127,15 +127,15 @@ class EdgeApp:
     # ------------------------------------------------------------------------------------------ the hot path
 
     async def answer(
-        self, query: bytes, headers: Headers, body: bytes, hang_up: Callable[[], Awaitable[object]]
+        self, query: bytes, headers: Headers, body: bytes, held_s: float, hang_up: Callable[[], Awaitable[object]]
     ) -> Reply | None:
         """See `Express`."""
         scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers}
-        return await self._answered(self._classify, scope, _WholeBody(self, body, hang_up))
+        return await self._answered(self._classify, scope, _WholeBody(self, body, hang_up), held_s)
 
-    async def _answered(self, work: _Work, scope: Scope, body: _Body) -> Reply | None:
+    async def _answered(self, work: _Work, scope: Scope, body: _Body, held_s: float = 0.0) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
-        started = self._clock.now()
+        started = self._clock.now() - held_s
         caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
         trace = caller.child() if caller else start_trace()
         headers = [(b"traceparent", trace.header().encode())]

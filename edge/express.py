@@ -1,15 +1,15 @@
-"""The short way through HTTP: a picture that arrived in one piece is answered without ASGI between.
+"""The short way through HTTP: a picture that arrived at once is answered without ASGI between.
 
-    data_received ─► head ─► body ─► whole?  ── yes ─► Express.answer ─► one write
-                       │ held                 └─ no ──► uvicorn's cycle, from the same head on
-                       └─ anything else ─────────────► uvicorn's cycle
+    data_received ─► head ─► body ─► whole in 5 ms? ── yes ─► Express.answer ─► one write
+                       │ held                        └─ no ──► uvicorn's cycle, from the same head on
+                       └─ anything else ────────────────────► uvicorn's cycle
 
-A camera's picture of some ten kilobytes comes in one read, and its answer fits into one write. What an ASGI server does
-for requests that come and go in parts (a scope, a cycle, an event and a task that wait for the body, headers checked on
-the way out) is half of what such a request costs the event loop. So the head of a request that may be answered here is
-held back until all that was read has been parsed. If its body is whole by then, `Express` gets it; if not, uvicorn goes
-on with it as if nothing had happened. Whatever is slow, large, pipelined, upgraded or malformed takes uvicorn's way.
-The bounds of `edge.protocol` hold for both.
+A camera's picture of some ten kilobytes comes in one read, or in two if its sender writes head and body apart, and its
+answer fits into one write. What an ASGI server does for requests that come and go in parts (a scope, a cycle, an event
+and a task that wait for the body, headers checked on the way out) is much of what such a request costs the event loop.
+So the head of a request that may be answered here is held back for a moment. If its body is whole by then, `Express`
+gets it; if not, uvicorn goes on with it as if nothing had happened. Whatever is slow, large, pipelined, upgraded or
+malformed takes uvicorn's way. The bounds of `edge.protocol` hold for both.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ClassVar, Final, NamedTuple, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from edge.protocol import BoundedProtocol, Connections, Limits
@@ -25,6 +26,12 @@ from hawkvision.errors import HawkVisionError
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
+
+HOLD_S: Final = 0.005
+"""How long the rest of a body is waited for. Who writes head and body apart does so within microseconds, and who sends
+over a slow network gains nothing here."""
+MAX_HELD_BYTES: Final = 64 * 1024
+"""Of a body that is not whole; as much as uvicorn takes in before somebody asks for it."""
 
 
 class Reply(NamedTuple):
@@ -44,7 +51,7 @@ class Express(Protocol):
         ...
 
     async def answer(
-        self, query: bytes, headers: Headers, body: bytes, hang_up: Callable[[], Awaitable[object]]
+        self, query: bytes, headers: Headers, body: bytes, held_s: float, hang_up: Callable[[], Awaitable[object]]
     ) -> Reply | None:
         """The response to a whole request, None if nobody waits for it; never raises.
 
@@ -52,6 +59,7 @@ class Express(Protocol):
             query: of the URL, as it came.
             headers: of the request.
             body: of the request.
+            held_s: since the end of its head.
             hang_up: returns when the caller is gone.
         """
         ...
@@ -81,20 +89,39 @@ class ExpressProtocol(BoundedProtocol):
 
     _held: list[bytes] | None = None
     """The body so far of a request whose head is held back; None while there is none."""
+    _query = b""
+    _held_since = 0.0
+    """Loop time."""
+    _until: asyncio.TimerHandle | None = None
     _keep_alive = True
 
     def data_received(self, data: bytes) -> None:
-        """See `BoundedProtocol`; what is not whole by the end goes uvicorn's way."""
+        """See `BoundedProtocol`; what is not whole by the end may be so soon."""
         super().data_received(data)
+        if self._held is None:
+            return
+        if sum(map(len, self._held)) > MAX_HELD_BYTES:
+            self._hand_over()
+        elif self._until is None:
+            self._until = self.loop.call_later(HOLD_S, self._hand_over)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._let_go()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server stops: what was begun is still answered."""
         if self._held is not None:
             self._hand_over()
+        super().shutdown()
 
     def begin(self) -> None:
         """Hold the head back if its request may be answered here."""
-        parser, (path, _, query) = self.parser, self.url.partition(b"?")
+        parser, path = self.parser, self.express.express_path
         if (
-            path == self.express.express_path
-            and b"#" not in query
+            self.url.startswith(path)
+            and (url := httptools.parse_url(self.url)).path == path
             and not self._answering()
             and not self.expect_100_continue
             and parser.get_method() == b"POST"
@@ -102,6 +129,8 @@ class ExpressProtocol(BoundedProtocol):
             and not parser.should_upgrade()
         ):
             self._held = []
+            self._query = url.query or b""
+            self._held_since = self.loop.time()
             self._keep_alive = parser.should_keep_alive()
         else:
             super().begin()
@@ -115,18 +144,14 @@ class ExpressProtocol(BoundedProtocol):
 
     def on_message_complete(self) -> None:
         """Answer, if the request was held back; it is whole."""
-        held, self._held = self._held, None
-        if held is None:
+        if self._held is None:
             super().on_message_complete()
             return
         self._in_body = False
         cycle = _Whole(keep_alive=self._keep_alive)
         self.cycle = cycle  # type: ignore[assignment]
-        task = self.loop.create_task(
-            self._answer(
-                cycle, self.url.partition(b"?")[2], self.headers, held[0] if len(held) == 1 else b"".join(held)
-            )
-        )
+        held_s = 0.0 if self._until is None else self.loop.time() - self._held_since
+        task = self.loop.create_task(self._answer(cycle, self._query, self.headers, self._let_go(), held_s))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
@@ -137,13 +162,21 @@ class ExpressProtocol(BoundedProtocol):
 
     def _hand_over(self) -> None:
         """Let uvicorn go on with the request that is held back."""
-        held, self._held = self._held, None
+        body = self._let_go()
         super().begin()
-        for piece in held or ():
-            super().on_body(piece)
+        if body:
+            super().on_body(body)
 
-    async def _answer(self, cycle: _Whole, query: bytes, headers: Headers, body: bytes) -> None:
-        reply = await self.express.answer(query, headers, body, cycle.message_event.wait)
+    def _let_go(self) -> bytes:
+        """Hold no longer; gives the body so far."""
+        held, self._held = self._held, None
+        if self._until is not None:
+            self._until.cancel()
+            self._until = None
+        return held[0] if held is not None and len(held) == 1 else b"".join(held or ())
+
+    async def _answer(self, cycle: _Whole, query: bytes, headers: Headers, body: bytes, held_s: float) -> None:
+        reply = await self.express.answer(query, headers, body, held_s, cycle.message_event.wait)
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()
         if reply is None or cycle.disconnected:

@@ -1,8 +1,9 @@
-"""Requests that arrive in one piece are answered as those in many are: the same status, headers and body, in order."""
+"""Requests that arrive at once are answered as those that take uvicorn's way: the same answers, in the same order."""
 
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hawkvision.process import ServerProcess
+from edge.express import HOLD_S
+from hawkvision.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
 from tests.edge.test_protocol import connect, replies, until_closed
@@ -38,6 +40,12 @@ def ask(edge: ServerProcess, *pieces: bytes) -> list[Reply]:
                 with closing(Caller(edge)) as other:  # one event loop: it has read the piece before this
                     assert other.get("/healthz").status == 200
         return replies(until_closed(connection))
+
+
+def under_way(caller: Caller) -> float:
+    """Requests that the node is answering."""
+    page = caller.get("/metrics").body.decode()
+    return float(page.partition("\nhawkvision_requests_in_flight ")[2].split()[0])
 
 
 def essence(reply: Reply) -> tuple[int, list[str], object]:
@@ -67,11 +75,49 @@ def essence(reply: Reply) -> tuple[int, list[str], object]:
         last(encoded()).replace(b"/v1/classify", b"/v1/classif%79"),
     ],
 )
-def test_whole_and_in_two_pieces_the_answer_is_the_same(caller: Caller, edge: ServerProcess, sends: bytes) -> None:
+def test_at_once_in_pieces_and_by_uvicorn_the_answer_is_the_same(
+    caller: Caller, edge: ServerProcess, sends: bytes
+) -> None:
     (whole,) = ask(edge, sends)
     (parted,) = ask(edge, sends[:-1], sends[-1:])
-    assert essence(whole) == essence(parted)
+    (of_uvicorn,) = ask(edge, sends.replace(b"/v1/classify", b"/v1/classif%79"))
+    assert essence(whole) == essence(parted) == essence(of_uvicorn)
     assert whole.headers["connection"] == "close"
+
+
+def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) -> None:
+    sends = last(encoded(), b"quality=fast&deadline_ms=60000")
+    with connect(edge, sends[:-100]) as connection:
+        until = time.monotonic() + 10 * HOLD_S
+        while time.monotonic() < until:
+            assert caller.get("/healthz").status == 200
+        connection.sendall(sends[-100:])
+        (reply,) = replies(until_closed(connection))
+    assert reply.status == 200
+    assert reply.json["timing_ms"]["total"] >= 9 * HOLD_S * 1e3, "the deadline counts from the head"
+
+
+def test_callers_that_leave_with_their_heads_held_back_leave_nothing_behind(
+    caller: Caller, edge: ServerProcess
+) -> None:
+    for cut in (1, 50, len(encoded())):
+        connect(edge, post(encoded())[:-cut]).close()
+    while under_way(caller):
+        assert caller.classify(encoded(), "quality=fast").status == 200
+
+
+def test_a_request_that_was_begun_when_the_node_stops_is_answered() -> None:
+    sends = last(encoded())
+    with (
+        running("edge", "--port", "0", "--backend", "noop") as node,
+        connect(node, sends[:-5]) as connection,
+        closing(Caller(node)) as other,
+    ):
+        assert other.get("/healthz").status == 200
+        node.process.terminate()
+        connection.sendall(sends[-5:])
+        assert [reply.status for reply in replies(until_closed(connection))] == [200]
+        assert node.process.wait(30) == 0
 
 
 @given(cuts=st.lists(st.integers(0, len(last(encoded()))), max_size=3))
@@ -139,16 +185,12 @@ def test_damaged_heads_are_answered_or_refused_as_documented(
 
 
 def test_a_caller_that_hangs_up_is_not_waited_for(caller: Caller, edge: ServerProcess, peer: Peer) -> None:
-    def under_way() -> float:
-        page = caller.get("/metrics").body.decode()
-        return float(page.partition("\nhawkvision_requests_in_flight ")[2].split()[0])
-
     peer.delay_s = 20.0
     asked = len(peer.bodies)
     with connect(edge, post(encoded(), b"quality=best")):
         while len(peer.bodies) == asked:
-            assert under_way() <= 1
-    while under_way():
+            assert under_way(caller) <= 1
+    while under_way(caller):
         assert len(peer.bodies) == asked + 1
 
 
