@@ -9,8 +9,10 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +21,7 @@ from hawkvision.manifest import InputSpec, cache_dir
 from loadgen.bench.edge import make_picture
 from loadgen.peers import environments, results, work
 from loadgen.peers.catalogue import TRITON_HEAD_BYTES, Peer, Site, Start, find, read_index, read_inferred
+from loadgen.peers.command import as_jpeg
 from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations
 from loadgen.peers.keeper import descendants
 from loadgen.peers.results import Ratio, Visit, Waits, Window
@@ -167,6 +170,15 @@ def test_triton_frames_have_one_length_of_json_before_any_picture(jpeg: bytes) -
     assert len(frame) == TRITON_HEAD_BYTES + len(jpeg)
     assert frame.endswith(jpeg)
     assert f"Inference-Header-Content-Length: {TRITON_HEAD_BYTES}\r\n" == triton.headers
+
+
+def test_pictures_of_other_formats_are_sent_as_jpeg_and_jpegs_as_they_are() -> None:
+    pixels = np.full((40, 30, 3), 200, np.uint8)
+    png, jpeg = (cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".png", ".jpg"))
+    assert simplejpeg.decode_jpeg(as_jpeg(png, 0)).tobytes() == pixels.tobytes()
+    assert as_jpeg(jpeg, 1) == jpeg
+    with pytest.raises(ConfigError, match="picture 2 is neither"):
+        as_jpeg(b"no picture", 2)
 
 
 @given(st.integers(0, 999))
