@@ -3,7 +3,8 @@
 Foreign servers start processes that start processes, some in sessions of their own, and not all end with their parent.
 The keeper is made the one that orphans are given to (prctl(2), PR_SET_CHILD_SUBREAPER), so that it knows them all. It
 ends them when the server ends, when it is told to (SIGTERM), and when its own standard input is closed: which the
-kernel does when whoever started the keeper dies, however it dies. CORE is the only one that all of them may use.
+kernel does when whoever started the keeper dies, however it dies. CORE is the only one that all of them may use;
+FOLDER, where the server starts, is removed with it.
 
 The standard library is all it needs, for it runs among the environment variables that are meant for the server.
 """
@@ -14,6 +15,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +56,7 @@ def main() -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _bury(left)
+    shutil.rmtree(folder, ignore_errors=True)  # symbolic links in it are not followed
     return server.poll() or 0
 
 

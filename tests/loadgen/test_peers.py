@@ -91,12 +91,13 @@ def test_a_server_that_ends_says_why_and_its_log_is_kept(tmp_path: Path) -> None
 
 
 def test_keeper_ends_everything_when_its_parent_dies(tmp_path: Path) -> None:
-    core = str(min(os.sched_getaffinity(0)))
+    core, folder = str(min(os.sched_getaffinity(0))), tmp_path / "folder"
+    folder.mkdir()
     child = (
         "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True);"
         "print(p.pid, flush=True); p.wait()"
     )
-    command = [sys.executable, "-m", "loadgen.peers.keeper", core, str(tmp_path), sys.executable, "-c", child]
+    command = [sys.executable, "-m", "loadgen.peers.keeper", core, str(folder), sys.executable, "-c", child]
     parent = (
         "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True);"
         "time.sleep(600)"
