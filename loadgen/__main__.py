@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "run": "loadgen.run",
     "find-capacity": "loadgen.capacity",
     "mlperf": "loadgen.mlperf",
+    "noise": "loadgen.floor",
     "evaluate": "loadgen.evaluate",
     "compare": "loadgen.compare",
     "rivals": "loadgen.rivals",

@@ -21,7 +21,7 @@ from rich.console import Console
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from loadgen import noise, setup
-from loadgen.arrivals import MAX_RATE, Poisson
+from loadgen.arrivals import MAX_RATE, Constant, Poisson
 from loadgen.processes import Crew
 from loadgen.record import Origin, Outcome, TargetClass
 from loadgen.setup import Setup
@@ -142,7 +142,7 @@ async def run(given: argparse.Namespace) -> int:
         await crew.load(setup_.dataset)
         limit: float | None = None
         if not given.no_noise:
-            floor = await noise.measure(crew, setup_.job(Poisson(given.from_rate), given.probe_s), given.from_rate)
+            floor = await noise.measure(crew, setup_.job(Constant(noise.LEAST_RATE), given.probe_s), given.from_rate)
             limit = GENERATOR_SHARE * floor.max_rate
             console.print(f"the generator alone: P99 {floor.p99_ms:.2f} ms, at most {floor.max_rate:.0f} requests/s")
         search = Search(given.from_rate, given.precision, limit or MAX_RATE, given.max_probes)

@@ -27,7 +27,7 @@ from hawkvision.transport.udp import Incoming, LossyServer
 from loadgen.arrivals import Poisson
 from loadgen.engine import Job
 from loadgen.processes import Crew
-from loadgen.record import NoiseFloor
+from loadgen.record import NoiseFloor, Outcome
 
 LEAST_RATE: Final = 100.0
 LEAST_SHARE: Final = 0.1
@@ -69,32 +69,40 @@ async def measure(
 
     Args:
         crew: loaded with the pictures of the run.
-        job: of the run: its server's protocol, its classes, its plan.
+        job: of the run, with at least one request: its server's protocol, its classes, its plan.
         rate: of the run; None for a closed loop, whose callers the floor is measured with.
         floor_s: for how long the percentiles are measured.
         ceiling_s: for how long the highest rate is measured.
     """
-    with running("loadgen.noise", title="the null server") as null:
-        server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)
-        job = msgspec.structs.replace(job, server=server)
-        ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * crew.size, duration_s=ceiling_s)
-        done = [each for each in await crew.run(ceiling) if each.answered and each.sent_s >= SKIPPED * ceiling_s]
-        max_rate = len(done) / ((1.0 - SKIPPED) * ceiling_s)
-        floor = msgspec.structs.replace(job, duration_s=floor_s)
-        if rate is not None:
-            offered = min(max(rate, min(LEAST_RATE, LEAST_SHARE * max_rate)), max(1.0, MOST_SHARE * max_rate))
-            due = Poisson(offered).due_times(floor_s, seed=0)
-            picked = np.arange(len(due)) % len(job.target)
-            floor = msgspec.structs.replace(
-                floor,
-                due=due.tolist(),
-                target=np.array(job.target)[picked].tolist(),
-                picture=np.array(job.picture)[picked].tolist(),
-            )
-        outcomes = await crew.run(floor)
+    ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * crew.size, duration_s=ceiling_s)
+    done = [each for each in await _ask_null(crew, ceiling) if each.answered and each.sent_s >= SKIPPED * ceiling_s]
+    max_rate = len(done) / ((1.0 - SKIPPED) * ceiling_s)
+    floor = msgspec.structs.replace(job, duration_s=floor_s)
+    if rate is not None:
+        due = Poisson(floor_rate(rate, max_rate)).due_times(floor_s, seed=0)
+        picked = np.arange(len(due)) % len(job.target)
+        floor = msgspec.structs.replace(
+            floor,
+            due=due.tolist(),
+            target=np.array(job.target)[picked].tolist(),
+            picture=np.array(job.picture)[picked].tolist(),
+        )
+    outcomes = await _ask_null(crew, floor)
     latencies = [each.latency_s * 1e3 for each in outcomes if each.answered and each.due_s >= SKIPPED * floor_s]
     p50, p99 = np.percentile(latencies or [np.inf], (50, 99))
     return NoiseFloor(float(p50), float(p99), max_rate)
+
+
+async def _ask_null(crew: Crew, job: Job) -> list[Outcome]:
+    """The job, sent to a null server of its own: one that was just overwhelmed may still be busy with that."""
+    with running("loadgen.noise", title="the null server") as null:
+        server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)
+        return await crew.run(msgspec.structs.replace(job, server=server))
+
+
+def floor_rate(rate: float, max_rate: float) -> float:
+    """At which rate the floor is measured for a run of `rate`, by a generator that sends `max_rate` at most."""
+    return min(max(rate, min(LEAST_RATE, LEAST_SHARE * max_rate)), max(1.0, MOST_SHARE * max_rate))
 
 
 class Null(asyncio.Protocol):

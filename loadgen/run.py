@@ -80,6 +80,8 @@ async def run(given: argparse.Namespace) -> int:
     setup.check_callers(arrivals, setup_.processes)
     started = setup.origin(setup_.seed)
     job = setup_.job(arrivals, given.duration_s)
+    if not job.target:
+        raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {given.duration_s:g} s")
     console = Console() if sys.stdout.isatty() else Console(width=160)
     async with Crew(setup_.processes) as crew:
         await crew.load(setup_.dataset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from loadgen.dataset import read_dataset
 from loadgen.engine import Job, Server, Tally
 from loadgen.processes import Crew, parts
 from loadgen.record import NoiseFloor, Outcome
+from tests.loadgen.command import command
 
 PICTURES = read_dataset(None, "imagenet", Path(), limit=3)
 
@@ -95,3 +97,11 @@ def test_noise_floor_is_measured_with_the_runs_own_processes() -> None:
     floor = asyncio.run(scenario())
     assert 0.0 < floor.p50_ms <= floor.p99_ms < float("inf")
     assert floor.max_rate > 0.0
+
+
+def test_noise_is_a_command_of_its_own(tmp_path: Path) -> None:
+    report = tmp_path / "noise.json"
+    done = command("noise", "--seconds", "0.4", "--rate", "50", "--limit", "2", "--json", str(report))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ceiling: " in done.stdout
+    assert 0.0 < json.loads(report.read_text())["floor"]["p50_ms"] < 10_000

@@ -140,6 +140,7 @@ def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -
     [
         (["--arrivals", "never"], "--arrivals"),
         (["--duration-s", "0"], "--duration-s"),
+        (["--arrivals", "poisson:0.001", "--duration-s", "3"], "no request"),
         (["--warm-up-s", "99"], "--warm-up-s"),
         (["--json", "/nowhere/run.json"], "no such folder"),
         (["--targets", "x"], "--targets"),
