@@ -80,7 +80,6 @@ async def run(given: argparse.Namespace) -> int:
             await contest.run_model(bare)
         if given.measure in ("overhead", "both"):
             await contest.run_overhead()
-    present = [peer for peer in peers if peer.name not in contest.failures]
     report = Report(
         origin=began,
         cores=cores,
@@ -91,8 +90,8 @@ async def run(given: argparse.Namespace) -> int:
         rounds=plan.rounds,
         window_s=plan.window_s,
         callers=plan.callers,
-        rows=_rows(contest, present, pythons),
-        overhead=_overhead(contest, present),
+        rows=_rows(contest, peers, pythons, plan.rounds),
+        overhead=_overhead(contest, peers, plan.rounds),
         failures=contest.failures,
     )
     results.show(report, console)
@@ -183,10 +182,12 @@ def version_of(peer: Peer, python: Path) -> str:
     return f"({peer.distribution} {told.stdout.strip()})"
 
 
-def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path]) -> tuple[Row, ...]:
+def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path], rounds: int) -> tuple[Row, ...]:
+    """Of those that went all rounds, for ratios are formed within rounds."""
     if not contest.visits:
         return ()
-    ours = None if OURS in contest.failures else contest.visits.get(OURS)
+    whole = {name: visits for name, visits in contest.visits.items() if len(visits) == rounds}
+    ours = whole.get(OURS)
     bare = results.row(BARE, BARE, "", "decode, scale and ONNX Runtime in a loop", contest.visits[BARE], ours)
     return (
         bare,
@@ -195,20 +196,23 @@ def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path]) -> 
                 peer.name, peer.title, version_of(peer, pythons[peer.name]), peer.how, contest.visits[peer.name], ours
             )
             for peer in peers
+            if peer.name in whole
         ),
     )
 
 
-def _overhead(contest: Contest, peers: Sequence[Peer]) -> tuple[Overhead, ...]:
-    ours = None if OURS in contest.failures else contest.waits.get((OURS, "decode"))
+def _overhead(contest: Contest, peers: Sequence[Peer], rounds: int) -> tuple[Overhead, ...]:
+    """Likewise."""
     if not contest.waits:
         return ()
-    floor = results.overhead("", "client alone", None, contest.waits["", None], ours)
+    whole = {key: waits for key, waits in contest.waits.items() if len(waits) == rounds}
+    ours = whole.get((OURS, "decode"))
+    floor = results.overhead("", "client alone", None, whole["", None], ours)
     found = [
-        results.overhead(peer.name, peer.title, kind, contest.waits[peer.name, kind], ours)
+        results.overhead(peer.name, peer.title, kind, whole[peer.name, kind], ours)
         for kind in KINDS
         for peer in peers
-        if kind in peer.works
+        if (peer.name, kind) in whole
     ]
     return (floor, *found)
 
