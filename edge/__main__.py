@@ -36,7 +36,7 @@ from edge.rung import EdgeResult, Rung, check_rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
-from edge.workers import WorkerPool
+from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
@@ -166,7 +166,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         if config.dc_url
         else None
     )
-    await asyncio.gather(*(pool.submit(lambda: warm_up(rung.backend)) for _ in range(workers)))
+    await asyncio.gather(*(pool.submit(lambda: warm_up(rung.backend, MAX_TOGETHER)) for _ in range(workers)))
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
@@ -269,12 +269,12 @@ async def serve(config: EdgeConfig) -> None:
         listener.close()
 
 
-def warm_up(backend: Backend) -> EdgeResult:
-    """Run a blank picture, so that the first caller does not pay for lazy allocation."""
+def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
+    """Run blank pictures, up to so many at once, so that the first callers do not pay for lazy allocation."""
     import numpy as np
 
-    for _ in range(2):
-        backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
+    for size in (1, *range(1, together + 1)):
+        backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
     return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
 
 

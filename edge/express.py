@@ -176,20 +176,27 @@ class ExpressProtocol(BoundedProtocol):
         return held[0] if held is not None and len(held) == 1 else b"".join(held or ())
 
     async def _answer(self, cycle: _Whole, query: bytes, headers: Headers, body: bytes, held_s: float) -> None:
-        reply = await self.express.answer(query, headers, body, held_s, cycle.message_event.wait)
-        if self.flow.write_paused and not cycle.disconnected:
-            await self.flow.drain()
-        if reply is None or cycle.disconnected:
-            return
+        try:
+            reply = await self.express.answer(query, headers, body, held_s, cycle.message_event.wait)
+            if self.flow.write_paused and not cycle.disconnected:
+                await self.flow.drain()
+            if reply is None or cycle.disconnected:
+                return
+            self._write(reply, close=not cycle.keep_alive)
+            cycle.response_complete = True
+        finally:
+            if not cycle.response_complete:  # nobody waits for an answer, or there is a defect: it must not hang
+                self.transport.abort()
+        self.on_response_complete()
+
+    def _write(self, reply: Reply, *, close: bool) -> None:
         parts = [STATUS_LINE[reply.status]]
         for name, value in reply.headers:
             parts += (name, b": ", value, b"\r\n")
-        parts += (b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n", reply.body)
+        parts += (b"connection: close\r\n\r\n" if close else b"\r\n", reply.body)
         self.transport.write(b"".join(parts))
-        cycle.response_complete = True
-        if not cycle.keep_alive:
+        if close:
             self.transport.close()
-        self.on_response_complete()
 
 
 def bounded_express(limits: Limits, express: Express) -> type[asyncio.Protocol]:
