@@ -78,6 +78,8 @@ async def run(given: argparse.Namespace) -> int:
             raise ConfigError(f"{path}: no such folder: {path.parent}")
     setup_ = setup.read_setup(given)
     setup.check_callers(arrivals, setup_.processes)
+    if given.reference and setup_.dataset.labels is None:
+        raise ConfigError("--reference: expected labelled pictures; --data has none")
     started = setup.origin(setup_.seed)
     job = setup_.job(arrivals, given.duration_s)
     if not job.target:
@@ -135,15 +137,14 @@ def assemble(
 
 
 async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
-    """Whether the best rung is right about each picture that the job uses, asked once each over plain HTTP.
+    """Whether the best rung is right about each (labelled) picture of the job, asked once each over plain HTTP.
 
     Raises:
-        ConfigError: if the pictures have no labels.
         HawkVisionError: if a picture is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
     """
     dataset, server = setup_.dataset, setup_.server
-    if dataset.labels is None:
-        raise ConfigError("--reference: expected labelled pictures; --data has none")
+    labels = dataset.labels
+    assert labels is not None
     used = sorted(set(job.picture))
     right: dict[int, bool] = {}
     waiting = iter(used)
@@ -155,8 +156,7 @@ async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
         async def caller() -> None:
             for position in waiting:
                 answer = await client.classify(dataset.bodies[position], task=server.task, quality=Quality.BEST)
-                assert dataset.labels is not None
-                right[dataset.numbers[position]] = answer.index == dataset.labels[position]
+                right[dataset.numbers[position]] = answer.index == labels[position]
                 show(Tally(len(right), len(right), 0))
 
         with _bar("reference", len(used)) as show:

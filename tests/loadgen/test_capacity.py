@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.process import ServerProcess
+from loadgen.__main__ import main
 from loadgen.capacity import Search, judge
 from loadgen.record import UNANSWERED, Outcome
-from tests.loadgen.command import command
 
 
 def searched(search: Search, capacity: float, hiccup: int = -1) -> int:
@@ -79,14 +79,16 @@ def test_no_outcomes_hold_nothing() -> None:
     assert not judge(1.0, [], 20.0, None).held
 
 
-def test_command_finds_a_rate_and_writes_its_probes(null: ServerProcess, tmp_path: Path) -> None:
+def test_command_finds_a_rate_and_writes_its_probes(
+    null: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = tmp_path / "capacity.json"
-    done = command(
+    words = [
         "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "200", "--probe-requests", "100",
         "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "capacity: 200 requests/s at P99 ≤ 5000 ms, and perhaps more" in done.stdout
+    ]  # fmt: skip
+    assert main(words) == 0
+    assert "capacity: 200 requests/s at P99 ≤ 5000 ms, and perhaps more" in capsys.readouterr().out
     found = json.loads(report.read_text())
     assert (found["low"], found["high"], len(found["probes"]), found["probes"][0]["held"]) == (200.0, None, 1, True)
 
@@ -97,7 +99,5 @@ def test_command_finds_a_rate_and_writes_its_probes(null: ServerProcess, tmp_pat
      ("--precision", "nan"), ("--probe-s", "-1")],
 )  # fmt: skip
 def test_impossible_options_are_named(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from loadgen.__main__ import main
-
     assert main(["find-capacity", "--url", "http://127.0.0.1:1", "--p99-ms", "10", option, value]) == 1
     assert option in capsys.readouterr().err

@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +14,11 @@ from hypothesis import strategies as st
 from hawkvision.client import Unreachable
 from hawkvision.errors import ConfigError, InternalError
 from hawkvision.process import ServerProcess
-from loadgen import noise
+from loadgen.__main__ import main
 from loadgen.dataset import read_dataset
 from loadgen.engine import Job, Server, Tally
 from loadgen.processes import Crew, parts
 from loadgen.record import NoiseFloor, Outcome
-from tests.loadgen.command import command
 
 PICTURES = read_dataset(None, "imagenet", Path(), limit=3)
 
@@ -87,21 +87,9 @@ def test_impossible_numbers_of_processes_are_refused(size: int) -> None:
         Crew(size)
 
 
-def test_noise_floor_is_measured_with_the_runs_own_processes() -> None:
-    async def scenario() -> NoiseFloor:
-        async with Crew(1) as crew:
-            await crew.load(PICTURES)
-            planned = job("http://127.0.0.1:1", [0.0, 0.5])
-            return await noise.measure(crew, planned, 50.0, floor_s=0.5, ceiling_s=0.3)
-
-    floor = asyncio.run(scenario())
-    assert 0.0 < floor.p50_ms <= floor.p99_ms < float("inf")
-    assert floor.max_rate > 0.0
-
-
-def test_noise_is_a_command_of_its_own(tmp_path: Path) -> None:
+def test_noise_is_a_command_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "noise.json"
-    done = command("noise", "--seconds", "0.4", "--rate", "50", "--limit", "2", "--json", str(report))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ceiling: " in done.stdout
-    assert 0.0 < json.loads(report.read_text())["floor"]["p50_ms"] < 10_000
+    assert main(["noise", "--seconds", "0.4", "--rate", "50", "--limit", "2", "--json", str(report)]) == 0
+    floor = msgspec.convert(json.loads(report.read_text())["floor"], NoiseFloor)
+    assert 0.0 < floor.p50_ms <= floor.p99_ms < float("inf")
+    assert f"ceiling: {floor.max_rate:.0f} requests/s" in capsys.readouterr().out

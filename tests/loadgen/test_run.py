@@ -119,19 +119,8 @@ def test_client_processes_do_not_outlive_the_run() -> None:
 def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -> None:
     times, record = tmp_path / "times.txt", tmp_path / "run.json"
     times.write_text("100.0\n100.0\n100.25\n")
-    done = command(
-        "run",
-        "--url",
-        null.url,
-        "--arrivals",
-        f"replay:{times}",
-        "--warm-up-s",
-        "0",
-        "--no-noise",
-        "--json",
-        str(record),
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["run", "--url", null.url, "--arrivals", f"replay:{times}", "--warm-up-s", "0", "--no-noise"]
+    assert main([*words, "--json", str(record)]) == 0
     assert [each.due_s for each in load(record).outcomes] == [0.0, 0.0, 0.25]
 
 
