@@ -28,7 +28,7 @@ from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.asyncio.server import QuicServer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
-from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
+from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
 
 from hawkvision.errors import ConfigError, HawkVisionError, InternalError, Unauthorized
 from hawkvision.transport.channel import Channel
@@ -514,6 +514,8 @@ class _ClientProtocol(QuicConnectionProtocol):
                         self._client.message(message)
                 except WireError as error:
                     self.close(CloseCode.PROTOCOL, str(error)[:200])
+            case HandshakeCompleted():
+                self._client.secured()
             case ConnectionTerminated(error_code=code, reason_phrase=reason):
                 self._client.ended(code, reason)
 
@@ -553,6 +555,7 @@ class LossyClient:
         self._scheduled = False
         self._room = asyncio.Event()
         self._quic_socket = 0
+        self._hello: Hello | None = None
         self._keepalive: asyncio.Task[None] | None = None
         self.lost: str | None = None
         """Why the connection ended."""
@@ -622,10 +625,9 @@ class LossyClient:
         quic = QuicConnection(configuration=configuration)
         self._protocol = _ClientProtocol(quic, self)
         self._protocol.connection_made(_QuicWay(self))  # type: ignore[arg-type]
+        self._hello = Hello(VERSION, api_key)
         self._protocol.connect(self._sockets[0].remote)
-        await self._protocol.wait_connected()
-        quic.get_next_available_stream_id()
-        self._protocol.tell(Hello(VERSION, api_key))
+        # Not `wait_connected`: its future outlives whoever gives up waiting, and complains when the connection ends.
         welcome = await self._ready
         now = monotonic()
         channel = Channel[Any](
@@ -788,6 +790,12 @@ class LossyClient:
                     self._deliver()
             case _:
                 raise WireError(f"a {type(message).__name__} message is out of place here")
+
+    def secured(self) -> None:
+        """The handshake is over: nobody else hears what is said now."""
+        assert self._protocol is not None
+        assert self._hello is not None
+        self._protocol.tell(self._hello)
 
     def ended(self, code: int, reason: str) -> None:
         """QUIC is over."""
