@@ -83,12 +83,14 @@ def choose(state: LinkState, spare_ratio: float | None, plain_fragments: int = P
 
     Args:
         state: of the link; one that is not known counts as any of a few.
-        spare_ratio: how many times the plain picture's bytes fit in the time that the sender may spend; None if that
-            is unknown, which counts as `UNKNOWN_SPARE`. Less than once counts as once.
+        spare_ratio: how many times the bytes of the picture at quality 85 fit in the time that the sender may spend;
+            None if that is unknown, which counts as `UNKNOWN_SPARE`. Where not even one fits, quality gives way: a
+            coarse picture in time is worth more than a part of a fine one. What does not fit at all is sent at the
+            lowest quality, without parity.
         plain_fragments: of a picture at quality 85, where the caller knows its pictures.
     """
     links = ((1.0, state.loss, state.burst),) if state.known else _PRIOR
-    ratio = UNKNOWN_SPARE if spare_ratio is None else max(spare_ratio, 1.0)
+    ratio = UNKNOWN_SPARE if spare_ratio is None else max(spare_ratio, 0.0)
     most = min(int(plain_fragments * min(ratio, MAX_SPARE)), MAX_SYMBOLS)
     # Rounded to a few hundred states, so that a stream whose estimates tremble does not compute anew each time.
     rounded = tuple((weight, round(min(max(loss, _LEAST_LOSS), 0.95), 2), round(2 * burst) / 2)
@@ -108,7 +110,7 @@ class _Candidate:
 @functools.lru_cache(maxsize=256)
 def _chosen(links: tuple[tuple[float, float, float], ...], most: int, plain_fragments: int) -> Plan:
     lost = np.sum([weight * _lost(most, loss, burst) for weight, loss, burst in links], 0)
-    best, least = Plan(QUALITIES[-1], 1.0), math.inf
+    best, least = Plan(QUALITIES[-1], 0.0), math.inf
     for candidate in _candidates(most, plain_fragments):
         n, fewer = candidate.n, np.arange(candidate.n - candidate.k + 1, candidate.n + 1)
         holes = _cost(fewer / n, _HOLES)

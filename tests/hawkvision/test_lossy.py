@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
 from hawkvision.hop import LossyOffer
 from hawkvision.lossy import (
+    ANSWER_S,
     CALM_S,
     MOST_SPARE,
     SMALL_FRAGMENTS,
@@ -31,7 +32,7 @@ from hawkvision.transport.coding import Complete, Kind, Partial, Plan, decode
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.redundancy import LinkState, choose
+from hawkvision.transport.redundancy import QUALITIES, SIZES, LinkState, choose
 from hawkvision.transport.udp import ConnectionLost, Incoming, LossyServer
 from hawkvision.types import Pixels
 from hawkvision.vision.image import decode as decode_picture
@@ -162,11 +163,28 @@ def test_the_plain_size_is_what_coding_would_take_or_the_picture_itself() -> Non
 # ------------------------------------------------------------------------------------------------- plans
 
 
-@given(st.floats(0.0, 100.0), st.one_of(st.none(), st.floats(1e-3, 60.0)))
-def test_spare_room_never_takes_more_than_its_share_of_the_deadline(plain_s: float, deadline_s: float | None) -> None:
-    ratio = spare_ratio(plain_s, deadline_s)
-    assert 1.0 <= ratio <= MOST_SPARE
-    assert ratio == 1.0 or ratio * plain_s <= (0.01 if deadline_s is None else min(0.01, deadline_s / 10)) * (1 + 1e-9)
+@given(st.floats(0.0, 100.0), st.none() | st.floats(1e-3, 60.0), st.floats(0.0, 1.0))
+def test_spare_room_never_takes_more_than_its_share_of_the_deadline(
+    plain_s: float, deadline_s: float | None, rtt_s: float
+) -> None:
+    ratio = spare_ratio(plain_s, deadline_s, rtt_s)
+    assert 0.0 <= ratio <= MOST_SPARE
+    assert ratio <= 1.0 or ratio * plain_s <= (0.01 if deadline_s is None else min(0.01, deadline_s / 10)) * (1 + 1e-9)
+
+
+@given(st.floats(1e-3, 1.0), st.floats(0.02, 1.0), st.floats(0.0, 0.5))
+def test_what_is_sent_can_come_back_answered_in_time_where_anything_can(
+    plain_s: float, deadline_s: float, rtt_s: float
+) -> None:
+    ratio = spare_ratio(plain_s, deadline_s, rtt_s)
+    assert ratio / SIZES[0] * plain_s <= max(0.0, deadline_s - rtt_s - ANSWER_S) + 1e-9
+
+
+def test_a_slow_link_gets_a_coarse_picture_rather_than_a_part_of_a_fine_one() -> None:
+    chosen = [choose(QUIET, ratio).quality for ratio in (1.0, 0.7, 0.5, 0.4, 0.3, 0.0)]
+    assert chosen == sorted(chosen, reverse=True)
+    assert chosen[0] == QUALITIES[0]
+    assert chosen[-2:] == [QUALITIES[-1]] * 2
 
 
 def test_an_unknown_link_gets_the_plan_for_unknown_links() -> None:
