@@ -12,9 +12,10 @@ demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
 
 # Builds the ladder first, because system tests run real models; it takes seconds when already built.
+# Two workers, because most tests wait for processes and sockets: they share two cores well.
 test: $(VENV)/.test
 	$(BIN)/hawkvision models build
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 test-fast: $(VENV)/.test
 	$(BIN)/pytest -m "not slow and not models"
