@@ -151,6 +151,7 @@ PLAIN = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.5, "committee")
         (PLAIN.template(), HopRequest().meta(start_trace()), "meta: accept score is missing"),
         (PLAIN.template(), PLAIN.meta(start_trace())[:-8] + b"\xff" * 8, "meta: accept score: expected"),
     ],
+    ids=range(9),  # what is generated anew must not be in a test's name
 )
 def test_a_datagrams_request_is_refused_by_the_field_that_is_wrong(template: bytes, meta: bytes, field: str) -> None:
     with pytest.raises(BadField, match=f"^{field}"):
