@@ -130,7 +130,7 @@ class HttpHop:
             if response.status != 200:
                 raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
             return decoder.decode(payload)
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EscalationFailed(f"{self.url}{path}: {error or type(error).__name__}") from None
 
 

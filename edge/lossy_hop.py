@@ -108,7 +108,7 @@ class LossyHop:
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 raise HopBroken(f"{self._http.url} refused with a body that says nothing: {payload[:80]!r}") from None
         return _STATUSES.get(status, 500), payload
 

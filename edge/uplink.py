@@ -236,7 +236,7 @@ class Uplink:
         """The reply, if it can be true."""
         try:
             reply = _reply_decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._failed(hop)
             raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
         seen = [(c.index, c.confidence) for c in reply.top_k]
@@ -257,7 +257,7 @@ class Uplink:
         """What a reply other than 200 means here."""
         try:
             body = _error_decoder.decode(payload)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             body = _ErrorBody(error=f"HTTP {status}")
         fault = CALLERS_FAULT.get(body.code)
         if fault is not None and fault.status == status:

@@ -110,5 +110,5 @@ class MessageReader:
             del self._buffer[:end]
             try:
                 yield _decoder.decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise WireError(f"control message: {error}") from None

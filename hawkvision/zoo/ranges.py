@@ -51,7 +51,7 @@ def load_ranges(models: Path, task: str, variant: Variant) -> Ranges:
         ranges = msgspec.json.decode(path.read_bytes(), type=Ranges)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: activation ranges are missing; {variant.name!r} cannot be quantised") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: {error}") from None
     if ranges.format != 1 or ranges.weights_sha256 != variant.source.sha256:
         raise ArtifactError(f"{path}: measured with weights {ranges.weights_sha256}, expected {variant.source.sha256}")

@@ -79,3 +79,9 @@ def test_values_out_of_bounds_are_refused(broken: dict[str, object]) -> None:
     body = msgspec.msgpack.encode(broken)
     with pytest.raises(WireError, match="control message"):
         list(MessageReader().feed(struct.pack("!I", len(body)) + body))
+
+
+def test_text_that_is_no_utf8_is_a_broken_message() -> None:
+    body = encode_message(Hello(1, "key")).replace(b"hello", b"hel\xff\xff")
+    with pytest.raises(WireError, match="control message"):
+        list(MessageReader().feed(body))
