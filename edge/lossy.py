@@ -46,8 +46,6 @@ PATIENCE_S: Final = 30.0
 CONFIRM_S: Final = 2.0
 """How long a stopping door waits for its last answers to be confirmed, once they are given: a caller that is gone
 confirms nothing."""
-LOOK_S: Final = 0.02
-"""Between looks for that."""
 
 _encode = msgspec.json.encode
 
@@ -60,7 +58,6 @@ class LossyDoor:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._outcomes: Counter[str] = Counter()
-        self._inside = 0
         self._stopping = False
         self._server: LossyServer
         self.offer: LossyOffer
@@ -104,18 +101,12 @@ class LossyDoor:
     async def close(self, drain_s: float) -> None:
         """Stop, answer what is under way, at most so long, and end all connections."""
         self.stop()
-        given_up_at = time.monotonic() + drain_s
-        confirmed_by = given_up_at
-        while not self._server.settled and time.monotonic() < min(given_up_at, confirmed_by):
-            if not self._inside:
-                confirmed_by = min(confirmed_by, time.monotonic() + CONFIRM_S)
-            await asyncio.sleep(LOOK_S)
+        await self._server.drain(drain_s, CONFIRM_S)
         await self._server.close()
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         """The answer to one picture, or its refusal; a cancelled one has nobody who waits for it."""
         size = 0
-        self._inside += 1
         try:
             if self._stopping:
                 raise NotReady("the node is shutting down")
@@ -135,7 +126,6 @@ class LossyDoor:
             return Status.REFUSED, self._refusal(error)
         finally:
             self._app.give_back(size)
-            self._inside -= 1
         self._app.count(answer)
         return Status.OK, _encode(answer.to_json())
 

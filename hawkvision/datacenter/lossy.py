@@ -7,7 +7,6 @@ edge has asked because it was not sure itself, and a look at half a picture woul
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import math
@@ -49,9 +48,6 @@ class LossyDoor:
         self._tier = tier
         self._max_body_bytes = max_body_bytes
         self._server: LossyServer | None = None
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
         self.offer: LossyOffer
         """What `GET /v1/transport` says of this door."""
 
@@ -84,8 +80,6 @@ class LossyDoor:
         """
         started = time.perf_counter()
         variant, status, trace = None, GONE, None
-        self._inside += 1
-        self._empty.clear()
         try:
             asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
             variant = asked.variant
@@ -102,9 +96,6 @@ class LossyDoor:
             raise InternalError("internal error; the datacenter's log has the details") from None
         finally:
             self._tier.count(PATH, variant, status, time.perf_counter() - started)
-            self._inside -= 1
-            if not self._inside:
-                self._empty.set()
 
     async def _look(self, incoming: Incoming, asked: HopRequest) -> HopReply:
         arrived = incoming.arrived
@@ -122,11 +113,7 @@ class LossyDoor:
     async def close(self, drain_s: float) -> None:
         """Answer what is inside, at most so long, and end all connections."""
         assert self._server is not None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_s):
-                await self._empty.wait()
-                async with asyncio.timeout(CONFIRM_S):
-                    await self._server.until_settled()
+        await self._server.drain(drain_s, CONFIRM_S)
         await self._server.close()
 
 

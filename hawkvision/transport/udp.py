@@ -143,6 +143,11 @@ class _Session:
             self._addresses[header.path] = address
         self.soon()
 
+    @property
+    def answering(self) -> bool:
+        """Whether a handler is at work."""
+        return bool(self._tasks)
+
     def soon(self) -> None:
         """Pump once, after all datagrams that are there."""
         if not self._scheduled:
@@ -338,7 +343,7 @@ class LossyServer:
         self.sessions: dict[int, _Session] = {}
         self.received_bytes = self.sent_bytes = self.dropped = 0
         self.stirred = asyncio.Event()
-        """Set by every session that did something: what `until_settled` waits for."""
+        """Set by every session that did something: what `drain` waits for."""
         self._protocols: set[_ServerProtocol] = set()
         self._endpoint: _Demultiplexer | None = None
         self.transport: asyncio.DatagramTransport
@@ -436,9 +441,21 @@ class LossyServer:
         """Whether no picture is under way, and every answer has reached its client."""
         return all(session.receiver.settled for session in self.sessions.values())
 
-    async def until_settled(self) -> None:
-        """Wait for that; clients that are gone time out, but only after a while, so bound this."""
-        while not self.settled:
+    async def drain(self, limit_s: float, confirm_s: float) -> None:
+        """Wait until handlers have answered and their answers have arrived.
+
+        Args:
+            limit_s: for all of it.
+            confirm_s: how much of that may go by once handlers are done: a client that is gone confirms nothing.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._until(lambda: not any(session.answering for session in self.sessions.values()))
+                async with asyncio.timeout(confirm_s):
+                    await self._until(lambda: self.settled)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             self.stirred.clear()
             await self.stirred.wait()
 

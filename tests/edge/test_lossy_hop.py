@@ -19,7 +19,8 @@ from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
 from hawkvision.types import Answer, MaxAccuracyDrop, PromiseStatus, Score, Tier
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.edge.bench import Bench, bench, known
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA

@@ -37,7 +37,8 @@ from hawkvision.transport.udp import ConnectionLost, Incoming, LossyServer
 from hawkvision.types import Pixels
 from hawkvision.vision.image import decode as decode_picture
 from hawkvision.vision.image import probe
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.edge.bench import until
 from tests.pictures import encoded
 

@@ -1,4 +1,4 @@
-"""A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by `loadgen.link` pipes.
+"""A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by `loadgen.link_model` pipes.
 
 No sockets, no wall clock; time moves from event to event, so a minute of link takes a second or two of one core. Both
 ends are driven as `hawkvision.transport.udp` drives them: pumped once after what arrived together, and by their timers,
@@ -22,7 +22,9 @@ from hawkvision.transport.coding import Coded, opaque
 from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
 from hawkvision.transport.seal import Secret, peek
 from hawkvision.transport.sender import Sender
-from loadgen.link import UDP_OVERHEAD_BYTES, LinkSpec, Pipe
+from loadgen.link import UDP_OVERHEAD_BYTES
+from loadgen.link_model import Pipe
+from loadgen.link_spec import LinkSpec
 
 TICK_S = 0.0005
 """The least that `udp` waits for a timer."""

@@ -33,7 +33,8 @@ from hawkvision.errors import (
 )
 from hawkvision.process import ServerProcess, running
 from hawkvision.types import Answer, PromiseStatus, Tier
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.pictures import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
 

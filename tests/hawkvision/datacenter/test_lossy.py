@@ -25,7 +25,8 @@ from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import LossyClient, Route
 from hawkvision.types import Score
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.hawkvision.datacenter.conftest import picture
 
 TRACE = start_trace()

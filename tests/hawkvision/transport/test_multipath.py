@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import LossyClient, LossyServer, Route
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import connected, serving
 from tests.hawkvision.transport.session import coded
 from tests.hawkvision.transport.test_udp import settled

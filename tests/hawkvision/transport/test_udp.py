@@ -21,7 +21,8 @@ from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import MAX_SEALED, Sealer
 from hawkvision.transport.udp import MAX_HALF_OPEN, ConnectionLost, Incoming, LossyClient, LossyServer
 from hawkvision.transport.wire import WireError
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK, connected, echo, serving
 from tests.hawkvision.transport.session import coded
 
