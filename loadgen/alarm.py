@@ -1,31 +1,76 @@
 """Waking up on time: event loops count milliseconds, the kernel's timers nanoseconds.
 
 asyncio rounds every wait up to a whole millisecond and libuv does alike, which would be seen in each latency that
-counts from the scheduled time. A timer of the kernel (timerfd_create(2)) that the loop watches like a socket wakes it
-within some 0.1 ms. Where there is none, the loop's own timers do.
+counts from the scheduled time, and would be the largest error of an emulated link. A timer of the kernel
+(timerfd_create(2)) that the loop watches like a socket wakes it within some 0.1 ms.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
-_NONBLOCK: Final = 0o4000
-_CLOEXEC: Final = 0o2000000
+from hawkvision.errors import NotReady
+
 _ABSOLUTE: Final = 1
-_NS: Final = 1_000_000_000
+"""TFD_TIMER_ABSTIME of timerfd_settime(2)."""
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+class Timer:
+    """Calls back once at a time of `time.monotonic`.
 
+    By a Linux timerfd, elsewhere by the loop's own timers. Close it.
+    """
 
-class _Setting(ctypes.Structure):
-    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._at: float | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._timer: int | None = None
+        if sys.platform == "linux":
+            self._libc = ctypes.CDLL(None, use_errno=True)
+            self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._timer < 0:
+                raise NotReady(f"no timer: {os.strerror(ctypes.get_errno())}")
+            loop.add_reader(self._timer, self._rung)
+
+    def set(self, at: float | None) -> None:
+        """Ring at this time, at once if it has passed, never if None; replaces what was set before."""
+        if at == self._at:
+            return
+        self._at = at
+        if self._timer is None:
+            if self._handle is not None:
+                self._handle.cancel()
+            wait_s = 0.0 if at is None else max(0.0, at - time.monotonic())
+            self._handle = None if at is None else self._loop.call_later(wait_s, self._rung)
+        else:
+            # struct itimerspec {interval {s, ns}, value {s, ns}}; a value of 0 disarms.
+            seconds, nanos = (0, 0) if at is None else divmod(max(1, round(at * 1e9)), 1_000_000_000)
+            spec = (ctypes.c_long * 4)(0, 0, seconds, nanos)
+            self._libc.timerfd_settime(self._timer, _ABSOLUTE, spec, None)
+
+    def close(self) -> None:
+        """Never ring again."""
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._timer is not None:
+            self._loop.remove_reader(self._timer)
+            os.close(self._timer)
+
+    def _rung(self) -> None:
+        if self._timer is not None:
+            with contextlib.suppress(BlockingIOError):  # it was set anew between ringing and now
+                os.read(self._timer, 8)
+        self._at = None
+        self._ring()
 
 
 class Alarm:
@@ -34,34 +79,19 @@ class Alarm:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
-        self._libc: ctypes.CDLL | None = None
-        self._timer = -1
-        if sys.platform == "linux":
-            self._libc = ctypes.CDLL(None, use_errno=True)
-            self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCK | _CLOEXEC)
-        if self._timer >= 0:
-            self._loop.add_reader(self._timer, self._rang)
+        self._timer = Timer(self._loop, self.ring)
 
     async def until(self, at: float) -> None:
         """Return at that moment, or at once if it has passed or `ring` is called meanwhile."""
-        left_s = at - time.monotonic()
-        if left_s <= 0.0:
+        if at <= time.monotonic():
             return
         self._waiting = self._loop.create_future()
-        handle: asyncio.TimerHandle | None = None
-        if self._timer < 0 or self._libc is None:
-            handle = self._loop.call_later(left_s, self.ring)
-        else:
-            seconds, nanoseconds = divmod(int(at * _NS), _NS)
-            setting = _Setting(_Timespec(0, 0), _Timespec(seconds, nanoseconds))
-            if self._libc.timerfd_settime(self._timer, _ABSOLUTE, ctypes.byref(setting), None) != 0:
-                raise OSError(ctypes.get_errno(), "timerfd_settime")
+        self._timer.set(at)
         try:
             await self._waiting
         finally:
             self._waiting = None
-            if handle is not None:
-                handle.cancel()
+            self._timer.set(None)
 
     def ring(self) -> None:
         """Wake whoever waits, now."""
@@ -70,14 +100,4 @@ class Alarm:
 
     def close(self) -> None:
         """Give the timer back."""
-        if self._timer >= 0:
-            self._loop.remove_reader(self._timer)
-            os.close(self._timer)
-            self._timer = -1
-
-    def _rang(self) -> None:
-        try:
-            os.read(self._timer, 8)
-        except BlockingIOError:  # set anew since it expired
-            return
-        self.ring()
+        self._timer.close()

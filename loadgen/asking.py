@@ -7,14 +7,14 @@ says so in its report.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from hawkvision.types import PromiseStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Replied:
+class Replied(msgspec.Struct, frozen=True):
     """What came back; the fields are those of `loadgen.record.Outcome`."""
 
     status: int

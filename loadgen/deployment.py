@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.process import ServerProcess, running
-from loadgen.link import LinkSpec
+from loadgen.link_spec import LinkSpec
 from loadgen.links import LinkProfile
 from loadgen.tun_link import Side, TunLink
 

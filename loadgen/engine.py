@@ -200,19 +200,8 @@ class Engine:
                 done_s=done_s,
                 target=self._job.target[number],
                 picture=self._loaded.numbers[position],
-                status=replied.status,
-                error=replied.error,
-                index=replied.index,
                 right=right,
-                confidence=replied.confidence,
-                tier=replied.tier,
-                model=replied.model,
-                escalated=replied.escalated,
-                degraded=replied.degraded,
-                promise=replied.promise,
-                max_drop=replied.max_drop,
-                received_fraction=replied.received_fraction,
-                sent_bytes=replied.sent_bytes,
+                **msgspec.structs.asdict(replied),
             )
         )
 

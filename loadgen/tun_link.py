@@ -44,7 +44,8 @@ import msgspec
 
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.process import stop_with_parent
-from loadgen.link import BATCH, Counts, LinkSpec, Pipe
+from loadgen.link_model import BATCH, Counts, Pipe
+from loadgen.link_spec import LinkSpec
 
 Side: TypeAlias = Literal["client", "server"]
 SIDES: Final[tuple[Side, Side]] = ("client", "server")

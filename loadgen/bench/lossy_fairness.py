@@ -33,7 +33,7 @@ from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import ConnectionLost, Incoming, LossyClient, LossyServer, Route
 from hawkvision.transport.wire import OVERHEAD
-from loadgen.link import LinkSpec
+from loadgen.link_spec import LinkSpec
 from loadgen.tun_link import TunLink
 
 UDP_PORT: Final = 9000

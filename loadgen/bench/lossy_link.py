@@ -38,7 +38,7 @@ from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
 from hawkvision.transport.redundancy import QUALITIES
-from loadgen.link import LinkSpec
+from loadgen.link_spec import LinkSpec
 from loadgen.tun_link import TunLink
 
 PORT: Final = 8080

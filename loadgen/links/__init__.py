@@ -7,14 +7,14 @@ dead for exactly its loss ratio. Only the order and the lengths are chance: a te
 
 Bursts are counted in time (`loss = "2%", outage = "40ms"`: Gilbert and Elliott's two states, loss-free and dead, each
 exponentially long), never in packets: a burst that waits for packets to end it would favour those who send many, and
-freezes TCP (`loadgen.link.GilbertElliott`).
+freezes TCP (`loadgen.link_spec.GilbertElliott`).
 
     length_s = 60                                   # optional, and seed
     description = "one line"
     sources = ["where each figure comes from, or 'assumption: …'"]
 
     [up]                                            # from client to server; [down] is the way back
-    rate = "6mbit"                                  # keys and units of `loadgen.link`: rate, delay, jitter, loss,
+    rate = "6mbit"                                  # keys and units of `loadgen.link_spec`: rate, delay, jitter, loss,
     delay = "25ms"                                  # outage, queue
 
     [[phase]]                                       # none: always as above
@@ -39,7 +39,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
-from loadgen.link import IidLoss, LinkSpec, Loss, NoLoss, Outages, Step, Trace
+from loadgen.link_spec import IidLoss, LinkSpec, Loss, NoLoss, Outages, Step, Trace
 from loadgen.record import LinkSample
 
 Way: TypeAlias = Literal["up", "down"]

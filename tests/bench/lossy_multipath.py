@@ -24,7 +24,8 @@ from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import LossyClient, Route
 from hawkvision.types import Pixels
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import connected, serving
 
 MOMENT_S = 0.5

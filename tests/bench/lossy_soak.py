@@ -31,7 +31,8 @@ import uvloop
 from hawkvision.transport.coding import Complete, opaque
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import ConnectionLost, Incoming, LossyClient, LossyServer
-from loadgen.link import LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK
 
 ASKERS = 8

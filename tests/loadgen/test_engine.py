@@ -11,6 +11,9 @@ import msgspec
 import pytest
 
 from loadgen.alarm import Alarm
+from loadgen.asker_http import HttpAsker
+from loadgen.asker_lossy import LossyAsker
+from loadgen.asker_oip import OipAsker
 from loadgen.asking import Replied
 from loadgen.engine import GENERATOR_FULL, INTERRUPTED, Engine, Job, Loaded, Server, asker_for
 from loadgen.record import UNANSWERED, Outcome
@@ -162,11 +165,13 @@ def test_job_survives_the_pipe() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=Job) == given
 
 
-@pytest.mark.parametrize("protocol", ["http", "oip", "lossy"])
-def test_every_protocol_has_an_asker(protocol: str) -> None:
+@pytest.mark.parametrize(("protocol", "kind"), [("http", HttpAsker), ("oip", OipAsker), ("lossy", LossyAsker)])
+def test_every_protocol_has_an_asker(protocol: str, kind: type) -> None:
     async def scenario() -> None:
         server = msgspec.convert({"url": "http://127.0.0.1:1", "protocol": protocol}, Server)
-        await asker_for(server, 1).close()
+        asker = asker_for(server, 1)
+        assert isinstance(asker, kind)
+        await asker.close()
 
     asyncio.run(scenario())
 

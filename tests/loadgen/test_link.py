@@ -18,21 +18,9 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
 from hawkvision.process import running
-from loadgen.link import (
-    MAX_IN_FLIGHT_BYTES,
-    UDP_OVERHEAD_BYTES,
-    Direction,
-    GilbertElliott,
-    IidLoss,
-    LinkSpec,
-    NoLoss,
-    Outages,
-    Pipe,
-    Step,
-    Trace,
-    UdpRelay,
-    main,
-)
+from loadgen.link import UDP_OVERHEAD_BYTES, UdpRelay, main
+from loadgen.link_model import MAX_IN_FLIGHT_BYTES, Direction, Pipe
+from loadgen.link_spec import GilbertElliott, IidLoss, LinkSpec, NoLoss, Outages, Step, Trace
 
 SIZE = 1250
 """Bytes: 1 ms at 10 Mbit/s."""
@@ -265,7 +253,7 @@ def specs() -> st.SearchStrategy[LinkSpec]:
         reorder_delay_ms=st.floats(0.0, 100.0),
         duplicate_ratio=st.floats(0.0, 1.0),
         queue_bytes=st.integers(0, 10**6),
-        seed=st.integers(0, 2**63 - 1),
+        seed=st.integers(0, 2**53),
     )
 
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
-from loadgen.link import Direction, LinkSpec, UdpRelay
+from loadgen.link import UdpRelay
+from loadgen.link_model import Direction
+from loadgen.link_spec import LinkSpec
 from loadgen.links import LinkProfile, Way, load_profile, names
 
 SOUND = """

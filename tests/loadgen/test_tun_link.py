@@ -15,7 +15,7 @@ import pytest
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import running
-from loadgen.link import LinkSpec
+from loadgen.link_spec import LinkSpec
 from loadgen.tun_link import Side, TunLink, available, sweep
 
 ANSWER_S = 30.0
