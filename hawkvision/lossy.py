@@ -52,7 +52,7 @@ SPARE_S: Final = 0.01
 SPARE_SHARE: Final = 0.1
 """The time that sending a picture may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
 ANSWER_S: Final = 0.02
-"""Of the deadline, beside a round trip, what decoding, a small model and waiting for a core take."""
+"""Of the deadline, beside a round trip, allowed for decoding, a small model and waiting for a core."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
 
