@@ -22,6 +22,7 @@
     ├── ManifestError           a manifest or profile breaks its schema
     ├── ArtifactError           a model file is missing, corrupt or of another build
     ├── BackendError            a backend cannot load or run a model
+    ├── CompileError            a model, folding or device that the FPGA compiler cannot take
     └── EscalationFailed        the datacenter tier did not answer; never shown to callers as an error
 
 The status is a hint for the doors (HTTP, gRPC); nothing here knows about any protocol.
@@ -202,6 +203,12 @@ class BackendError(HawkVisionError):
     """A backend cannot load or run a model."""
 
     code = "bad_backend"
+
+
+class CompileError(HawkVisionError):
+    """A model, folding or device that the FPGA compiler cannot take; the message names the node or field."""
+
+    code = "compile"
 
 
 class EscalationFailed(HawkVisionError):

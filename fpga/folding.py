@@ -1,0 +1,118 @@
+"""Folding: how much of each stage exists in hardware at once, as a JSON file that a person can edit.
+
+A stage multiplies `taps × channels × pe` pairs in a clock cycle: `taps` positions of the kernel (1, one column of it,
+or all), `channels` input channels, `pe` output channels. Everything else is a loop over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fpga.ir import Graph, Stage
+from hawkvision.errors import CompileError
+
+Count = Annotated[int, Meta(ge=1, le=4096)]
+ROW_OVERHEAD: Final = 4
+"""Cycles between two rows of a stage's schedule."""
+
+
+class StageFolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One stage's parallelism."""
+
+    taps: Count = 1
+    """1, the kernel's side (a column of it at once), or all positions of it."""
+    channels: Count = 1
+    """Input channels at once: a divisor of them. All of them where `taps` is more than a column."""
+    pe: Count = 1
+    """Output channels at once: a divisor of them."""
+    lanes: Count = 1
+    """Requantisers side by side: a divisor of `pe`."""
+    lut_pe: Annotated[int, Meta(ge=0)] = 0
+    """Of `pe`, those whose multipliers are made of look-up tables instead of DSP blocks."""
+
+    @property
+    def multipliers(self) -> int:
+        """Multiply-accumulates in a cycle."""
+        return self.taps * self.channels * self.pe
+
+
+class Folding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole graph's."""
+
+    format: Literal[1] = 1
+    stages: dict[str, StageFolding]
+
+
+def parse_folding(text: bytes | str, where: str) -> Folding:
+    """Read a folding file; `where` names it in errors.
+
+    Raises:
+        CompileError: if it is no JSON, or has another shape.
+    """
+    try:
+        return msgspec.json.decode(text, type=Folding)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CompileError(f"{where}: {error}") from None
+
+
+def format_folding(folding: Folding) -> bytes:
+    """As indented JSON, one line end at the end."""
+    return msgspec.json.format(msgspec.json.encode(folding), indent=2) + b"\n"
+
+
+def check_folding(graph: Graph, folding: Folding) -> None:
+    """Refuse what cannot be built.
+
+    Raises:
+        CompileError: naming the stage and the field.
+    """
+    names = [stage.name for stage in graph.stages]
+    if sorted(folding.stages) != sorted(names):
+        raise CompileError(f"folding: expected the stages {names}, got {list(folding.stages)}")
+    for stage in graph.stages:
+        _check_stage(stage, folding.stages[stage.name])
+
+
+def _check_stage(stage: Stage, fold: StageFolding) -> None:
+    at, kernel = f"folding: {stage.name}", stage.conv.kernel
+    if fold.taps not in (1, kernel, kernel * kernel):
+        raise CompileError(f"{at}: taps: expected 1, {kernel} or {kernel * kernel}, got {fold.taps}")
+    _check_divides(f"{at}: channels", fold.channels, stage.taken.channels)
+    if fold.taps > kernel and fold.channels != stage.taken.channels:
+        raise CompileError(
+            f"{at}: channels: with all taps at once all {stage.taken.channels} channels are, got {fold.channels}"
+        )
+    _check_divides(f"{at}: pe", fold.pe, stage.conv.channels)
+    _check_divides(f"{at}: lanes", fold.lanes, fold.pe)
+    if fold.lut_pe > fold.pe:
+        raise CompileError(f"{at}: lut_pe: expected at most the {fold.pe} of pe, got {fold.lut_pe}")
+    if fold.pe // fold.lanes > beats(stage, fold):
+        raise CompileError(
+            f"{at}: lanes: {fold.lanes} requantisers need {fold.pe // fold.lanes} cycles for what comes every "
+            f"{beats(stage, fold)}"
+        )
+
+
+def _check_divides(at: str, part: int, whole: int) -> None:
+    if whole % part:
+        raise CompileError(f"{at}: expected a divisor of {whole}, got {part}")
+
+
+def beats(stage: Stage, fold: StageFolding) -> int:
+    """Cycles that one group of `pe` outputs at one position takes."""
+    return stage.conv.kernel**2 * stage.taken.channels // (fold.taps * fold.channels)
+
+
+def cycles(stage: Stage, fold: StageFolding) -> int:
+    """Cycles that a stage is busy with one picture."""
+    groups = stage.conv.channels // fold.pe
+    return stage.convolved.height * (stage.convolved.width * beats(stage, fold) * groups + ROW_OVERHEAD)
+
+
+def cycles_of(graph: Graph, folding: Folding) -> Mapping[str, int]:
+    """By stage; the greatest is the graph's initiation interval, the cycles from one picture to the next."""
+    return {stage.name: cycles(stage, folding.stages[stage.name]) for stage in graph.stages}

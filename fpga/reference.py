@@ -1,0 +1,68 @@
+"""What an integer graph means, in NumPy: the RTL, the compiled kernel and every device must give these integers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.ir import KEPT_BITS, Conv, Graph, Requantise
+
+Maps = NDArray[np.int64]
+"""(n, height, width, channels)."""
+Mask = NDArray[np.bool_]
+"""(n, height, width): which pixels arrived."""
+
+
+def logits(graph: Graph, pixels: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Integer logits (n, classes) of pictures (n, height, width, channels)."""
+    maps = pixels.astype(np.int64)
+    for stage in graph.stages:
+        maps = convolve(stage.conv, maps)
+        if stage.requantise is not None:
+            maps = requantise(stage.requantise, maps)
+        if stage.pool is not None:
+            maps = pool(maps)
+    return maps.reshape(len(maps), -1).astype(np.int32)
+
+
+def convolve(conv: Conv, maps: Maps) -> Maps:
+    """Accumulators (n, height', width', output channels)."""
+    pad, kernel = conv.pad, conv.kernel
+    padded = np.pad(maps, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    height, width = padded.shape[1] - kernel + 1, padded.shape[2] - kernel + 1
+    total = np.broadcast_to(conv.bias.astype(np.int64), (len(maps), height, width, conv.channels)).copy()
+    # Float64 holds these sums exactly (below 2^32), and its matrix product is many times faster than int64's.
+    for y in range(kernel):
+        for x in range(kernel):
+            window = padded[:, y : y + height, x : x + width].astype(np.float64)
+            total += (window @ conv.weights[:, y, x].T.astype(np.float64)).astype(np.int64)
+    return total
+
+
+def requantise(node: Requantise, accumulators: Maps) -> Maps:
+    """Activations of the same shape."""
+    kept = np.clip(accumulators >> node.pre_shift, 0, (1 << KEPT_BITS) - 1)
+    scaled: Maps = (kept * node.multiplier + (1 << (node.shift - 1))) >> node.shift
+    return np.minimum(scaled, (1 << node.bits) - 1)
+
+
+def pool(maps: Maps) -> Maps:
+    """(n, height // 2, width // 2, channels)."""
+    n, height, width, channels = maps.shape
+    even = maps[:, : height // 2 * 2, : width // 2 * 2]
+    pooled: Maps = even.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+    return pooled
+
+
+def filled(graph: Graph, pixels: NDArray[np.uint8], mask: Mask) -> NDArray[np.uint8]:
+    """Pictures (n, height, width, channels) whose missing pixels show what the input stage puts there.
+
+    That is the pixel above, which may itself be a copy, and the graph's `fill` in the first row: the nearest rows
+    that a stream which never waits can know of.
+    """
+    out = pixels.copy()
+    above = np.broadcast_to(np.array(graph.fill, np.uint8), out[:, 0].shape)
+    for row in range(out.shape[1]):
+        out[:, row] = np.where(mask[:, row, :, None], out[:, row], above)
+        above = out[:, row]
+    return out
