@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fpga.ir import KEPT_BITS, Conv, Graph, Requantise
+from hawkvision.types import Pixels
 
 Maps = NDArray[np.int64]
 """(n, height, width, channels)."""
 Mask = NDArray[np.bool_]
 """(n, height, width): which pixels arrived."""
+LUMINANCE: Final = (77, 150, 29)
+"""Red, green and blue in a grey value, in 256ths (ITU-R BT.601); a grey picture keeps its values."""
 
 
-def logits(graph: Graph, pixels: NDArray[np.uint8]) -> NDArray[np.int32]:
+def logits(graph: Graph, pixels: Pixels) -> NDArray[np.int32]:
     """Integer logits (n, classes) of pictures (n, height, width, channels)."""
     maps = pixels.astype(np.int64)
     for stage in graph.stages:
@@ -54,7 +59,7 @@ def pool(maps: Maps) -> Maps:
     return pooled
 
 
-def filled(graph: Graph, pixels: NDArray[np.uint8], mask: Mask) -> NDArray[np.uint8]:
+def filled(graph: Graph, pixels: Pixels, mask: Mask) -> Pixels:
     """Pictures (n, height, width, channels) whose missing pixels show what the input stage puts there.
 
     That is the pixel above, which may itself be a copy, and the graph's `fill` in the first row: the nearest rows
@@ -66,3 +71,11 @@ def filled(graph: Graph, pixels: NDArray[np.uint8], mask: Mask) -> NDArray[np.ui
         out[:, row] = np.where(mask[:, row, :, None], out[:, row], above)
         above = out[:, row]
     return out
+
+
+def planes(graph: Graph, pictures: Pixels) -> Pixels:
+    """What the hardware's input stream carries of RGB pictures (n, height, width, 3): (n, height, width, 1 or 3)."""
+    if graph.input.channels == 3:
+        return pictures
+    red, green, blue = (pictures[..., i].astype(np.uint32) * weight for i, weight in enumerate(LUMINANCE))
+    return ((red + green + blue + 128) >> 8).astype(np.uint8)[..., None]
