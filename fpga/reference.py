@@ -75,7 +75,10 @@ def filled(graph: Graph, pixels: Pixels, mask: Mask) -> Pixels:
 
 def planes(graph: Graph, pictures: Pixels) -> Pixels:
     """What the hardware's input stream carries of RGB pictures (n, height, width, 3): (n, height, width, 1 or 3)."""
-    if graph.input.channels == 3:
-        return pictures
+    return pictures if graph.input.channels == 3 else luminance(pictures)
+
+
+def luminance(pictures: Pixels) -> Pixels:
+    """Grey pictures (n, height, width, 1) of RGB ones (n, height, width, 3), in integers."""
     red, green, blue = (pictures[..., i].astype(np.uint32) * weight for i, weight in enumerate(LUMINANCE))
     return ((red + green + blue + 128) >> 8).astype(np.uint8)[..., None]

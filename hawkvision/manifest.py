@@ -20,7 +20,8 @@ from hawkvision.errors import ManifestError, NotFound
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_.-]*$", max_length=64)]
-Precision: TypeAlias = Literal["fp32", "int8"]
+Precision: TypeAlias = Literal["fp32", "int8", "w2a8", "w3a8", "w4a8", "w5a8", "w6a8", "w7a8", "w8a8"]
+"""`w4a8` and its like are integer networks of so many bits a weight and an activation, which an FPGA can run."""
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
 
 
@@ -63,14 +64,14 @@ class PackageSource(_Strict, frozen=True, tag_field="kind", tag="package"):
 class FileSource(_Strict, frozen=True, tag_field="kind", tag="file"):
     """A weight file beside the manifest, committed with it."""
 
-    file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.safetensors$", max_length=128)]
+    file: Annotated[str, Meta(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*\.(safetensors|onnx)$", max_length=128)]
     """Below `models/<task>/`. No part of the path begins with a dot, so there is no way out of that folder."""
     sha256: Sha256
 
     @property
-    def reader(self) -> Literal["safetensors"]:
-        """The only format there is for these."""
-        return "safetensors"
+    def reader(self) -> Literal["safetensors", "qonnx"]:
+        """The format, which the name tells: float weights, or a quantised network in the QONNX dialect."""
+        return "qonnx" if self.file.endswith(".onnx") else "safetensors"
 
     def __str__(self) -> str:
         return self.file
@@ -121,6 +122,8 @@ class Ladder(_Strict, frozen=True):
     edge: Annotated[tuple[Name, ...], Meta(min_length=1)]
     dc: Annotated[tuple[Name, ...], Meta(min_length=1)]
     default_edge: Name
+    fpga: Name | None = None
+    """The rung of `edge` that FPGAs run when none is named: a quantised one."""
 
 
 class Training(_Strict, frozen=True):
@@ -205,6 +208,8 @@ def parse_manifest(text: str, where: str) -> Manifest:
             manifest.variant(member)
     if manifest.ladder.default_edge not in manifest.ladder.edge:
         raise ManifestError(f"{where}: ladder.default_edge {manifest.ladder.default_edge!r} is not in ladder.edge")
+    if manifest.ladder.fpga is not None and manifest.ladder.fpga not in manifest.ladder.edge:
+        raise ManifestError(f"{where}: ladder.fpga {manifest.ladder.fpga!r} is not in ladder.edge")
     return manifest
 
 

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.client": L0 | L1 | LOSSY,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
-    "hawkvision.zoo": L0 | L1 | L2,
+    "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},
     "fpga": L0 | L1 | {"hawkvision.vision.backend"},
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
     "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},

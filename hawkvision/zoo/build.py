@@ -19,16 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import onnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fpga import integer_onnx
+from fpga.qonnx import read_qonnx
 from hawkvision.artifacts import load_variant, sha256_of, write_atomic
-from hawkvision.errors import ArtifactError
+from hawkvision.errors import ArtifactError, CompileError
 from hawkvision.manifest import (
     FileSource,
     Manifest,
     PackageSource,
+    Precision,
     Variant,
     artifact_path,
     cache_dir,
@@ -118,12 +122,37 @@ def emit_variant(task: str, variant: Variant, models: Path, weights: bytes) -> b
     where = f"{task}: {variant.source}"
     if sha256_of(weights) != variant.source.sha256:
         raise ArtifactError(f"{where}: expected SHA-256 {variant.source.sha256}, found {sha256_of(weights)}")
+    if variant.source.reader == "qonnx":
+        return _integer_model(variant, weights, where)
     model = emit(variant.architecture, parse_checkpoint(weights, variant.source.reader, where), variant.input, where)
     if variant.precision == "int8":
         ranges = load_ranges(models, task, variant)
         model = quantise_model(model, ranges.ranges, where=f"ranges of {variant.architecture}")
     data: bytes = model.SerializeToString(deterministic=True)
     return data
+
+
+def _integer_model(variant: Variant, weights: bytes, where: str) -> bytes:
+    """The plain ONNX twin of a quantised network.
+
+    Raises:
+        ArtifactError: if it is no network that the FPGA compiler takes, or not the one that the variant describes.
+    """
+    try:
+        graph = read_qonnx(weights, where)
+    except CompileError as error:
+        raise ArtifactError(error.message) from None
+    found = (graph.input.height, graph.input.width, precision_of(max(s.conv.weight_bits for s in graph.stages)))
+    expected = (variant.input.height, variant.input.width, variant.precision)
+    if found != expected:
+        raise ArtifactError(f"{where}: expected height, width and precision {expected}, found {found}")
+    return integer_onnx.write(graph)
+
+
+def precision_of(weight_bits: int) -> Precision:
+    """What manifests call a network of so many bits a weight."""
+    precision: Precision = msgspec.convert(f"w{weight_bits}a8", Precision)
+    return precision
 
 
 def verify(

@@ -17,12 +17,14 @@ import numpy as np
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, RequestError
-from hawkvision.manifest import InputSpec
+from hawkvision.manifest import FileSource, InputSpec
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.types import Pixels
 from hawkvision.vision.image import load_input
 from hawkvision.zoo.manifest_text import format_manifest
-from hawkvision.zoo.measure import MeasuredLadder, input_spec, measured_ladder, training_of, weight_path
+from hawkvision.zoo.measure import MeasuredLadder, input_spec, measured_ladder, training_of
+from hawkvision.zoo.qat import is_quantised, quantised_net, train_quantised
+from hawkvision.zoo.qonnx_export import write_qonnx
 from hawkvision.zoo.recipe import Recipe, load_recipe, recipe_labels, training_mask
 from hawkvision.zoo.splits import SPLIT_SEED, split_after_training
 from hawkvision.zoo.train import TrainingSet, is_finished, progress_reports, train_network, weight_file
@@ -77,8 +79,9 @@ def train_ladder(
         if out is None or out.resolve() == models.resolve():
             raise ConfigError(f"a trial of {epochs} epochs must not overwrite the ladder; give another folder as --out")
         shorter = tuple(msgspec.structs.replace(network, epochs=epochs) for network in recipe.networks)
-        recipe = msgspec.structs.replace(recipe, networks=shorter)
-    wanted = {recipe.network(name).name for name in only} or {network.name for network in recipe.networks}
+        fewer = tuple(msgspec.structs.replace(quantised, epochs=epochs) for quantised in recipe.quantised)
+        recipe = msgspec.structs.replace(recipe, networks=shorter, quantised=fewer)
+    wanted = recipe.wanted(only)
     labels = recipe_labels(recipe, models)
     pictures = read_pictures(data, labels)
     split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
@@ -91,12 +94,13 @@ def train_ladder(
     inputs = decode_all(pictures, input_spec(recipe))
     folder = (out or models) / task
     weights = _train_all(recipe, len(labels), pictures, inputs, wanted, cache)
-    left = tuple(network.name for network in recipe.networks if network.name not in weights)
+    left = tuple(name for name in recipe.trained if name not in weights)
     if left:
         return TrainedLadder(folder, left, None)
     measured = measured_ladder(recipe, len(labels), weights, pictures, inputs, split)
-    for name, content in weights.items():
-        write_atomic(folder / weight_path(name), content)
+    for variant in measured.manifest.variants:
+        assert isinstance(variant.source, FileSource)
+        write_atomic(folder / variant.source.file, weights[variant.name])
     if out is not None:
         write_atomic(folder / recipe.labels, (models / task / recipe.labels).read_bytes())
     write_atomic(folder / "manifest.toml", format_manifest(measured.manifest, HEADER.format(task=task)).encode())
@@ -133,6 +137,17 @@ def _train_all(
         with nullcontext(_silent) if finished else progress_reports(network, len(data.labels)) as report:
             model = train_network(network, recipe.input, data, classes, kept, report)
         weights[network.name] = weight_file(model)
+    for quantised in recipe.quantised:
+        of = recipe.network(quantised.of)
+        if of.name not in weights:
+            continue
+        training = (quantised, of, weights[of.name], recipe.input, data, classes, kept)
+        finished = is_quantised(*training)
+        if not finished and quantised.name not in wanted:
+            continue
+        with nullcontext(_silent) if finished else progress_reports(quantised.network(of), len(data.labels)) as report:
+            twin = train_quantised(*training, report)
+        weights[quantised.name] = write_qonnx(quantised_net(twin, recipe.input), f"{recipe.task}_{quantised.name}")
     return weights
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import sched_getaffinity
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -26,9 +26,9 @@ from hawkvision.manifest import FileSource, InputSpec, Manifest, MeasuredAccurac
 from hawkvision.pictures import LabelledPictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backends import open_backend
-from hawkvision.zoo.build import emit_variant
+from hawkvision.zoo.build import emit_variant, precision_of
 from hawkvision.zoo.looking import Looks, Views
-from hawkvision.zoo.recipe import Network, Recipe
+from hawkvision.zoo.recipe import Recipe
 
 BATCH: Final = 64
 """Pictures a run: more does not run faster on two cores."""
@@ -72,10 +72,10 @@ def measured_ladder(
     """
     graphs: dict[str, bytes] = {}
     variants = []
-    for network in recipe.networks:
-        variant = _variant(recipe, network, weights[network.name])
-        graph = emit_variant(recipe.task, variant, Path(), weights[network.name])
-        graphs[network.name] = graph
+    for name in recipe.trained:
+        variant = _variant(recipe, name, weights[name])
+        graph = emit_variant(recipe.task, variant, Path(), weights[name])
+        graphs[name] = graph
         variants.append(msgspec.structs.replace(variant, sha256=sha256_of(graph), bytes=len(graph)))
     manifest = Manifest(
         format=1,
@@ -103,18 +103,20 @@ def input_spec(recipe: Recipe) -> InputSpec:
     return InputSpec(height=facts.side, width=facts.side, mean=facts.mean, std=facts.std)
 
 
-def weight_path(name: str) -> str:
-    """A network's weight file, below the task's folder."""
-    return f"weights/{name}.safetensors"
+def weight_path(name: str, kind: Literal["safetensors", "onnx"] = "safetensors") -> str:
+    """A network's weight file, below the task's folder. Quantised ones are `onnx`."""
+    return f"weights/{name}.{kind}"
 
 
-def _variant(recipe: Recipe, network: Network, content: bytes) -> Variant:
+def _variant(recipe: Recipe, name: str, content: bytes) -> Variant:
+    quantised = next((q for q in recipe.quantised if q.name == name), None)
+    file = weight_path(name) if quantised is None else weight_path(name, "onnx")
     return Variant(
-        name=network.name,
-        architecture=network.architecture,
-        precision="fp32",
+        name=name,
+        architecture=recipe.network(name if quantised is None else quantised.of).architecture,
+        precision="fp32" if quantised is None else precision_of(quantised.weight_bits),
         license=recipe.license,
-        source=FileSource(file=weight_path(network.name), sha256=sha256_of(content)),
+        source=FileSource(file=file, sha256=sha256_of(content)),
         input=input_spec(recipe),
     )
 

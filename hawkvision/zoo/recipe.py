@@ -7,6 +7,7 @@ from it. Unknown keys are errors.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,6 +47,27 @@ class Network(_Strict, frozen=True):
     """Side of a square that is greyed out at a random place (DeVries and Taylor, arXiv 1708.04552); 0 for none."""
 
 
+class Quantised(_Strict, frozen=True):
+    """A network retrained from another's float weights, as integers: `weight_bits` a weight, 8 an activation.
+
+    Batches and augmentation are the other's. Adam with a one-cycle learning rate.
+    """
+
+    name: Name
+    of: Name
+    weight_bits: Annotated[int, Meta(ge=2, le=8)]
+    seed: int
+    epochs: Count
+    learning_rate: Positive = 0.002
+    """At the peak."""
+
+    def network(self, of: Network) -> Network:
+        """Its training, in the words of the network that it comes from."""
+        return msgspec.structs.replace(
+            of, name=self.name, seed=self.seed, epochs=self.epochs, learning_rate=self.learning_rate
+        )
+
+
 class Pictures(_Strict, frozen=True):
     """Which pictures train. Those marked as test pictures never do; of the rest, `train` chosen by `seed`."""
 
@@ -72,7 +94,13 @@ class Recipe(_Strict, frozen=True):
     input: InputFacts
     networks: Annotated[tuple[Network, ...], Meta(min_length=1)]
     ladder: Ladder
+    quantised: tuple[Quantised, ...] = ()
     committees: tuple[Committee, ...] = ()
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of all that is trained: float networks, then quantised ones."""
+        return (*(network.name for network in self.networks), *(twin.name for twin in self.quantised))
 
     def network(self, name: str) -> Network:
         """The network of that name.
@@ -84,6 +112,16 @@ class Recipe(_Strict, frozen=True):
             if network.name == name:
                 return network
         raise ManifestError(f"the recipe of {self.task!r} trains no {name!r}; it has {[n.name for n in self.networks]}")
+
+    def wanted(self, only: Sequence[str]) -> set[str]:
+        """Those of `trained` that are named, or all if none is.
+
+        Raises:
+            ManifestError: if one is not among them.
+        """
+        if strange := sorted(set(only) - set(self.trained)):
+            raise ManifestError(f"the recipe of {self.task!r} trains no {strange}; it has {list(self.trained)}")
+        return set(only or self.trained)
 
 
 def load_recipe(task: str, models: Path) -> Recipe:
@@ -142,9 +180,12 @@ def training_mask(is_test: NDArray[np.bool_], pictures: Pictures) -> NDArray[np.
 
 def _check_rungs(recipe: Recipe, where: str) -> None:
     networks = [network.name for network in recipe.networks]
-    names = networks + [committee.name for committee in recipe.committees]
+    names = [*recipe.trained, *(committee.name for committee in recipe.committees)]
     if len(set(names)) != len(names):
         raise ManifestError(f"{where}: networks and committees must have distinct names, got {sorted(names)}")
+    for quantised in recipe.quantised:
+        if quantised.of not in networks:
+            raise ManifestError(f"{where}: {quantised.name}: of {quantised.of!r} is not among the networks {networks}")
     for committee in recipe.committees:
         if strange := sorted(set(committee.members) - set(networks)):
             raise ManifestError(f"{where}: {committee.name}: members {strange} are not among the networks {networks}")
@@ -153,5 +194,7 @@ def _check_rungs(recipe: Recipe, where: str) -> None:
         raise ManifestError(f"{where}: ladder names {strange}, which are neither networks nor committees")
     if ladder.default_edge not in ladder.edge:
         raise ManifestError(f"{where}: ladder.default_edge {ladder.default_edge!r} is not in ladder.edge")
+    if ladder.fpga is not None and ladder.fpga not in {quantised.name for quantised in recipe.quantised}:
+        raise ManifestError(f"{where}: ladder.fpga {ladder.fpga!r} is not among the quantised networks")
     if recipe.task != Path(where).parent.name:
         raise ManifestError(f"{where}: it is the recipe of {recipe.task!r}, which belongs into a folder of that name")

@@ -122,6 +122,32 @@ def train_network(
         lr=network.learning_rate, momentum=MOMENTUM, nesterov=True,
     )  # fmt: skip
     checkpoint = checkpoint_of(network, facts, data, classes, folder, start)
+
+    def forward(pixels: Pixels) -> torch.Tensor:
+        with _narrow():
+            logits: torch.Tensor = model(planes(pixels, net, facts))
+        return logits.float()
+
+    run_epochs(model, optimiser, forward, network, data, checkpoint, report)
+    return model
+
+
+def run_epochs(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    forward: Callable[[Pixels], torch.Tensor],
+    network: Network,
+    data: TrainingSet,
+    checkpoint: Path,
+    report: Report,
+) -> None:
+    """Train by cross entropy for the epochs that `checkpoint` does not hold yet, and leave the model in evaluation.
+
+    `forward` gives the logits (n, classes), in float32, of pictures (n, side, side, 3).
+
+    Raises:
+        ArtifactError: if the kept state is damaged or cannot be written.
+    """
     first = 0
     if state := _kept(checkpoint):
         model.load_state_dict(state["model"])
@@ -134,10 +160,8 @@ def train_network(
             progress = (epoch * batches + index) / (network.epochs * batches)
             for group in optimiser.param_groups:
                 group["lr"] = network.learning_rate * _one_cycle(progress)
-            with _narrow():
-                logits = model(planes(pixels, net, facts))
             loss = functional.cross_entropy(
-                logits.float(), torch.from_numpy(labels), label_smoothing=network.label_smoothing
+                forward(pixels), torch.from_numpy(labels), label_smoothing=network.label_smoothing
             )
             optimiser.zero_grad()
             loss.backward()
@@ -145,7 +169,6 @@ def train_network(
             report(epoch, index, loss.item())
         _keep(checkpoint, {"epoch": epoch + 1, "model": model.state_dict(), "sgd": optimiser.state_dict()})
     model.eval()
-    return model
 
 
 def is_finished(network: Network, facts: InputFacts, data: TrainingSet, classes: int, folder: Path) -> bool:
@@ -154,8 +177,17 @@ def is_finished(network: Network, facts: InputFacts, data: TrainingSet, classes:
     Raises:
         ArtifactError: if the kept state is damaged.
     """
-    state = _kept(checkpoint_of(network, facts, data, classes, folder))
-    return state is not None and state["epoch"] == network.epochs
+    return holds_epochs(checkpoint_of(network, facts, data, classes, folder), network.epochs)
+
+
+def holds_epochs(checkpoint: Path, epochs: int) -> bool:
+    """Whether a kept training has come to its end.
+
+    Raises:
+        ArtifactError: if the kept state is damaged.
+    """
+    state = _kept(checkpoint)
+    return state is not None and state["epoch"] == epochs
 
 
 def checkpoint_of(
