@@ -16,8 +16,13 @@ from fpga.ir import Graph, Stage
 from hawkvision.errors import CompileError
 
 Count = Annotated[int, Meta(ge=1, le=4096)]
-ROW_OVERHEAD: Final = 4
-"""Cycles between two rows of a stage's schedule."""
+MIN_ROW: Final = 3
+"""Cycles that a row takes at least: what the decision to begin the next one needs (`fpga/rtl/hv_window.sv`)."""
+INPUT_GAP: Final = 4
+"""Cycles between two rows of pixels (`fpga/rtl/hv_stream_in.sv`)."""
+OUTPUT_ROOM: Final = 2
+"""Pictures whose logits wait behind the last stage: one being taken, one being made."""
+DSP_OPERAND_BITS: Final = 18
 
 
 class StageFolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,6 +38,8 @@ class StageFolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Requantisers side by side: a divisor of `pe`."""
     lut_pe: Annotated[int, Meta(ge=0)] = 0
     """Of `pe`, those whose multipliers are made of look-up tables instead of DSP blocks."""
+    lut_requantise: bool = False
+    """Whether the requantisers' multipliers, one in each lane, are made of look-up tables as well."""
 
     @property
     def multipliers(self) -> int:
@@ -73,8 +80,16 @@ def check_folding(graph: Graph, folding: Folding) -> None:
     names = [stage.name for stage in graph.stages]
     if sorted(folding.stages) != sorted(names):
         raise CompileError(f"folding: expected the stages {names}, got {list(folding.stages)}")
+    lanes = graph.input.channels
     for stage in graph.stages:
-        _check_stage(stage, folding.stages[stage.name])
+        fold = folding.stages[stage.name]
+        _check_stage(stage, fold)
+        if lanes % fold.channels and fold.channels % lanes:
+            raise CompileError(
+                f"folding: {stage.name}: channels: {lanes} come at once, {fold.channels} are read at once: "
+                "one must divide the other"
+            )
+        lanes = fold.lanes
 
 
 def _check_stage(stage: Stage, fold: StageFolding) -> None:
@@ -107,12 +122,51 @@ def beats(stage: Stage, fold: StageFolding) -> int:
     return stage.conv.kernel**2 * stage.taken.channels // (fold.taps * fold.channels)
 
 
+def packs(stage: Stage) -> bool:
+    """Whether two weights share a DSP block's multiplier: `hv_mac` says how."""
+    return 2 * stage.conv.weight_bits + stage.taken.bits <= DSP_OPERAND_BITS
+
+
+def dsp_blocks(stage: Stage, fold: StageFolding) -> int:
+    """Multipliers of 18×18 bits that a stage takes."""
+    channels = fold.pe - fold.lut_pe
+    multipliers = (-(-channels // 2) if packs(stage) else channels) * fold.taps * fold.channels
+    return multipliers + (0 if stage.requantise is None or fold.lut_requantise else fold.lanes)
+
+
+def row_slots(stage: Stage) -> int:
+    """Rows of its input that a stage keeps.
+
+    Those under the kernel, one that is being written and as a rule two more, so that neither side waits for the other's
+    pipeline; twice the kernel's where it covers the whole input, so that a picture comes in while another is worked on.
+    """
+    kernel = stage.conv.kernel
+    return 2 * kernel if kernel > 2 else 4
+
+
+def row_cycles(stage: Stage, fold: StageFolding) -> int:
+    """Cycles from one row of a stage's output to the next, when nothing is waited for."""
+    kernel = stage.conv.kernel
+    positions = stage.convolved.width * beats(stage, fold) * (stage.conv.channels // fold.pe)
+    window = kernel - 1 if fold.taps > kernel else 0  # to fill the window before the row's first position
+    return max(MIN_ROW, positions + window)
+
+
 def cycles(stage: Stage, fold: StageFolding) -> int:
     """Cycles that a stage is busy with one picture."""
-    groups = stage.conv.channels // fold.pe
-    return stage.convolved.height * (stage.convolved.width * beats(stage, fold) * groups + ROW_OVERHEAD)
+    return stage.convolved.height * row_cycles(stage, fold)
 
 
 def cycles_of(graph: Graph, folding: Folding) -> Mapping[str, int]:
     """By stage; the greatest is the graph's initiation interval, the cycles from one picture to the next."""
     return {stage.name: cycles(stage, folding.stages[stage.name]) for stage in graph.stages}
+
+
+def input_cycles(graph: Graph) -> int:
+    """Cycles in which a picture's pixels come in at one a cycle."""
+    return graph.input.height * (graph.input.width + INPUT_GAP)
+
+
+def interval(graph: Graph, folding: Folding) -> int:
+    """The initiation interval: cycles from one picture to the next when pixels are always there and logits taken."""
+    return max(*cycles_of(graph, folding).values(), input_cycles(graph), graph.classes)

@@ -1,0 +1,62 @@
+// hv_stream_out: logits to the outside, one int32 a beat, in class order; m_last marks a picture's last.
+//
+// A beat counts when m_valid and m_ready are both high; m_data and m_last stay as they are until then. Pictures wait
+// in a FIFO of ROOM pictures: the last stage begins one only if there is room (`freed` marks each that has left), so
+// back-pressure stops the pipeline at the boundaries of pictures and rows, never by a clock enable.
+//
+//   in_data   LANES logits of ACCW bits a beat, the first in the low bits
+// Latency: 3 cycles from a beat to m_valid. Constraint: LANES divides CLASSES.
+module hv_stream_out #(
+  parameter CLASSES = 10,
+  parameter LANES = 1,
+  parameter ACCW = 20,
+  parameter ROOM = 2
+)(
+  input  wire                  clk,
+  input  wire                  rst,
+  input  wire                  in_valid,
+  input  wire [LANES*ACCW-1:0] in_data,
+  output reg                   freed,
+  output reg                   m_valid,
+  input  wire                  m_ready,
+  output wire signed [31:0]    m_data,
+  output reg                   m_last
+);
+  localparam WORDS = ROOM * CLASSES / LANES;
+  localparam DEPTH = (WORDS > 2) ? (1 << $clog2(WORDS)) : 2;
+  localparam LB = $clog2(LANES + 1), CB = $clog2(CLASSES + 1);
+  wire full, some;
+  wire [LANES*ACCW-1:0] word;
+  reg [LB-1:0] left;  // of the word in `data`, with the one that is out
+  wire load = some & (~m_valid | (m_ready & left == 1));
+  hv_fifo #(.DEPTH(DEPTH), .WIDTH(LANES*ACCW)) fifo (
+    .clk(clk), .rst(rst), .in_valid(in_valid), .in_data(in_data), .full(full),
+    .out_valid(some), .out_ready(load), .out_data(word)
+  );
+  reg [LANES*ACCW-1:0] data;
+  reg [CB-1:0] next;  // the class, counted from 1, of the logit behind the one that is out
+  wire signed [ACCW-1:0] low = data[ACCW-1:0];
+  assign m_data = low;
+  always @(posedge clk) begin
+    freed <= m_valid & m_ready & m_last;
+    if (m_valid & m_ready) begin
+      data    <= data >> ACCW;
+      left    <= left - 1'b1;
+      m_valid <= left != 1;
+      m_last  <= next == CLASSES;
+      next    <= (next == CLASSES) ? 1 : next + 1'b1;
+    end
+    if (load) begin
+      data    <= word;
+      left    <= LANES;
+      m_valid <= 1;
+    end
+    if (rst) begin
+      freed   <= 0;
+      m_valid <= 0;
+      left    <= 0;
+      next    <= (CLASSES == 1) ? 1 : 2;
+      m_last  <= CLASSES == 1;
+    end
+  end
+endmodule

