@@ -1,0 +1,307 @@
+"""`fpga-device`: a device at the other end of a line (`fpga/FRAMING.md`).
+
+One thread owns the line; callers hand it pictures, whole or in pieces, and wait. It decides nothing: what is sent when
+is `fpga.sessions`' matter. A line that breaks fails the pictures on it, and the next picture opens it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import threading
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga import reference
+from fpga.backends.base import UNKNOWN, Build, FpgaBackend
+from fpga.framing import Welcome
+from fpga.ir import Graph
+from fpga.links import Link, open_link
+from fpga.reference import Mask
+from fpga.sessions import Answered, Event, Failed, HostSession, Opened, Refused, Rows
+from hawkvision.clock import MonotonicClock
+from hawkvision.errors import BackendError
+from hawkvision.metrics import Cycles, Seconds
+from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backend import check_open
+
+log = logging.getLogger("hawkvision.fpga")
+
+MAX_WAITING: Final = 1024
+"""Pictures in line for the device: four for each of 256 workers, more than a node has."""
+
+Piece: TypeAlias = tuple[Rows, NDArray[np.bool_] | None]
+"""Pixels (count, channels) in the order of rows, and which of them arrived (count,); None: all."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A picture on its way."""
+
+    since: float
+    pieces: deque[Piece] = field(default_factory=deque)
+    answer: Future[tuple[Answered, float]] = field(default_factory=Future)
+    """With the time from `since`, seconds."""
+    sequence: int | None = None
+    queued: bool = False
+    dropped: bool = False
+
+
+class _Line:
+    """The thread that owns a link and a session, from greeting to hanging up."""
+
+    def __init__(self, link: Link, session: HostSession) -> None:
+        self._link, self._session, self._clock = link, session, MonotonicClock()
+        self._lock = threading.Lock()
+        self._news: deque[_Asked] = deque()
+        self._waiting: deque[_Asked] = deque()
+        self._sent: dict[int, _Asked] = {}
+        self._opened: Future[Welcome] = Future()
+        self._stop = False
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.broken: str | None = None
+        """Why nothing goes over this line any more."""
+        self._thread = threading.Thread(target=self._run, name="hawkvision-fpga-device", daemon=True)
+        self._thread.start()
+
+    def device(self) -> Welcome:
+        """What answers at the other end.
+
+        Raises:
+            BackendError: if nothing does, or it refuses.
+        """
+        return self._opened.result()  # the greeting has its own bound
+
+    def tell(self, asked: _Asked) -> None:
+        """There are new pieces of it, or it is dropped.
+
+        Raises:
+            BackendError: if the line is broken, or too many wait.
+        """
+        with self._lock:
+            if self.broken is not None:
+                raise BackendError(self.broken)
+            if len(self._waiting) + len(self._news) >= MAX_WAITING:
+                raise BackendError(f"fpga-device: {MAX_WAITING} pictures are waiting for the device")
+            self._news.append(asked)
+            self._ring()
+
+    def close(self) -> None:
+        """Hang up. What waits fails."""
+        with self._lock:
+            self._stop = True
+            if self.broken is None:
+                self._ring()
+        self._thread.join()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has been rung often enough
+            os.write(self._wake, b"\0")
+
+    def _run(self) -> None:
+        why = "fpga-device: the backend is closed"
+        try:
+            self._session.open(self._clock.now())
+            while not self._stop:
+                self._step()
+        except Exception as error:  # noqa: BLE001 - whatever ends this thread must end the waiting as well
+            log.warning("fpga-device: the line broke: %s", error)
+            why = f"fpga-device: the line broke: {error}"
+        with self._lock:
+            self.broken = why
+            left = [*self._news, *self._waiting, *self._sent.values()]
+            os.close(self._woken)
+            os.close(self._wake)
+            self._link.close()
+        for asked in left:
+            _fail(asked.answer, why)
+        _fail(self._opened, why)
+
+    def _step(self) -> None:
+        session, now = self._session, self._clock.now()
+        self._hear()
+        while self._waiting and session.room:
+            asked = self._waiting.popleft()
+            asked.sequence = session.begin(now)
+            self._sent[asked.sequence] = asked
+            self._pass_on(asked, now)
+        for frame in session.take():
+            self._link.send(frame)
+        wake_at = session.wake_at
+        timeout = None if wake_at is None else max(0.0, wake_at - self._clock.now())
+        ready, _, _ = select.select((self._link.fileno(), self._woken), (), (), timeout)
+        if self._woken in ready:
+            os.read(self._woken, 65536)
+        now = self._clock.now()
+        if self._link.fileno() in ready:
+            for received in self._link.receive():
+                for event in session.receive(received, now):
+                    self._handle(event, now)
+        for event in session.advance(now):
+            self._handle(event, now)
+
+    def _hear(self) -> None:
+        with self._lock:
+            news = list(self._news)
+            self._news.clear()
+        now = self._clock.now()
+        for asked in news:
+            if asked.dropped:
+                self._forget(asked)
+            elif asked.sequence is not None:
+                self._pass_on(asked, now)
+            elif not asked.queued:
+                asked.queued = True
+                self._waiting.append(asked)
+
+    def _pass_on(self, asked: _Asked, now: float) -> None:
+        assert asked.sequence is not None
+        while asked.pieces:
+            pixels, mask = asked.pieces.popleft()
+            try:
+                self._session.add(asked.sequence, pixels, mask, now)
+            except BackendError as error:
+                self._forget(asked)
+                _fail(asked.answer, error.message)
+                return
+
+    def _forget(self, asked: _Asked) -> None:
+        if asked.sequence is not None:
+            self._session.drop(asked.sequence)
+            self._sent.pop(asked.sequence, None)
+        elif asked.queued:
+            self._waiting.remove(asked)
+
+    def _handle(self, event: Event, now: float) -> None:
+        match event:
+            case Opened(device):
+                kind = "an emulator, not hardware" if device.emulated else "a device"
+                log.info("fpga-device: %s answers, window %d", kind, device.window)
+                if not self._opened.done():
+                    self._opened.set_result(device)
+            case Refused(why):
+                _fail(self._opened, f"fpga-device: {why}")
+                while self._waiting:
+                    _fail(self._waiting.popleft().answer, f"fpga-device: {why}")
+            case Answered(sequence):
+                asked = self._sent.pop(sequence, None)
+                if asked is not None:
+                    asked.answer.set_result((event, now - asked.since))
+            case Failed(sequence, why):
+                asked = self._sent.pop(sequence, None)
+                if asked is not None:
+                    _fail(asked.answer, f"fpga-device: {why}")
+
+
+def _fail(waiting: Future[tuple[Answered, float]] | Future[Welcome], why: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(BackendError(why))
+
+
+class BoardBackend(FpgaBackend):
+    """The device at `address` (`fpga.links.open_link`), which must hold just this graph.
+
+    Raises:
+        ConfigError: if the address is none.
+        BackendError: if no device answers there, or it holds another graph.
+    """
+
+    name = "fpga-device"
+
+    def __init__(self, graph: Graph, address: str, build: Build = UNKNOWN) -> None:
+        super().__init__(graph, build)
+        self._address = address
+        self._line_lock = threading.Lock()
+        self._line = self._open()
+        try:
+            self.device = self._line.device()
+        except BackendError as error:
+            self._line.close()
+            raise BackendError(f"{address}: {error}") from None
+        if self.device.emulated:
+            log.warning("fpga-device: at %s is an emulator, not hardware; its times are modelled", address)
+
+    @property
+    def emulated(self) -> bool:
+        """See `FpgaBackend.emulated`."""
+        return self.device.emulated
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        with self._line_lock:
+            super().close()
+            self._line.close()
+
+    def infer_pieces(self, pieces: Iterable[Piece]) -> Logits:
+        """Logits (classes,) of one picture that arrives in pieces: each goes on its way when the iterator gives it.
+
+        What an iterator that ends early leaves out has not arrived.
+
+        Raises:
+            BackendError: as `infer`, and if the pieces are more than a picture.
+        """
+        check_open(self.name, self._closed)
+        line, asked, left = self._current(), _Asked(MonotonicClock().now()), self._shape[0] * self._shape[1]
+        try:
+            for pixels, mask in pieces:
+                asked.pieces.append((pixels, mask))
+                left -= len(pixels)
+                line.tell(asked)
+            if left > 0:
+                channels = self.graph.input.channels
+                asked.pieces.append((np.zeros((left, channels), np.uint8), np.zeros(left, np.bool_)))
+                line.tell(asked)
+            answered = self._await(asked)
+        except BaseException:  # the caller's iterator may raise anything; nobody waits then
+            asked.dropped = True
+            with contextlib.suppress(BackendError):
+                line.tell(asked)
+            raise
+        return self._floats(answered.logits)
+
+    def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+        n, line = len(batch), self._current()
+        rows = reference.planes(self.graph, batch).reshape(n, -1, self.graph.input.channels)
+        which = None if mask is None else mask.reshape(n, -1)
+        # Copied: the caller may reuse its memory when one of these has failed and the others are still sent.
+        rows = rows.copy() if np.shares_memory(rows, batch) else rows
+        asked = []
+        for index in range(n):
+            each = _Asked(MonotonicClock().now())
+            each.pieces.append((rows[index], None if which is None else which[index]))
+            line.tell(each)
+            asked.append(each)
+        return np.stack([self._await(each).logits for each in asked])
+
+    def _await(self, asked: _Asked) -> Answered:
+        answered, took_s = asked.answer.result()  # the session's attempts are bounded
+        device = self.device
+        cycles: dict[Cycles, int] = {}
+        seconds: dict[Seconds, float] = {"round_trip": took_s}
+        if answered.cycles:
+            cycles["modelled" if device.emulated else "reported"] = answered.cycles
+            if device.emulated and device.clock_hz:
+                seconds["modelled"] = answered.cycles / device.clock_hz
+        self._count(1, cycles, seconds)
+        return answered
+
+    def _open(self) -> _Line:
+        return _Line(open_link(self._address), HostSession(self.graph, secrets.randbits(32)))
+
+    def _current(self) -> _Line:
+        """The line, opened anew if it broke."""
+        with self._line_lock:
+            check_open(self.name, self._closed)
+            if self._line.broken is not None:
+                self._line.close()
+                self._line = self._open()
+            return self._line

@@ -1,0 +1,46 @@
+"""`fpga-ref`: the integer graph on this machine's CPU, the same bits as the hardware's."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.backends.base import UNKNOWN, Build, FpgaBackend
+from fpga.ir import Graph
+from fpga.kernel import How, Kernel
+from fpga.reference import Mask
+from hawkvision.metrics import Cycles, Seconds
+from hawkvision.types import Pixels
+
+
+class ReferenceBackend(FpgaBackend):
+    """`fpga.kernel` as a backend. Where the folding is known, it counts the cycles that a device would have taken.
+
+    Raises:
+        BackendError: if the kernel is not exact.
+        CompileError: as `fpga.kernel.Kernel` says, if `how` is given.
+    """
+
+    name = "fpga-ref"
+
+    def __init__(self, graph: Graph, build: Build = UNKNOWN, how: How | None = None) -> None:
+        super().__init__(graph, build)
+        self._kernel = Kernel(graph, how=how)
+        self._cycles_each: dict[Cycles, int] = {}
+        self._seconds_each: dict[Seconds, float] = {}
+        if (cycles := build.interval(graph)) is not None:
+            self._cycles_each["modelled"] = cycles
+            if build.clock_hz is not None:
+                self._seconds_each["modelled"] = cycles / build.clock_hz
+
+    @property
+    def how(self) -> How:
+        """Whether compiled code runs, or NumPy in its place."""
+        return self._kernel.how
+
+    def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+        logits = self._kernel.logits(batch, mask)
+        n = len(batch)
+        cycles: dict[Cycles, int] = {kind: each * n for kind, each in self._cycles_each.items()}
+        self._count(n, cycles, {kind: each * n for kind, each in self._seconds_each.items()})
+        return logits

@@ -1,0 +1,321 @@
+"""The integer network as something that can serve: the bits of `fpga.reference`, hundreds of times as fast.
+
+`kernel.cpp` is compiled once for this machine's processor, by whatever C++ compiler the system has. Where there is
+none, NumPy does the same in single precision, whose products and sums are exact below 2^24; a warning says so, and
+`how` and the log say which of the two it is. Either is held against `fpga.reference` when it is made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga import reference
+from fpga.ir import Conv, Graph, Stage
+from fpga.reference import Mask
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ArtifactError, BackendError, CompileError
+from hawkvision.manifest import cache_dir
+from hawkvision.types import Pixels
+
+log = logging.getLogger("hawkvision.fpga")
+
+SOURCE: Final = Path(__file__).with_name("kernel.cpp")
+COMPILERS: Final = ("c++", "g++", "clang++")
+LANES: Final = 16
+"""As in `kernel.cpp`: outputs of one vector."""
+COMPILE_TIMEOUT_S: Final = 120.0
+"""A minute is what it takes on a Raspberry Pi under load; here it is two seconds."""
+EXACT_BELOW: Final = 1 << 24
+"""Integers that single precision holds."""
+
+How: TypeAlias = Literal["compiled", "numpy"]
+
+
+class Kernel:
+    """A graph's logits, by compiled code or NumPy. May be called from several threads at once.
+
+    Args:
+        graph: the network.
+        folder: where compiled code is kept; None takes `fpga` in the cache folder.
+        how: which one to use; None takes compiled code if it can be had.
+
+    Raises:
+        CompileError: if `how` is "compiled" and it cannot be had.
+        BackendError: if it gives other logits than `fpga.reference`: a defect of the compiler, or ours.
+    """
+
+    def __init__(self, graph: Graph, folder: Path | None = None, how: How | None = None) -> None:
+        self._graph = graph
+        self._run: _Compiled | _Vectorised
+        self.how: How = "numpy"
+        if how == "numpy":
+            self._run = _Vectorised(graph)
+        else:
+            try:
+                self._run, self.how = _Compiled(graph, _library(folder or cache_dir() / "fpga")), "compiled"
+            except CompileError as error:
+                if how == "compiled":
+                    raise
+                log.warning("fpga-ref: %s; NumPy takes its place: the same logits, many times slower", error)
+                self._run = _Vectorised(graph)
+        self._check()
+        log.info("fpga-ref: %s kernel for %s", self.how, graph.name)
+
+    def logits(self, pictures: Pixels, mask: Mask | None = None) -> NDArray[np.int32]:
+        """Logits (n, classes) of pictures (n, height, width, planes), RGB or what the input stream carries.
+
+        Where `mask` (n, height, width) says that a pixel did not arrive, `fpga.reference.filled` says what is there.
+
+        Raises:
+            BackendError: if the arrays are others.
+        """
+        at = self._graph.input
+        fits = pictures.shape[1:] in ((at.height, at.width, at.channels), (at.height, at.width, 3))
+        if pictures.ndim != 4 or not fits or pictures.dtype != np.uint8:
+            raise BackendError(f"expected pictures of {at}, got {pictures.dtype} of shape {pictures.shape}")
+        if mask is not None and (mask.shape != pictures.shape[:3] or mask.dtype != np.bool_):
+            raise BackendError(f"mask: expected bool of {pictures.shape[:3]}, got {mask.dtype} of {mask.shape}")
+        return self._run(np.ascontiguousarray(pictures), None if mask is None else np.ascontiguousarray(mask))
+
+    def _check(self) -> None:
+        graph, draw = self._graph, np.random.default_rng(0)
+        size = (2, graph.input.height, graph.input.width)
+        pictures = draw.integers(0, 256, (*size, graph.input.channels), dtype=np.uint8)
+        mask = draw.random(size) < 0.9
+        expected = reference.logits(graph, reference.filled(graph, pictures, mask))
+        if not np.array_equal(self.logits(pictures, mask), expected):
+            raise BackendError(f"{graph.name}: the {self.how} kernel gives other logits than the reference")
+
+
+class _Layer(ctypes.Structure):
+    """As `Layer` in `kernel.cpp`."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "kernel",
+                "pad",
+                "height",
+                "width",
+                "channels",
+                "made_height",
+                "made_width",
+                "made_channels",
+                "pool",
+                "pre_shift",
+                "shift",
+                "limit",
+            )
+        ),
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("multiplier", ctypes.c_void_p),
+    ]
+
+
+class _Network(ctypes.Structure):
+    """As `Network` in `kernel.cpp`."""
+
+    _fields_ = [
+        ("count", ctypes.c_int32),
+        ("layers", ctypes.POINTER(_Layer)),
+        ("fill", ctypes.c_uint8 * 4),
+    ]
+
+
+class _Compiled:
+    """A graph laid out for `kernel.cpp`."""
+
+    def __init__(self, graph: Graph, library: ctypes.CDLL) -> None:
+        self._call = library.hv_logits
+        self._kept: list[NDArray[Any]] = []  # what the pointers point to
+        layers = [self._layer(stage) for stage in graph.stages]
+        self._layers = (_Layer * len(layers))(*layers)
+        fill = (ctypes.c_uint8 * 4)(*graph.fill)
+        self._network = _Network(len(layers), ctypes.cast(self._layers, ctypes.POINTER(_Layer)), fill)
+        self._reference = ctypes.byref(self._network)
+        self._classes = graph.classes
+
+    def __call__(self, pictures: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+        logits = np.empty((len(pictures), self._classes), np.int32)
+        if self._call(
+            self._reference,
+            pictures.ctypes.data,
+            pictures.shape[3],
+            None if mask is None else mask.ctypes.data,
+            len(pictures),
+            logits.ctypes.data,
+        ):
+            raise BackendError("fpga-ref: out of memory")
+        return logits
+
+    def _layer(self, stage: Stage) -> _Layer:
+        conv, requantise = stage.conv, stage.requantise
+        multiplier = np.ones(conv.channels, np.int32) if requantise is None else requantise.multiplier
+        return _Layer(
+            conv.kernel,
+            conv.pad,
+            stage.taken.height,
+            stage.taken.width,
+            stage.taken.channels,
+            stage.convolved.height,
+            stage.convolved.width,
+            conv.channels,
+            stage.pool is not None,
+            0 if requantise is None else requantise.pre_shift,
+            1 if requantise is None else requantise.shift,
+            0 if requantise is None else (1 << requantise.bits) - 1,
+            self._keep(_laid_out(conv)),
+            self._keep(_whole_vectors(conv.bias)),
+            self._keep(_whole_vectors(multiplier)),
+        )
+
+    def _keep(self, values: NDArray[Any]) -> int:
+        self._kept.append(values)
+        return values.ctypes.data
+
+
+def _whole_vectors(values: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.pad(values, (0, -len(values) % LANES))
+
+
+def _laid_out(conv: Conv) -> NDArray[np.int8]:
+    """(vectors, kernel rows, groups, LANES, 4), as drawn at the top of `kernel.cpp`."""
+    rows = conv.weights.reshape(conv.channels, conv.kernel, -1)
+    rows = np.pad(rows, ((0, -conv.channels % LANES), (0, 0), (0, -rows.shape[2] % 4)))
+    grouped = rows.reshape(-1, LANES, conv.kernel, rows.shape[2] // 4, 4)
+    return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4))
+
+
+def _library(folder: Path) -> ctypes.CDLL:
+    """`kernel.cpp` for this processor, compiled if that has not been done.
+
+    Raises:
+        CompileError: if there is no compiler that can, or nowhere to put the result.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise CompileError(f"no C++ compiler ({', '.join(COMPILERS)}); install one, on Debian the package g++")
+    command = [compiler, *_flags()]
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout  # noqa: S603
+    told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version, _processor())
+    path = folder / f"kernel-{hashlib.sha256(b'|'.join(told_apart)).hexdigest()[:32]}.so"
+    if not path.is_file():
+        _compile(command, path)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompileError(f"{path}: cannot be loaded: {error}") from None
+    library.hv_logits.restype = ctypes.c_int32
+    library.hv_logits.argtypes = [
+        ctypes.POINTER(_Network),
+        ctypes.c_void_p,
+        ctypes.c_int32,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    ]
+    return library
+
+
+def _flags() -> tuple[str, ...]:
+    native = "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"
+    return ("-std=c++17", "-O3", native, "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared")
+
+
+@functools.cache
+def _processor() -> bytes:
+    """What `native` stands for: a cache that moves to another machine must not crash there."""
+    kinds = ("flags", "Features", "model name", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    told = sorted({line for line in lines if line.split("\t")[0].strip() in kinds})
+    return "\n".join([platform.machine(), *told]).encode()
+
+
+def _compile(command: Sequence[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        built = Path(scratch) / "kernel.so"
+        try:
+            done = subprocess.run(  # noqa: S603
+                [*command, "-o", str(built), str(SOURCE)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMPILE_TIMEOUT_S,
+                check=False,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"{command[0]}: no end within {COMPILE_TIMEOUT_S:.0f} s") from None
+        if done.returncode:
+            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
+            raise CompileError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
+        try:
+            write_atomic(path, built.read_bytes())
+        except ArtifactError as error:
+            raise CompileError(error.message) from None
+
+
+class _Vectorised:
+    """`fpga.reference` with one matrix product per convolution, in the shortest floating point that is exact."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._factors = [_factor(stage) for stage in graph.stages]
+
+    def __call__(self, pictures: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+        graph = self._graph
+        taken = pictures if pictures.shape[3] == graph.input.channels else reference.planes(graph, pictures)
+        maps: NDArray[Any] = taken if mask is None else reference.filled(graph, taken, mask)
+        for stage, factor in zip(graph.stages, self._factors, strict=True):
+            sums = _product(stage.conv, factor, maps)
+            if stage.requantise is None:
+                return sums.reshape(len(sums), -1)
+            # As in the compiled kernel: the maximum first, for requantisation never decreases.
+            if stage.pool is not None:
+                sums = _pooled(sums)
+            maps = reference.requantise(stage.requantise, sums.astype(np.int64))
+        raise AssertionError("a graph ends with a stage that is not requantised")
+
+
+def _factor(stage: Stage) -> NDArray[Any]:
+    """Weights (kernel · kernel · channels, outputs)."""
+    low, high = stage.conv.accumulator_range(stage.taken.bits)
+    exact = np.float32 if max(-low, high) < EXACT_BELOW else np.float64
+    return np.ascontiguousarray(stage.conv.weights.reshape(stage.conv.channels, -1).T.astype(exact))
+
+
+def _product(conv: Conv, factor: NDArray[Any], maps: NDArray[Any]) -> NDArray[np.int32]:
+    pad, kernel = conv.pad, conv.kernel
+    padded = np.pad(maps.astype(factor.dtype), ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), axis=(1, 2))
+    n, height, width = windows.shape[:3]
+    columns = windows.transpose(0, 1, 2, 4, 5, 3).reshape(n * height * width, -1)
+    sums: NDArray[np.int32] = (columns @ factor).astype(np.int32) + conv.bias
+    return sums.reshape(n, height, width, conv.channels)
+
+
+def _pooled(sums: NDArray[np.int32]) -> NDArray[np.int32]:
+    height, width = sums.shape[1] // 2 * 2, sums.shape[2] // 2 * 2
+    even = sums[:, :height, :width]
+    wide = np.maximum(even[:, ::2], even[:, 1::2])
+    pooled: NDArray[np.int32] = np.maximum(wide[:, :, ::2], wide[:, :, 1::2])
+    return pooled

@@ -1,0 +1,252 @@
+"""The three FPGA backends keep the contract, give the same integers, and tell cycles, times and joules apart."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fpga import reference
+from fpga.backends import Options, build_of, open_fpga
+from fpga.backends.base import Build, FpgaBackend
+from fpga.backends.board import BoardBackend
+from fpga.backends.ref import ReferenceBackend
+from fpga.backends.simulated import SimulatedBackend
+from fpga.folding import Folding, StageFolding, format_folding, interval
+from fpga.integer_onnx import write
+from fpga.links import UdpLink, open_link
+from hawkvision.errors import BackendError, CompileError, ConfigError
+from hawkvision.process import ServerProcess, running
+from hawkvision.testing import BackendConformance
+from hawkvision.vision.backend import Backend
+from tests.fpga.graphs import random_graph
+
+GRAPH = random_graph(side=8, planes=1)
+COLOUR = random_graph(side=24, planes=3)
+FOLDING = Folding(stages={stage.name: StageFolding() for stage in GRAPH.stages})
+BUILD = Build(FOLDING, 100e6, 2e-6)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    path.write_bytes(write(GRAPH))
+    return path
+
+
+@contextlib.contextmanager
+def emulated(model: Path, *line: str) -> Iterator[ServerProcess]:
+    with running("fpga.emulator", "--model", str(model), *line) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def udp(model: Path) -> Iterator[str]:
+    with emulated(model, "--window", "3") as process:
+        yield process.url
+
+
+@pytest.fixture(scope="module")
+def serial(model: Path) -> Iterator[tuple[str, str]]:
+    """Two lines, for a line has one host."""
+    with emulated(model, "--pty") as one, emulated(model, "--pty") as other:
+        yield one.url, other.url
+
+
+class TestReferenceBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: ReferenceBackend(GRAPH)
+
+
+class TestReferenceBackendWithoutCompiler(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: ReferenceBackend(COLOUR, how="numpy")
+
+
+class TestSimulatedBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: SimulatedBackend(GRAPH, BUILD)
+
+
+class TestBoardBackendOverUdp(BackendConformance):
+    # A device has one session: the newer host takes it from the older, which greets it again for its next picture.
+    @pytest.fixture
+    def make_backend(self, udp: str) -> Callable[[], Backend]:
+        return lambda: BoardBackend(GRAPH, udp)
+
+
+class TestBoardBackendOverSerial(BackendConformance):
+    @pytest.fixture
+    def make_backend(self, serial: tuple[str, str]) -> Callable[[], Backend]:
+        lines = itertools.cycle(serial)
+        return lambda: BoardBackend(GRAPH, next(lines))
+
+
+def pictures(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, 8, 8, 3), dtype=np.uint8)
+
+
+def expected(planes: np.ndarray) -> np.ndarray:
+    return reference.logits(GRAPH, planes).astype(np.float32) * np.float32(GRAPH.logit_scale)
+
+
+@pytest.mark.parametrize("kind", ["fpga-ref", "fpga-sim", "fpga-device"])
+def test_all_give_the_reference_logits_whole_or_in_part(kind: str, model: Path, udp: str, tmp_path: Path) -> None:
+    folding = tmp_path / "folding.json"
+    folding.write_bytes(format_folding(FOLDING))
+    options = Options(udp if kind == "fpga-device" else None, folding=folding, clock_mhz=50.0)
+    batch, mask = pictures(4), np.random.default_rng(1).random((4, 8, 8)) < 0.8
+    backend: FpgaBackend = open_fpga(kind, model, options)  # type: ignore[arg-type]
+    with contextlib.closing(backend):
+        grey = reference.planes(GRAPH, batch)
+        np.testing.assert_array_equal(backend.infer(batch), expected(grey))
+        np.testing.assert_array_equal(backend.infer_masked(batch, mask), expected(reference.filled(GRAPH, grey, mask)))
+        assert backend.counts().pictures == 8
+        with pytest.raises(BackendError, match="the mask is"):
+            backend.infer_masked(batch, mask[:, 1:])
+
+
+def test_the_reference_counts_what_the_model_says() -> None:
+    backend = ReferenceBackend(GRAPH, BUILD)
+    backend.infer(pictures(3))
+    cycles, counts = 3 * interval(GRAPH, FOLDING), backend.counts()
+    assert counts.cycles == {"modelled": cycles}
+    assert counts.seconds == {"modelled": pytest.approx(cycles / 100e6)}
+    assert counts.joules == pytest.approx(6e-6)
+    assert counts.emulated is None
+
+
+def test_what_is_not_known_is_not_counted() -> None:
+    backend = ReferenceBackend(GRAPH)
+    backend.infer(pictures(1))
+    counts = backend.counts()
+    assert (counts.pictures, dict(counts.cycles), dict(counts.seconds), counts.joules) == (1, {}, {}, None)
+
+
+def test_the_simulation_counts_cycles_of_the_rtl() -> None:
+    backend = SimulatedBackend(GRAPH, BUILD)
+    backend.infer(pictures(4))
+    counts = backend.counts()
+    assert 4 * interval(GRAPH, FOLDING) <= counts.cycles["simulated"] < 6 * interval(GRAPH, FOLDING)
+    assert counts.seconds == {"simulated": pytest.approx(counts.cycles["simulated"] / 100e6)}
+
+
+def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> None:
+    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
+        backend.infer(pictures(2))
+        counts = backend.counts()
+    # The emulator was told of no folding: a multiplication a cycle.
+    assert counts.cycles == {"modelled": 2 * GRAPH.multiplications}
+    assert counts.seconds["modelled"] == pytest.approx(2 * GRAPH.multiplications / 100e6)
+    assert counts.seconds["round_trip"] >= counts.seconds["modelled"]
+    assert counts.emulated is True
+
+
+def test_rows_go_to_the_device_as_they_come(udp: str) -> None:
+    (picture,) = reference.planes(GRAPH, pictures(1))
+    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
+        rows = ((picture[row], None) for row in range(8))
+        np.testing.assert_array_equal(backend.infer_pieces(rows), expected(picture[None])[0])
+        # The last three rows never come.
+        mask = np.repeat(np.arange(8) < 5, 8).reshape(1, 8, 8)
+        early = ((picture[row], None) for row in range(5))
+        shown = reference.filled(GRAPH, picture[None], mask)
+        np.testing.assert_array_equal(backend.infer_pieces(early), expected(shown)[0])
+
+
+def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> None:
+    def broken() -> Iterator[tuple[np.ndarray, None]]:
+        yield np.zeros((8, 1), np.uint8), None
+        raise OSError("the camera is gone")
+
+    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
+        for _ in range(5):  # more than the window of 3
+            with pytest.raises(OSError, match="camera"):
+                backend.infer_pieces(broken())
+        with pytest.raises(BackendError, match="of 64 with 1 channels"):
+            backend.infer_pieces([(np.zeros((65, 1), np.uint8), None)])
+        assert backend.infer(pictures(1)).shape == (1, 5)
+
+
+def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:
+    with pytest.raises(BackendError, match=f"holds the model {GRAPH.sha256[:16]}"):
+        BoardBackend(random_graph(9), udp)
+
+
+def test_a_device_that_goes_away_fails_its_callers_and_a_new_one_is_found(model: Path) -> None:
+    with emulated(model) as process:
+        backend, port = BoardBackend(GRAPH, process.url), process.port
+        backend.infer(pictures(1))
+    with contextlib.closing(backend), emulated(model, "--port", str(port)):
+        np.testing.assert_array_equal(backend.infer(pictures(1)), ReferenceBackend(GRAPH).infer(pictures(1)))
+
+
+def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
+    with emulated(model, "--pty") as process:
+        backend = BoardBackend(GRAPH, process.url)
+    with contextlib.closing(backend), pytest.raises(BackendError, match=r"fpga-device: the line broke|serial:"):
+        backend.infer(pictures(1))
+
+
+def test_a_serial_line_has_one_host(serial: tuple[str, str]) -> None:
+    with contextlib.closing(BoardBackend(GRAPH, serial[0])), pytest.raises(BackendError, match="another has it"):
+        BoardBackend(GRAPH, serial[0])
+
+
+def test_closing_ends_the_thread(udp: str) -> None:
+    BoardBackend(GRAPH, udp).close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "hawkvision-fpga-device"]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "udp://host", "udp://h:99999", "udp://h:1/x", "serial:tty", "serial:/dev/x?baud=fast", "serial:/d?x=1"]
+)
+def test_addresses_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected udp://HOST:PORT or serial:/dev/NAME"):
+        open_link(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("serial:/nowhere/tty", "No such file"),
+        ("serial:/dev/null", "Inappropriate ioctl"),
+        ("serial:/dev/null?baud=12345", "12345 baud is no speed"),
+        ("udp://no-such-host.invalid:1", "udp://no-such-host.invalid:1"),
+    ],
+)
+def test_lines_that_cannot_be_opened_are_errors(url: str, says: str) -> None:
+    with pytest.raises(BackendError, match=says):
+        open_link(url)
+
+
+def test_links_receive_nothing_when_nothing_came() -> None:
+    udp = UdpLink.at("127.0.0.1", 0)
+    assert udp.receive() == []
+    with pytest.raises(BackendError, match="in use"):
+        UdpLink.at("127.0.0.1", udp.port)
+    udp.send(b"nobody has asked yet")
+    udp.close()
+
+
+def test_backends_say_what_they_miss(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="missing its address"):
+        open_fpga("fpga-device", model, Options())
+    with pytest.raises(CompileError, match="needs a folding"):
+        SimulatedBackend(GRAPH, Build())
+    with pytest.raises(CompileError, match="not a report"):
+        build_of(GRAPH, Options(report=tmp_path / "none.json"))
+    with pytest.raises(CompileError, match="No such file"):
+        build_of(GRAPH, Options(folding=tmp_path / "none.json"))
+    other = tmp_path / "folding.json"
+    other.write_bytes(format_folding(Folding(stages={"x": StageFolding()})))
+    with pytest.raises(CompileError, match="expected the stages"):
+        build_of(GRAPH, Options(folding=other))
