@@ -17,7 +17,7 @@ from edge.policies.registration import Registration
 from edge.policies.residency import Residency
 from edge.policies.rival import PatientCall
 from edge.policies.routes import DIGITS, Registered
-from edge.rung import EdgeResult, Looked, Rung
+from edge.rung import EdgeResult, Look, Looked, Rung
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS
@@ -149,10 +149,9 @@ class Worker:
         asked = node.clock.now()
         async with self.residency.held(name) as rung:
             waited_ms = (node.clock.now() - asked) * 1e3
-            result, queue_ms = await pool.submit(
-                lambda: rung.look(call.body, call.header, call.request.top_k, node.max_pixels, node.clock),
-                call.deadline,
-            )
+            look = Look(rung, call.body, call.header, call.request.top_k, node.max_pixels, node.clock)
+            # Pictures that wait for the same variant share a run of it, as the node's own policy's do.
+            result, queue_ms = await pool.submit(look, call.deadline, rung.look_together)
         infer_ms = self._registration.variants[name].infer_ms
         self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
