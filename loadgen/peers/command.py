@@ -188,7 +188,14 @@ def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path], rou
         return ()
     whole = {name: visits for name, visits in contest.visits.items() if len(visits) == rounds}
     ours = whole.get(OURS)
-    bare = results.row(BARE, BARE, "", "decode, scale and ONNX Runtime in a loop", contest.visits[BARE], ours)
+    bare = results.row(
+        BARE,
+        BARE,
+        "",
+        "decode, scale and ONNX Runtime in a loop; latencies computed: its turns, first come first served",
+        contest.visits[BARE],
+        ours,
+    )
     return (
         bare,
         *(

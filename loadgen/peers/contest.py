@@ -95,7 +95,7 @@ class Contest:
                     continue
                 self._say(f"round {number + 1} of {self._plan.rounds}: {name or BARE}")
                 if name is None:
-                    self.visits.setdefault(BARE, []).append(Visit(self._bare(bare)))
+                    self.visits.setdefault(BARE, []).append(self._bare(bare, number))
                     continue
                 with self._going_on_without(peers[name]):
                     self.visits.setdefault(name, []).append(await self._visit(peers[name], number))
@@ -171,13 +171,25 @@ class Contest:
         outcomes = await Engine(job, loaded, served.asker).run(time.monotonic() + START_S)
         return outcomes, max((each.done_s for each in outcomes), default=0.0)
 
-    def _bare(self, classify: Classify) -> Window:
-        """The ceiling: the work in a loop, on the servers' core, nothing around it."""
+    def _bare(self, classify: Classify, number: int) -> Visit:
+        """The ceiling: the work in a loop, on the servers' core, nothing around it.
+
+        Its latencies are computed: the arrivals that every server of the round gets, one after another, each for as
+        long as one turn of the loop took. No server that runs one picture at a time can be faster.
+        """
+        plan = self._plan
         with pinned(self._field.task.core):
-            _repeat(classify, self._field.bodies, self._plan.warm_up_s)
+            _repeat(classify, self._field.bodies, plan.warm_up_s)
             before = time.thread_time()
-            done, wall_s = _repeat(classify, self._field.bodies, self._plan.window_s)
-            return Window(done, 0, wall_s, time.thread_time() - before)
+            turns_s = _repeat(classify, self._field.bodies, plan.window_s)
+            cpu_s = time.thread_time() - before
+        window = Window(len(turns_s), 0, float(turns_s.sum()), cpu_s)
+        at: dict[float, Waits] = {}
+        for share in SHARES:
+            rate = share * window.per_s
+            due_s = Poisson(rate).due_times(plan.window_s, plan.seed + number)
+            at[share] = Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
+        return Visit(window, at)
 
     def _floor(self) -> NDArray[np.float64]:
         """What the client itself waits, against a loop over one blocking socket."""
@@ -248,13 +260,28 @@ def _is_good(outcome: Outcome) -> bool:
     return outcome.answered and bool(outcome.right)
 
 
-def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> tuple[int, float]:
-    started = time.perf_counter()
-    done = 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        classify(bodies[done % len(bodies)])
-        done += 1
-    return done, elapsed
+def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> NDArray[np.float64]:
+    """Seconds that each turn of the loop took, for so many seconds in all."""
+    turns = []
+    last = started = time.perf_counter()
+    while last - started < seconds:
+        classify(bodies[len(turns) % len(bodies)])
+        now = time.perf_counter()
+        turns.append(now - last)
+        last = now
+    return np.array(turns)
+
+
+def sojourns_s(due_s: NDArray[np.float64], service_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """From when each request was due to when one worker, first come first served, is done with it (Lindley, 1952).
+
+    The n-th takes the n-th of `service_s`, which begins anew where it ends.
+    """
+    done, free_at = np.empty(len(due_s)), 0.0
+    for number, due in enumerate(due_s):
+        free_at = max(free_at, float(due)) + float(service_s[number % len(service_s)])
+        done[number] = free_at
+    return done - due_s
 
 
 def _waits(url: str, peer: Peer, body: bytes, requests: int) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from loadgen.bench.edge import make_picture
 from loadgen.peers import environments, results, work
 from loadgen.peers.catalogue import TRITON_HEAD_BYTES, Peer, Site, Start, find, read_index, read_inferred
 from loadgen.peers.command import as_jpeg
-from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations
+from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations, sojourns_s
 from loadgen.peers.keeper import descendants
 from loadgen.peers.results import Ratio, Visit, Waits, Window
 from loadgen.peers.serving import Task, serving
@@ -122,6 +122,12 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
     assert [sorted(visit.at) for visit in visits] == [[0.3, 0.6, 0.9]] * 2
     # On a busy machine some may find all connections taken; never all.
     assert all(0.0 < waits.ms.min() < np.inf for visit in visits for waits in visit.at.values())
+    assert [sorted(visit.at) for visit in contest.visits["bare loop"]] == [[0.3, 0.6, 0.9]] * 2
+
+
+def test_latencies_of_the_bare_loop_are_those_of_one_queue() -> None:
+    waits = sojourns_s(np.array([0.0, 1.0, 1.5, 9.0]), np.array([2.0, 1.0, 3.0]))
+    assert waits.tolist() == [2.0, 2.0, 4.5, 2.0]
 
 
 def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
