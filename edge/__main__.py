@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import uvicorn
 
@@ -42,10 +42,10 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
-from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.hop import Transports
 from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.metrics import EdgeMetrics
+from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
@@ -88,7 +88,7 @@ def load_parts(config: EdgeConfig) -> Loaded:
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
-    variant = manifest.variant(config.variant or manifest.ladder.default_edge)
+    variant = manifest.variant(config.variant or _default_rung(config, manifest))
     profile = load_profile(config.profile or models / config.task / "profile.json")
     site = None if config.certificates is None else load_site(config.certificates)
     registration = None
@@ -116,12 +116,28 @@ def load_parts(config: EdgeConfig) -> Loaded:
     return Loaded(rung, policy, labels, manifest.best, expected, useful_side, source, registration)
 
 
+def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
+    if not config.backend.startswith("fpga-"):
+        return manifest.ladder.default_edge
+    if manifest.ladder.fpga is None:
+        raise ManifestError(
+            f"task {config.task!r} has no rung for FPGAs: name one in edge.variant, or take another backend"
+        )
+    return manifest.ladder.fpga
+
+
 def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant) -> Backend:
     """A variant's backend, of verified bytes.
 
     Raises:
         ArtifactError, BackendError: if there is none.
+        CompileError: if it is for FPGAs, and the variant or the build is not.
     """
+    if config.backend == "fpga-ref" or config.backend == "fpga-sim" or config.backend == "fpga-device":
+        from fpga.backends import Options, open_fpga
+
+        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz)
+        return open_fpga(config.backend, load_variant(cache, config.task, variant), options)
     return open_backend(
         config.backend,
         b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
@@ -188,6 +204,15 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     )
 
 
+@runtime_checkable
+class CountsFpga(Protocol):
+    """A backend with something to tell of cycles."""
+
+    def counts(self) -> FpgaCounts:
+        """Since it was opened."""
+        ...
+
+
 class _Server(uvicorn.Server):
     """Uvicorn, without its habit of raising the signal once more after a clean stop."""
 
@@ -242,6 +267,8 @@ async def serve(config: EdgeConfig) -> None:
     node: EdgeNode | None = None
     try:
         loaded = await asyncio.to_thread(load_parts, config)
+        if isinstance(loaded.rung.backend, CountsFpga):
+            metrics.watch_fpga(loaded.rung.backend.counts)
         node = await open_node(config, loaded, metrics, clock)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)

@@ -40,8 +40,18 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Required from callers (`Authorization: Bearer …`); obligatory when `host` is not loopback."""
     task: str = "imagenet"
     variant: Word | None = None
-    """The edge rung; None takes the manifest's `ladder.default_edge`."""
-    backend: Literal["onnxruntime", "numpy", "noop"] = "onnxruntime"
+    """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
+    backend: Literal["onnxruntime", "numpy", "noop", "fpga-ref", "fpga-sim", "fpga-device"] = "onnxruntime"
+    """The last three run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a device."""
+    fpga_device: Word | None = None
+    """Where `fpga-device` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end in `?baud=N`."""
+    fpga_report: Path | None = None
+    """A build's report (`hawkvision fpga build`): the folding, the clock and the estimated energy that are counted
+    with."""
+    fpga_folding: Path | None = None
+    """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
+    fpga_clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
+    """A clock in place of the report's; without both, cycles are not told in seconds."""
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -163,6 +173,7 @@ def load_config(
         raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
     if isinstance(config, EdgeConfig):
         _check_policy(config)
+        _check_fpga(config)
     if (config.lossy_certificate is None) != (config.lossy_key is None):
         raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
     if config.api_key is None and not is_loopback(config.host):
@@ -260,6 +271,21 @@ def _check_policy(config: EdgeConfig) -> None:
     for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
         if getattr(config, key) is not None and config.policy != policy:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
+
+
+def _check_fpga(config: EdgeConfig) -> None:
+    """Refuse what belongs to another backend.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if config.backend == "fpga-device" and config.fpga_device is None:
+        raise ConfigError("edge.backend = 'fpga-device': missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME")
+    if config.backend != "fpga-device" and config.fpga_device is not None:
+        raise ConfigError(f"edge.fpga_device belongs to edge.backend = 'fpga-device', got {config.backend!r}")
+    for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
+        if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
+            raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")
 
 
 def _path(kind: type, value: object) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -55,6 +56,62 @@ class _LossyDoor(Collector):
             "hawkvision_lossy_received_bytes", "Bytes of datagrams received", counts.received_bytes
         )
         yield CounterMetricFamily("hawkvision_lossy_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
+
+
+Cycles: TypeAlias = Literal["simulated", "modelled", "reported"]
+"""How clock cycles were come by: counted in the RTL; from the folding; said by a device."""
+Seconds: TypeAlias = Literal["simulated", "modelled", "round_trip"]
+"""What seconds are: simulated or modelled cycles at the given clock; or the host's own clock, from a picture's first
+pixel sent to its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FpgaCounts:
+    """What an FPGA backend has computed since it was opened. What is not known is not there."""
+
+    pictures: int
+    cycles: Mapping[Cycles, int]
+    seconds: Mapping[Seconds, float]
+    joules: float | None
+    """Estimated."""
+    emulated: bool | None
+    """Whether a program stands in for the device; None where there is none."""
+
+
+class _Fpga(Collector):
+    """Reads an FPGA backend's counts when Prometheus asks."""
+
+    SECONDS: Final[Mapping[Seconds, str]] = {
+        "simulated": "Cycles of the simulated RTL at the given clock: simulated, not measured",
+        "modelled": "Cycles of the performance model at the given clock: modelled, not measured",
+        "round_trip": "From a picture's first pixel sent to its answer, by this node's clock",
+    }
+
+    def __init__(self, read: Callable[[], FpgaCounts]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of one scrape."""
+        counts = self._read()
+        yield CounterMetricFamily("hawkvision_fpga_pictures", "Pictures that the FPGA backend ran", counts.pictures)
+        cycles = CounterMetricFamily(
+            "hawkvision_fpga_cycles", "Clock cycles, by how they were come by", labels=("basis",)
+        )
+        for basis, n in sorted(counts.cycles.items()):
+            cycles.add_metric((basis,), n)
+        yield cycles
+        for kind, seconds in sorted(counts.seconds.items()):
+            yield CounterMetricFamily(f"hawkvision_fpga_{kind}_seconds", self.SECONDS[kind], seconds)
+        if counts.joules is not None:
+            yield CounterMetricFamily(
+                "hawkvision_fpga_estimated_joules",
+                "An ESTIMATE: pictures times the build report's mid energy of one at full load, chip alone",
+                counts.joules,
+            )
+        if counts.emulated is not None:
+            yield GaugeMetricFamily(
+                "hawkvision_fpga_emulated", "1 if a program stands in for the device", int(counts.emulated)
+            )
 
 
 class EdgeMetrics:
@@ -114,6 +171,10 @@ class EdgeMetrics:
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
         """Have a lossy door's counts on the page."""
         self.registry.register(_LossyDoor(read))
+
+    def watch_fpga(self, read: Callable[[], FpgaCounts]) -> None:
+        """Have an FPGA backend's counts on the page."""
+        self.registry.register(_Fpga(read))
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -1,0 +1,179 @@
+"""A real node on FPGA backends: the answers of ONNX Runtime for the same integer rung, with cycles on `/metrics`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.__main__ import load_parts
+from fpga.artifact import graph_of
+from fpga.folding import Folding, StageFolding, format_folding, interval
+from hawkvision.config import EdgeConfig, parse_arguments
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.manifest import artifact_path
+from hawkvision.pictures_idx import grey_png
+from hawkvision.process import running
+from hawkvision.zoo.build import build
+from hawkvision.zoo.calibrate import calibrate
+from tests.edge.conftest import Caller
+from tests.edge.peer import running_peer
+from tests.hawkvision.zoo.synthetic_task import LABELS, write_ladder
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """A task of random networks, built and profiled."""
+
+    models: Path
+    cache: Path
+    folding: Path
+    cycles: int
+
+    @property
+    def model(self) -> Path:
+        return artifact_path(self.cache, "shapes", "tiny_w4")
+
+    def arguments(self, *more: str) -> tuple[str, ...]:
+        folders = ("--models-dir", str(self.models), "--cache-dir", str(self.cache))
+        return ("--port", "0", "--task", "shapes", *folders, *more)
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Ladder:
+    root = tmp_path_factory.mktemp("ladder")
+    models, _, _ = write_ladder(root)
+    cache = root / "cache"
+    build("shapes", models=models, cache=cache, progress=lambda *_: None)
+    bodies, labels = pictures(120), np.arange(120) % len(LABELS)
+    own = root / "own.npz"
+    data = np.frombuffer(b"".join(bodies), np.uint8)
+    np.savez(own, data=data, offsets=np.cumsum([0, *map(len, bodies)]), labels=labels)
+    calibrate("shapes", own, models / "shapes" / "profile.json", seed=1, models=models, cache=cache)
+    graph = graph_of(artifact_path(cache, "shapes", "tiny_w4"))
+    folding = Folding(stages={stage.name: StageFolding() for stage in graph.stages})
+    path = root / "folding.json"
+    path.write_bytes(format_folding(folding))
+    return Ladder(models, cache, path, interval(graph, folding))
+
+
+def settings(*arguments: str) -> EdgeConfig:
+    return parse_arguments(EdgeConfig, "edge", "", arguments)
+
+
+def pictures(n: int) -> list[bytes]:
+    rng = np.random.default_rng(4)
+    return [grey_png(rng.integers(0, 256, (12, 12), dtype=np.uint8)) for _ in range(n)]
+
+
+@contextlib.contextmanager
+def node(ladder: Ladder, *more: str) -> Iterator[Caller]:
+    with running("edge", *ladder.arguments(*more)) as server:
+        caller = Caller(server)
+        yield caller
+        caller.close()
+
+
+def answers(caller: Caller, n: int = 12) -> list[tuple[Any, ...]]:
+    replies = [caller.classify(body, "quality=fast").json for body in pictures(n)]
+    return [(each["model"], each["tier"], each["index"], each["confidence"]) for each in replies]
+
+
+def metric(caller: Caller, name: str) -> float | None:
+    for line in caller.get("/metrics").body.decode().splitlines():
+        if line.startswith(name + " "):
+            return float(line.rpartition(" ")[2])
+    return None
+
+
+@pytest.fixture(scope="module")
+def by_onnxruntime(ladder: Ladder) -> list[tuple[Any, ...]]:
+    with node(ladder, "--variant", "tiny_w4") as caller:
+        return answers(caller)
+
+
+def test_the_reference_serves_the_same_answers_as_onnxruntime(
+    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
+) -> None:
+    with node(
+        ladder, "--backend", "fpga-ref", "--fpga-folding", str(ladder.folding), "--fpga-clock-mhz", "50"
+    ) as caller:
+        before = metric(caller, "hawkvision_fpga_pictures_total")
+        assert answers(caller) == by_onnxruntime
+        ran = metric(caller, "hawkvision_fpga_pictures_total")
+        cycles = metric(caller, 'hawkvision_fpga_cycles_total{basis="modelled"}')
+        seconds = metric(caller, "hawkvision_fpga_modelled_seconds_total")
+        joules = metric(caller, "hawkvision_fpga_estimated_joules_total")
+    assert by_onnxruntime[0][:2] == ("tiny_w4", "edge")
+    assert before is not None
+    assert ran == before + 12
+    assert cycles == ran * ladder.cycles
+    assert seconds == pytest.approx(ran * ladder.cycles / 50e6)
+    assert joules is None, "no report, no joules"
+
+
+def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
+    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
+) -> None:
+    emulator = ("--model", str(ladder.model), "--folding", str(ladder.folding))
+    with (
+        running("fpga.emulator", *emulator) as device,
+        node(ladder, "--backend", "fpga-device", "--fpga-device", device.url) as caller,
+    ):
+        assert answers(caller) == by_onnxruntime
+        assert metric(caller, "hawkvision_fpga_emulated") == 1
+        modelled = metric(caller, "hawkvision_fpga_modelled_seconds_total")
+        round_trip = metric(caller, "hawkvision_fpga_round_trip_seconds_total")
+    assert modelled is not None
+    assert round_trip is not None
+    assert 0 < modelled < round_trip
+
+
+def test_unsure_answers_of_the_fpga_rung_are_escalated(ladder: Ladder) -> None:
+    with (
+        running_peer(model="both", top_k=[(1, 0.99), (0, 0.005)]) as peer,
+        node(ladder, "--backend", "fpga-ref", "--dc-url", peer.url) as caller,
+    ):
+        reply = caller.classify(pictures(1)[0], "quality=best").json
+    assert (reply["tier"], reply["model"]) == ("dc", "both")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--backend", "fpga-ref", "--variant", "tiny"), "carries no integer graph"),
+        (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: No such file"),
+        (("--backend", "fpga-ref", "--fpga-report", "/nowhere.json"), "/nowhere.json: not a report"),
+        (("--backend", "fpga-device", "--fpga-device", "serial:/nowhere"), "serial:/nowhere: No such file"),
+        (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT or serial:"),
+    ],
+)
+def test_a_backend_that_cannot_run_is_an_error_at_the_start(ladder: Ladder, more: tuple[str, ...], says: str) -> None:
+    with pytest.raises(HawkVisionError) as caught:
+        load_parts(settings(*ladder.arguments(*more)))
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--backend", "fpga-device"), "missing edge.fpga_device"),
+        (("--backend", "fpga-ref", "--fpga-device", "udp://h:1"), "edge.fpga_device belongs to"),
+        (("--fpga-clock-mhz", "100"), "edge.fpga_clock_mhz belongs to an FPGA backend"),
+    ],
+)
+def test_settings_that_contradict_the_backend_are_refused(more: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(*more)
+    assert says in caught.value.message
+
+
+def test_a_task_without_an_fpga_rung_is_an_error_at_the_start() -> None:
+    says = r"error: task 'imagenet' has no rung for FPGAs: name one in edge\.variant"
+    with pytest.raises(NotReady, match=says), running("edge", "--port", "0", "--backend", "fpga-ref"):
+        pass
