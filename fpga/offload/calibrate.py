@@ -1,0 +1,111 @@
+"""What a backend takes per picture on this machine: measured here, or kept in a file from an earlier time."""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from fpga.offload.queues import Service
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ConfigError
+from hawkvision.vision.backend import Backend
+
+BATCHES: Final = (1, 4)
+"""Pictures at once: alone, and as many as the edge node's workers run together."""
+LEAST_RUNS: Final = 50
+WARM_UP_RUNS: Final = 10
+MAX_RUNS: Final = 20_000
+
+Durations = Annotated[tuple[Annotated[float, Meta(gt=0.0)], ...], Meta(min_length=1, max_length=200)]
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of one batch size: seconds per run, as equally likely values."""
+
+    batch: Annotated[int, Meta(ge=1)]
+    runs: Annotated[int, Meta(ge=1)]
+    mean_s: float
+    variation: float
+    """Standard deviation ÷ mean."""
+    cpu_s: float
+    """CPU-seconds of the calling thread per run, on average."""
+    quantiles_s: Durations
+
+    @property
+    def service(self) -> Service:
+        """For the queueing model."""
+        return Service(self.quantiles_s)
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A backend's timings on one machine."""
+
+    format: Literal[1] = 1
+    backend: str
+    machine: str
+    timings: Annotated[tuple[Timing, ...], Meta(min_length=1)]
+
+    def one(self, where: str) -> Timing:
+        """That of one picture at a time.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        for timing in self.timings:
+            if timing.batch == 1:
+                return timing
+        raise ConfigError(f"{where}: expected timings of batch 1, got {[timing.batch for timing in self.timings]}")
+
+
+def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
+    """Run noise through a backend for about `seconds` per batch size, one call at a time."""
+    rng = np.random.default_rng(0)
+    timings = []
+    for batch in BATCHES:
+        pictures = rng.integers(0, 256, (batch, *backend.input_shape), dtype=np.uint8)
+        for _ in range(WARM_UP_RUNS):
+            backend.infer(pictures)
+        taken: list[float] = []
+        end, cpu_before = time.perf_counter() + seconds, time.thread_time()
+        while len(taken) < LEAST_RUNS or (time.perf_counter() < end and len(taken) < MAX_RUNS):
+            started = time.perf_counter()
+            backend.infer(pictures)
+            taken.append(time.perf_counter() - started)
+        cpu_s = (time.thread_time() - cpu_before) / len(taken)
+        service = Service.measured(taken)
+        timings.append(
+            Timing(
+                batch=batch,
+                runs=len(taken),
+                mean_s=float(np.mean(taken)),
+                variation=float(np.std(taken) / np.mean(taken)),
+                cpu_s=cpu_s,
+                quantiles_s=service.atoms,
+            )
+        )
+    return Calibration(backend=name, machine=f"{platform.machine()} {platform.node()}", timings=tuple(timings))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read what `save_calibration` has written.
+
+    Raises:
+        ConfigError: if it cannot be read, or is something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a calibration: {error}") from None
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write as indented JSON."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")

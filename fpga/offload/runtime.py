@@ -1,0 +1,295 @@
+"""The backend that does what was planned: each picture goes to the FPGA or to its bit-exact twin on the CPU.
+
+    picture → drawn by share ─┬─ FPGA, if it has a place ── error? ─→ CPU
+                              └─ CPU
+
+Pictures are drawn independently, so that a random stream stays random on both sides, as the model has it. Whatever
+goes wrong on the FPGA is counted and logged, and its pictures are computed on the CPU: none is lost, and none is
+answered differently, for both sides give the same bits. A failed FPGA is probed in the background and must give the
+CPU's logits.
+
+Callers wait in their own threads; to keep the FPGA busy there must be as many as it has places, plus the cores.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.backends.base import FpgaBackend
+from fpga.offload.control import Controller, Observation
+from fpga.offload.model import Machine, idle_latency_s, service_s
+from fpga.offload.search import Plan, Schedule, schedule
+from hawkvision.clock import Clock
+from hawkvision.errors import BackendError, ConfigError
+from hawkvision.metrics import FpgaCounts
+from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backend import Backend, check_batch, check_open
+
+log = logging.getLogger("hawkvision.fpga")
+
+RATES: Final = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
+"""Arrival rates that a schedule is made for, as multiples of what the FPGA can do."""
+HEADROOM: Final = 0.8
+"""Of the deadline, what shares are planned for: the arrival rate is known to a few percent only, and close to what the
+FPGA can do a few percent more of it make twice the wait."""
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What the runtime is told of a plan: one workload's."""
+
+    schedule: Schedule
+    service_s: float
+    """Modelled time from one picture to the next on the FPGA."""
+    travel_s: float
+    """Modelled time that a picture spends on the FPGA's side beside that, if nobody is before it."""
+    deadline_s: float
+    places: int
+    cores: int
+
+
+def offload_of(plan: Plan, machine: Machine) -> Offload:
+    """What to run of a plan for one workload, whatever the rate becomes.
+
+    Raises:
+        ConfigError: if it has several workloads, or no FPGA image that can be run.
+    """
+    if len(plan.workloads) != 1:
+        raise ConfigError(f"offload: expected a plan for one workload, got {len(plan.workloads)}")
+    workload = plan.workloads[0]
+    way = plan.choices[0].way or next((way for way in workload.ways if way.runnable), None)
+    if way is None or not way.runnable:
+        raise ConfigError(f"offload: {workload.name}: expected an FPGA image of the whole network, there is none")
+    busy_s = service_s(way, machine.link)
+    travel_s = max(0.0, idle_latency_s(way, machine.link) - busy_s)
+    only = replace(workload, deadline_s=workload.deadline_s * HEADROOM, ways=(way,))
+    shares = schedule(only, machine, plan.objective, [multiple / busy_s for multiple in RATES])
+    return Offload(shares, busy_s, travel_s, workload.deadline_s, machine.places, machine.cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """What was done since the start, and what is decided now."""
+
+    fpga: int
+    """Pictures answered by the FPGA."""
+    cpu: int
+    """By the CPU, for whatever reason."""
+    no_place: int
+    """Of the CPU's, those drawn for the FPGA while it had no place."""
+    failed: int
+    """Of the CPU's, those whose FPGA gave an error."""
+    failures: int
+    """Errors of the FPGA, those of probes included."""
+    late: int
+    """Pictures of the FPGA answered after the deadline."""
+    fpga_cpu_s: float
+    """CPU-seconds of callers' threads for pictures of the FPGA."""
+    cpu_cpu_s: float
+    """And for pictures of the CPU."""
+    share: float
+    rate_hz: float
+    slowness: float
+    """Measured ÷ modelled time from one picture to the next."""
+    fpga_up: bool
+
+
+class OffloadBackend:
+    """A `Backend` of two: `fpga` and its twin `cpu`, both given away to it.
+
+    Raises:
+        BackendError: if the two differ in input shape or classes.
+    """
+
+    def __init__(self, fpga: Backend, cpu: Backend, plan: Offload, clock: Clock, seed: int = 0) -> None:
+        shapes = (fpga.input_shape, fpga.classes), (cpu.input_shape, cpu.classes)
+        if shapes[0] != shapes[1]:
+            raise BackendError(f"offload: the FPGA takes and gives {shapes[0]}, the CPU {shapes[1]}; expected twins")
+        self._fpga, self._cpu, self._plan, self._clock = fpga, cpu, plan, clock
+        self._controller = Controller(plan.schedule, plan.service_s)
+        self._draws = random.Random(seed)  # noqa: S311 - which side computes a picture is no secret
+        self._lock = threading.Lock()
+        self._cores = threading.Semaphore(plan.cores)
+        # One thread for each place waits for the FPGA's part of a batch, and one probes.
+        self._threads = ThreadPoolExecutor(plan.places + 1, thread_name_prefix="hawkvision-offload")
+        self._probing = self._closed = False
+        self._outstanding = 0
+        self._answered_at = -1.0
+        self._tally = _Tally()
+        self._step_begun = _Tally()
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """See `Backend.input_shape`."""
+        return self._cpu.input_shape
+
+    @property
+    def classes(self) -> int:
+        """See `Backend.classes`."""
+        return self._cpu.classes
+
+    def infer(self, batch: Pixels) -> Logits:
+        """See `Backend.infer`."""
+        check_open("offload", self._closed)
+        check_batch(batch, self.input_shape)
+        drawn = self._draw(len(batch))
+        if not drawn.any():
+            return self._on_cpu(batch)
+        if drawn.all():
+            return self._on_fpga(batch)
+        logits = np.empty((len(batch), self.classes), np.float32)
+        waiting = self._threads.submit(self._on_fpga, batch[drawn])
+        try:
+            logits[~drawn] = self._on_cpu(batch[~drawn])
+        finally:
+            found = waiting.result()
+        logits[drawn] = found
+        return logits
+
+    def counts(self) -> FpgaCounts:
+        """What the FPGA's side has computed; see `hawkvision.metrics`."""
+        if isinstance(self._fpga, FpgaBackend):
+            return self._fpga.counts()
+        return FpgaCounts(self._tally.fpga, {}, {}, None, None)
+
+    def offloaded(self) -> Offloaded:
+        """What went where so far, and what is decided now."""
+        with self._lock:
+            now, controller = self._tally, self._controller
+            return Offloaded(
+                fpga=now.fpga,
+                cpu=now.cpu,
+                no_place=now.no_place,
+                failed=now.failed,
+                failures=now.failures,
+                late=now.late,
+                fpga_cpu_s=now.fpga_cpu_s,
+                cpu_cpu_s=now.cpu_cpu_s,
+                share=controller.share,
+                rate_hz=controller.rate_hz,
+                slowness=controller.slowness,
+                fpga_up=not controller.failed,
+            )
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self._closed = True
+        self._threads.shutdown(wait=True)
+        self._fpga.close()
+        self._cpu.close()
+
+    def _draw(self, n: int) -> NDArray[np.bool_]:
+        """Which of `n` new pictures the FPGA gets; their places are taken with that."""
+        now = self._clock.now()
+        with self._lock:
+            self._tally.arrivals += n
+            if self._controller.due(now):
+                self._controller.step(self._seen(), now)
+            if self._controller.probe_due(now) and not self._probing:
+                self._probing = True
+                self._threads.submit(self._probe)
+            drawn = np.array([self._draws.random() < self._controller.share for _ in range(n)], np.bool_)
+            wanted, free = int(drawn.sum()), self._plan.places - self._outstanding
+            if wanted > free:
+                drawn[np.flatnonzero(drawn)[free:]] = False
+                self._tally.no_place += wanted - free
+            self._outstanding += int(drawn.sum())
+        return drawn
+
+    def _seen(self) -> Observation:
+        now, then = self._tally, self._step_begun
+        self._step_begun = now.copy()
+        return Observation(
+            arrivals=now.arrivals - then.arrivals,
+            fpga_done=now.fpga - then.fpga,
+            fpga_late=now.late - then.late,
+            spaced=now.spaced - then.spaced,
+            spacing_s=now.spacing_s - then.spacing_s,
+        )
+
+    def _on_fpga(self, batch: Pixels) -> Logits:
+        n, sent, cpu_before = len(batch), self._clock.now(), time.thread_time()
+        try:
+            logits = self._fpga.infer(batch)
+        except BackendError as error:
+            with self._lock:
+                self._outstanding -= n
+                self._tally.failures += 1
+                self._tally.failed += n
+                self._tally.fpga_cpu_s += time.thread_time() - cpu_before
+                first = not self._controller.failed
+                self._controller.fail(self._clock.now())
+            if first:
+                log.warning("the FPGA failed, all pictures go to the CPU until it answers a probe: %s", error)
+            return self._on_cpu(batch)
+        answered = self._clock.now()
+        with self._lock:
+            self._outstanding -= n
+            self._tally.fpga += n
+            self._tally.fpga_cpu_s += time.thread_time() - cpu_before
+            self._tally.late += n if answered - sent > self._plan.deadline_s else 0
+            # It had reached the device when the answer before this one left it: the device was busy in between.
+            if sent + self._plan.travel_s <= self._answered_at:
+                self._tally.spaced += n
+                self._tally.spacing_s += answered - self._answered_at
+            self._answered_at = max(self._answered_at, answered)
+        return logits
+
+    def _on_cpu(self, batch: Pixels) -> Logits:
+        with self._cores:
+            before = time.thread_time()
+            logits = self._cpu.infer(batch)
+            used_s = time.thread_time() - before
+        with self._lock:
+            self._tally.cpu += len(batch)
+            self._tally.cpu_cpu_s += used_s
+        return logits
+
+    def _probe(self) -> None:
+        """Ask a failed FPGA for what the CPU knows."""
+        picture = np.full((1, *self.input_shape), 128, np.uint8)
+        try:
+            right = np.array_equal(self._fpga.infer(picture), self._cpu.infer(picture))
+            said = "it gave other logits than the CPU"
+        except BackendError as error:
+            right, said = False, str(error)
+        with self._lock:
+            self._probing = False
+            if right:
+                self._controller.recover()
+            else:
+                self._tally.failures += 1
+        if right:
+            log.warning("the FPGA answers again, and as the CPU does")
+        else:
+            log.info("probing the failed FPGA: %s", said)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Running sums; `Offloaded` and `Observation` say what they are."""
+
+    arrivals: int = 0
+    fpga: int = 0
+    cpu: int = 0
+    no_place: int = 0
+    failed: int = 0
+    failures: int = 0
+    late: int = 0
+    spaced: int = 0
+    spacing_s: float = 0.0
+    fpga_cpu_s: float = 0.0
+    cpu_cpu_s: float = 0.0
+
+    def copy(self) -> _Tally:
+        """As it is now."""
+        return replace(self)

@@ -1,0 +1,221 @@
+"""The backend of two twins: every picture is answered, with the same bits, whichever side computes it or fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fpga import reference
+from fpga.ir import Graph
+from fpga.offload.calibrate import load_calibration, measure, save_calibration
+from fpga.offload.runtime import Offload, OffloadBackend
+from fpga.offload.search import Point, Schedule
+from hawkvision.clock import ManualClock
+from hawkvision.errors import BackendError, ConfigError
+from hawkvision.testing import BackendConformance, random_pictures
+from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backend import Backend, check_batch, check_open
+from tests.fpga.graphs import random_graph
+
+GRAPH = random_graph(side=8, planes=3)
+
+
+class Twin:
+    """The reference as a backend; every `fails_each`-th call fails, and so do all while it is `dead`."""
+
+    def __init__(self, graph: Graph = GRAPH, fails_each: int = 0) -> None:
+        self._graph, self._fails_each = graph, fails_each
+        self.dead = self.closed = False
+        self.calls = self.pictures = 0
+        self.wrong_by = 0.0
+        self.hold: threading.Event | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return (self._graph.input.height, self._graph.input.width, 3)
+
+    @property
+    def classes(self) -> int:
+        return self._graph.classes
+
+    def infer(self, batch: Pixels) -> Logits:
+        check_open("twin", self.closed)
+        check_batch(batch, self.input_shape)
+        with self._lock:
+            self.calls += 1
+            failing = self.dead or (self._fails_each and self.calls % self._fails_each == 0)
+        if self.hold is not None:
+            assert self.hold.wait(10)
+        if failing:
+            raise BackendError("the line broke")
+        with self._lock:
+            self.pictures += len(batch)
+        found = reference.logits(self._graph, batch) * np.float32(self._graph.logit_scale)
+        return np.asarray(found + np.float32(self.wrong_by), np.float32)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def plan(share: float, places: int = 8) -> Offload:
+    return Offload(Schedule((Point(1.0, share, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, places, 2)
+
+
+class Running:
+    """An offload backend, its sides and its clock; a share is reached after a few simulated seconds."""
+
+    def __init__(self, share: float, places: int = 8, fails_each: int = 0) -> None:
+        self.fpga, self.cpu, self.clock = Twin(fails_each=fails_each), Twin(), ManualClock()
+        self.both = OffloadBackend(self.fpga, self.cpu, plan(share, places), self.clock)
+        self.pictures = random_pictures(self.both, 1)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds * 4)):
+            self.clock.advance(0.25)
+            self.both.infer(self.pictures)
+
+
+class TestOffloadConforms(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture(params=[0.0, 0.5, 1.0])
+    def make_backend(self, request: pytest.FixtureRequest) -> Callable[[], Backend]:
+        return lambda: OffloadBackend(Twin(), Twin(), plan(request.param), ManualClock())
+
+
+def test_batch_is_split_by_share_and_put_together_in_order() -> None:
+    run = Running(0.5, places=200)
+    run.pass_time(20)
+    before = run.both.offloaded()
+    batch = random_pictures(run.both, 200)
+    np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
+    after = run.both.offloaded()
+    assert 60 < after.fpga - before.fpga < 140
+    assert after.fpga - before.fpga + after.cpu - before.cpu == 200
+
+
+def test_pictures_without_a_place_are_computed_by_the_cpu() -> None:
+    run = Running(1.0, places=3)
+    run.pass_time(10)
+    before = run.both.offloaded()
+    run.both.infer(random_pictures(run.both, 10))
+    after = run.both.offloaded()
+    assert (after.fpga - before.fpga, after.cpu - before.cpu, after.no_place - before.no_place) == (3, 7, 7)
+
+
+@pytest.mark.parametrize("fails_each", [1, 2, 3, 7])
+def test_every_nth_failure_loses_no_picture(fails_each: int) -> None:
+    run = Running(1.0, fails_each=fails_each)
+    batches = [random_pictures(run.both, 1 + i % 3, i) for i in range(60)]
+    for batch in batches:
+        run.clock.advance(0.3)
+        np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
+    counts = run.both.offloaded()
+    assert counts.fpga + counts.cpu == sum(map(len, batches))
+    assert min(counts.failures, counts.failed) > 0
+
+
+def test_failed_fpga_gets_nothing_until_a_probe_agrees(caplog: pytest.LogCaptureFixture) -> None:
+    run = Running(1.0)
+    run.pass_time(10)
+    run.fpga.dead = True
+    with caplog.at_level(logging.WARNING, "hawkvision.fpga"):
+        run.both.infer(run.pictures)
+    assert "the FPGA failed, all pictures go to the CPU" in caplog.text
+    before = run.both.offloaded()
+    run.pass_time(0.75)
+    assert not run.both.offloaded().fpga_up
+    assert run.both.offloaded().cpu - before.cpu == 3
+    run.fpga.dead = False
+    wait_until_up(run)
+    run.pass_time(10)
+    assert run.both.offloaded().fpga > before.fpga
+    assert run.both.offloaded().share == 1.0
+
+
+def wait_until_up(run: Running) -> None:
+    """Until a probe, which another thread makes, has succeeded."""
+    for _ in range(2_000):
+        run.pass_time(1)
+        if run.both.offloaded().fpga_up:
+            return
+    raise AssertionError("no probe succeeded")
+
+
+def test_fpga_that_answers_a_probe_wrongly_stays_out() -> None:
+    run = Running(1.0)
+    run.pass_time(10)
+    run.fpga.dead = True
+    run.both.infer(run.pictures)
+    run.fpga.dead, run.fpga.wrong_by = False, 1.0
+    answered = run.both.offloaded().fpga
+    for _ in range(2_000):
+        run.pass_time(1)
+        if run.both.offloaded().failures >= 3:
+            break
+    assert not run.both.offloaded().fpga_up
+    assert run.both.offloaded().fpga == answered
+    assert run.both.offloaded().failures >= 3
+
+
+def test_many_threads_and_a_failing_fpga_lose_nothing() -> None:
+    run = Running(0.7, places=4, fails_each=11)
+    run.pass_time(20)
+    before = run.both.offloaded()
+    batches = [random_pictures(run.both, 1 + seed % 4, seed) for seed in range(300)]
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(run.both.infer, batches))
+    for batch, logits in zip(batches, found, strict=True):
+        np.testing.assert_array_equal(logits, Twin().infer(batch))
+    after = run.both.offloaded()
+    assert after.fpga + after.cpu - before.fpga - before.cpu == sum(map(len, batches))
+
+
+def test_no_more_pictures_are_on_their_way_than_there_are_places() -> None:
+    run = Running(1.0, places=2)
+    run.pass_time(10)
+    run.fpga.hold = threading.Event()
+    calls = run.fpga.calls
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(run.both.infer, run.pictures) for _ in range(6)]
+        for _, future in zip(range(4), as_completed(waiting, timeout=10), strict=False):
+            assert future.result() is not None
+        assert run.fpga.calls - calls == 2
+        run.fpga.hold.set()
+    assert all(future.result() is not None for future in waiting)
+
+
+def test_sides_that_are_no_twins_are_refused() -> None:
+    other = Twin(random_graph(side=8, planes=3, classes=7))
+    with pytest.raises(BackendError, match="expected twins"):
+        OffloadBackend(Twin(), other, plan(1.0), ManualClock())
+
+
+def test_closing_closes_both_sides() -> None:
+    run = Running(1.0)
+    run.both.close()
+    assert run.fpga.closed
+    assert run.cpu.closed
+
+
+def test_calibration_reads_back_as_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    found = measure(Twin(), "twin", 0.02)
+    save_calibration(found, path)
+    assert load_calibration(path) == found
+    assert found.one("here").service.mean_s == pytest.approx(found.timings[0].mean_s, rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1, "backend": "a", "machine": "b", "timings": []}'])
+def test_other_calibration_files_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not a calibration"):
+        load_calibration(path)
