@@ -393,6 +393,14 @@ def load_test(context: typer.Context) -> None:
     sys.exit(loadgen_main(context.args, prog="hawkvision load"))
 
 
+@app.command("fpga", context_settings=PASS_ON)
+def fpga_command(context: typer.Context) -> None:
+    """Put a quantised model on an FPGA: fold, estimate, build; `hawkvision fpga --help` lists the commands."""
+    from fpga.command import app as fpga_app
+
+    fpga_app(context.args, prog_name="hawkvision fpga", standalone_mode=True)
+
+
 @app.command()
 def demo(
     cache_dir: CacheDir = None,

@@ -1,0 +1,199 @@
+"""`hawkvision fpga …`: build a network for a device, or say what a build would come to."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Final
+
+import cv2
+import numpy as np
+import typer
+
+from fpga import report as reports
+from fpga.artifact import graph_of
+from fpga.devices import Device
+from fpga.devices import device as device_of
+from fpga.folding import Folding, check_folding, cycles_of, format_folding, interval, parse_folding
+from fpga.ir import Graph
+from fpga.reference import planes
+from fpga.resources import of_graph
+from fpga.search import Found, fastest, slowest_that_keeps_up
+from hawkvision.errors import CompileError, ConfigError
+from hawkvision.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.pictures import read_pictures
+from hawkvision.types import Pixels
+
+app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fold, estimate, build, report.")
+
+PLANNED_MHZ: Final = 120.0
+"""The clock that planning counts on: what designs of this size reach on the supported devices."""
+NOISE_PICTURES: Final = 64
+
+Task = Annotated[str, typer.Option(help="The task whose quantised rung is meant.")]
+Variant = Annotated[str, typer.Option(help="A quantised variant of it.")]
+ModelFile = Annotated[Path | None, typer.Option("--model", help="A QONNX file instead of the task's built variant.")]
+DeviceName = Annotated[str, typer.Option("--device", help="lfe5u-25f, lfe5u-45f or lfe5u-85f.")]
+FoldingFile = Annotated[Path | None, typer.Option("--folding", help="A folding file; default: found by search.")]
+Rate = Annotated[float | None, typer.Option(min=0.1, help="Pictures a second to keep up with; default: the most.")]
+Clock = Annotated[float, typer.Option("--mhz", min=1, help="The clock to plan with.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.")]
+
+
+@app.command()
+def build(
+    task: Task = "fashion_mnist",
+    variant: Variant = "tiny_w4",
+    model: ModelFile = None,
+    device: DeviceName = "lfe5u-45f",
+    folding: FoldingFile = None,
+    rate: Rate = None,
+    mhz: Clock = PLANNED_MHZ,
+    seeds: Annotated[int, typer.Option(min=1, max=64, help="Placements to try.")] = 5,
+    target_mhz: Annotated[float, typer.Option(min=1, help="What the placer strives for.")] = 130.0,
+    pins: Annotated[Path | None, typer.Option(help="An LPF file; without one, pins are anywhere.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled pictures for proof and switching; default: noise.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of all files; default: ./fpga-<task>-<variant>-<device>.")
+    ] = None,
+    reports_dir: Annotated[Path | None, typer.Option(help="Where the report goes too.")] = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """From a built quantised model to a bitstream and a report."""
+    from fpga.build import Order
+    from fpga.build import build as run
+
+    graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
+    chosen = _folding(graph, chip, folding, rate, mhz)
+    pictures, where = _pictures(task, graph, data)
+    name = f"{task}-{variant}-{chip.name}"
+    words = {
+        "--model": model and model.name,
+        "--folding": folding and folding.name,
+        "--rate": rate,
+        "--data": data and where,
+    }
+    given = "".join(f" {option} {shlex.quote(f'{value}')}" for option, value in words.items() if value is not None)
+    order = Order(
+        graph=graph,
+        task=task,
+        variant=variant,
+        device=chip,
+        folding=chosen,
+        pictures=pictures,
+        pictures_from=where,
+        command=f"hawkvision fpga build --task {task} --variant {variant} --device {chip.name}{given} --seeds {seeds}",
+        folder=out or Path(f"fpga-{name}"),
+        seeds=seeds,
+        target_mhz=target_mhz,
+        pins=pins,
+    )
+    made = run(order, lambda words: typer.echo(words, err=True))
+    for folder in filter(None, (order.folder, reports_dir)):
+        written = reports.write(made, folder, name)
+    typer.echo(f"{made.rate:,.0f} inferences/s at {made.median_mhz:.1f} MHz (median); report: {written[1]}")
+
+
+@app.command()
+def fold(
+    task: Task = "fashion_mnist",
+    variant: Variant = "tiny_w4",
+    model: ModelFile = None,
+    device: DeviceName = "lfe5u-45f",
+    rate: Rate = None,
+    mhz: Clock = PLANNED_MHZ,
+    out: Annotated[Path, typer.Option(help="The folding file.")] = Path("folding.json"),
+    cache_dir: CacheDir = None,
+) -> None:
+    """Search a folding and write it to a file that can be edited."""
+    graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
+    found = _search(graph, chip, rate, mhz)
+    out.write_bytes(format_folding(found.folding))
+    typer.echo(_estimated(graph, chip, found.folding, mhz))
+    typer.echo(f"written to {out}")
+
+
+@app.command()
+def estimate(
+    task: Task = "fashion_mnist",
+    variant: Variant = "tiny_w4",
+    model: ModelFile = None,
+    device: DeviceName = "lfe5u-45f",
+    folding: FoldingFile = None,
+    rate: Rate = None,
+    mhz: Clock = PLANNED_MHZ,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Say what a folding would take and give, without any tool."""
+    graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
+    typer.echo(_estimated(graph, chip, _folding(graph, chip, folding, rate, mhz), mhz))
+
+
+@app.command()
+def report(file: Annotated[Path, typer.Argument(help="A report's JSON file.")]) -> None:
+    """Print a report as Markdown."""
+    typer.echo(reports.markdown(reports.read(file)), nl=False)
+
+
+def _graph(task: str, variant: str, model: Path | None, cache: Path | None) -> Graph:
+    if model is not None:
+        from fpga.qonnx import read_qonnx  # needs onnx, which devices do not have
+
+        try:
+            return read_qonnx(model.read_bytes(), str(model))
+        except OSError as error:
+            raise CompileError(f"{model}: cannot be read: {error.strerror}") from None
+    path = artifact_path(cache_dir(cache), task, variant)
+    if not path.is_file():
+        raise CompileError(f"{path} is missing; build it with `hawkvision models build --task {task} {variant}`")
+    return graph_of(path)
+
+
+def _folding(graph: Graph, device: Device, file: Path | None, rate: float | None, mhz: float) -> Folding:
+    if file is None:
+        return _search(graph, device, rate, mhz).folding
+    if rate is not None:
+        raise CompileError("--folding and --rate exclude one another: a folding file has its rate")
+    try:
+        folding = parse_folding(file.read_bytes(), str(file))
+    except OSError as error:
+        raise CompileError(f"{file}: cannot be read: {error.strerror}") from None
+    check_folding(graph, folding)
+    return folding
+
+
+def _search(graph: Graph, device: Device, rate: float | None, mhz: float) -> Found:
+    return fastest(graph, device) if rate is None else slowest_that_keeps_up(graph, device, rate, mhz)
+
+
+def _estimated(graph: Graph, device: Device, folding: Folding, mhz: float) -> str:
+    needed, cycles = of_graph(graph, folding), cycles_of(graph, folding)
+    whole = device.resources
+    shares = ", ".join(
+        f"{getattr(needed, field):,} {field} of {getattr(whole, field):,}" for field in needed.__struct_fields__
+    )
+    lines = [
+        f"{name}: taps {fold.taps}, channels {fold.channels}, pe {fold.pe}, {cycles[name]:,} cycles"
+        for name, fold in folding.stages.items()
+    ]
+    slowest = interval(graph, folding)
+    rate = mhz * 1e6 / slowest
+    return "\n".join([*lines, f"estimated: {slowest:,} cycles, {rate:,.0f}/s at {mhz:g} MHz; {shares}"])
+
+
+def _pictures(task: str, graph: Graph, data: Path | None) -> tuple[Pixels, str]:
+    """Test pictures where the set has some, else all; (n, height, width, planes) and what they are."""
+    size = (graph.input.height, graph.input.width)
+    if data is None:
+        noise = np.random.default_rng(0).integers(0, 256, (NOISE_PICTURES, *size, graph.input.channels), np.uint8)
+        return noise, "uniform noise, seed 0"
+    models = models_dir(None)
+    read = read_pictures(data, load_labels(load_manifest(task, models), models))
+    wanted = np.flatnonzero(read.is_test) if read.is_test.any() else np.arange(len(read))
+    decoded = [cv2.imdecode(np.frombuffer(read.bodies[at], np.uint8), cv2.IMREAD_COLOR) for at in wanted[:1024]]
+    fitting = [picture[..., ::-1] for picture in decoded if picture is not None and picture.shape[:2] == size]
+    if not fitting:
+        raise ConfigError(f"{data}: expected pictures of {size[0]}x{size[1]} pixels, found none")
+    return planes(graph, np.stack(fitting)), f"{read.name}, {len(fitting)} pictures"

@@ -1,0 +1,238 @@
+"""From emitted RTL to a bitstream: yosys, nextpnr for several seeds, ecppack; every run bounded in CPU time.
+
+Placement starts from a random seed, and the clock that a design reaches varies with it by several per cent; a report
+therefore states the median of several seeds, and the bitstream is that of the best one. A seed that cannot be routed,
+or not within its CPU time, is recorded as such and the next one tried.
+
+Without a pin file the ports lie wherever the placer likes, and paths to and from them are not constrained: such a
+build shows that the design fits and how fast its inside runs, and says nothing about timing at the pins. A board needs
+an LPF file with its pins, and mostly a PLL.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fpga.devices import Device, Resources
+from fpga.netlist_cells import count_cells, read_module
+from fpga.toolchain import Ran, Say, find, run
+from hawkvision.errors import CompileError
+
+SYNTHESIS_CPU_S: Final = 300
+"""The largest design of the reports takes a tenth of it."""
+ROUTE_CPU_S: Final = 400
+"""For one seed; three times what the largest design that routes takes."""
+PACK_CPU_S: Final = 120
+PLACER_TIMING_WEIGHT: Final = 30
+"""How much the placer minds timing rather than wire length (default 10); measured to give the best clock."""
+TARGET_MHZ: Final = 130
+"""What placer and router strive for: a little more than what designs reach."""
+NETLIST: Final = "netlist.json"
+COMB_OF: Final = {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6}
+"""TRELLIS_COMB that nextpnr makes of a cell: a carry cell is two, 16x4 bits of memory four and two for its writing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesised:
+    """A netlist of the family's cells."""
+
+    netlist: Path
+    """Yosys's JSON."""
+    cells: Mapping[str, int]
+    """How many of each type."""
+    cpu_s: float
+    command: str
+
+    @property
+    def resources(self) -> Resources:
+        """What the cells amount to; placement adds a few LUTs that only pass a signal on."""
+        return Resources(
+            luts=sum(self.cells.get(cell, 0) * comb for cell, comb in COMB_OF.items()),
+            ffs=self.cells.get("TRELLIS_FF", 0),
+            multipliers=self.cells.get("MULT18X18D", 0),
+            block_rams=self.cells.get("DP16KD", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A seed that led to a whole design."""
+
+    seed: int
+    fmax_mhz: float
+    """By nextpnr's static timing analysis, at the speed grade's slow corner."""
+    resources: Resources
+    cpu_s: float
+    critical_path: tuple[str, ...]
+    """Cells and wires of the slowest path from register to register, with their delays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unrouted:
+    """A seed that did not."""
+
+    seed: int
+    why: str
+    cpu_s: float
+
+
+Attempt = Routed | Unrouted
+
+
+def synthesise(
+    files: Sequence[Path], top: str, folder: Path, *, cpu_limit_s: int = SYNTHESIS_CPU_S, say: Say | None = None
+) -> Synthesised:
+    """Map Verilog files, which lie in `folder` beside the memories that they read, to ECP5 cells.
+
+    Raises:
+        CompileError: if yosys is missing, refuses the files or takes too long.
+    """
+    tool = find("yosys", say)
+    # Names without folders: the WebAssembly build sees /tmp as a folder of its own. `-defer`, for without it yosys
+    # opens the memory files of parameters' default values.
+    names = " ".join(path.name for path in files)
+    script = f"read_verilog -defer -sv -D ECP5_DSP {names}; synth_ecp5 -top {top} -json {NETLIST}"
+    ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
+    cells = count_cells(read_module(folder / NETLIST, top))
+    return Synthesised(folder / NETLIST, cells, ran.cpu_s, f"yosys -p '{script}'")
+
+
+def place_and_route(
+    made: Synthesised,
+    device: Device,
+    seeds: Sequence[int],
+    *,
+    target_mhz: float = TARGET_MHZ,
+    cpu_limit_s: int = ROUTE_CPU_S,
+    pins: Path | None = None,
+    say: Say | None = None,
+) -> Iterator[Attempt]:
+    """Try each seed, one after the other; a routed one leaves `seed<N>.config` beside the netlist.
+
+    Raises:
+        CompileError: if nextpnr is missing, or the design is larger than the device.
+    """
+    _check_fits(made.resources, device)
+    tool, folder = find("nextpnr-ecp5", say), made.netlist.parent
+    if pins is not None:
+        shutil.copyfile(pins, folder / "pins.lpf")
+    for seed in seeds:
+        arguments = route_arguments(device, seed, target_mhz, pins="pins.lpf" if pins else None)
+        ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
+        yield _attempt(ran, seed, folder)
+
+
+def route_arguments(device: Device, seed: int, target_mhz: float, pins: str | None = None) -> list[str]:
+    """What nextpnr-ecp5 is called with, in the netlist's folder."""
+    at_board = ["--lpf", pins] if pins else []
+    return [
+        *(device.option, "--package", device.package, "--speed", str(device.speed)),
+        *("--json", NETLIST, "--textcfg", f"seed{seed}.config", "--report", f"seed{seed}.json"),
+        *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--router", "router2"),
+        *("--placer-heap-timingweight", str(PLACER_TIMING_WEIGHT), "--timing-allow-fail", "--lpf-allow-unconstrained"),
+        *at_board,
+        "--quiet",
+    ]
+
+
+def _check_fits(needed: Resources, device: Device) -> None:
+    for field in Resources.__struct_fields__:
+        want, has = getattr(needed, field), getattr(device.resources, field)
+        if want > has:
+            raise CompileError(f"{device.name}: the design needs {want} {field}, but there are {has}; fold it more")
+
+
+class _Clock(msgspec.Struct):
+    achieved: float
+
+
+class _Used(msgspec.Struct):
+    used: int
+
+
+class _Place(msgspec.Struct):
+    cell: str
+    port: str
+
+
+class _Step(msgspec.Struct):
+    delay: float
+    type: str
+    from_: _Place = msgspec.field(name="from")
+    to: _Place
+
+
+class _Path(msgspec.Struct):
+    from_: str = msgspec.field(name="from")
+    to: str
+    path: list[_Step]
+
+
+class _Report(msgspec.Struct):
+    fmax: dict[str, _Clock]
+    utilization: dict[str, _Used]
+    critical_paths: list[_Path] = []
+
+
+def _attempt(ran: Ran, seed: int, folder: Path) -> Attempt:
+    written = folder / f"seed{seed}.json"
+    if not ran.succeeded or not written.exists():
+        return Unrouted(seed, ran.complaint, ran.cpu_s)
+    report = msgspec.json.decode(written.read_bytes(), type=_Report)
+    used = {name: entry.used for name, entry in report.utilization.items()}
+    resources = Resources(
+        luts=used.get("TRELLIS_COMB", 0),
+        ffs=used.get("TRELLIS_FF", 0),
+        multipliers=used.get("MULT18X18D", 0),
+        block_rams=used.get("DP16KD", 0),
+    )
+    fmax = min((clock.achieved for clock in report.fmax.values()), default=0.0)
+    return Routed(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
+
+
+def _slowest(paths: Sequence[_Path]) -> tuple[str, ...]:
+    inside = [path for path in paths if "async" not in path.from_ and "async" not in path.to and path.path]
+    if not inside:
+        return ()
+    steps = max(inside, key=lambda path: sum(step.delay for step in path.path)).path
+    return tuple(
+        f"{step.delay:.2f} ns {step.type}: {step.from_.cell}.{step.from_.port} to {step.to.cell}.{step.to.port}"
+        for step in steps
+    )
+
+
+def pack(made: Synthesised, best: Routed, say: Say | None = None) -> Path:
+    """The bitstream of a routed seed.
+
+    Raises:
+        CompileError: if ecppack is missing or fails.
+    """
+    tool, folder = find("ecppack", say), made.netlist.parent
+    arguments = ["--compress", f"seed{best.seed}.config", "design.bit"]
+    run(tool.command, arguments, cpu_limit_s=PACK_CPU_S, folder=folder, title="ecppack").check()
+    return folder / "design.bit"
+
+
+def routed(attempts: Sequence[Attempt]) -> list[Routed]:
+    """Those that led to a design, best clock first.
+
+    Raises:
+        CompileError: if none did, with every reason.
+    """
+    found = [attempt for attempt in attempts if isinstance(attempt, Routed)]
+    if not found:
+        reasons = "; ".join(attempt.why for attempt in attempts if isinstance(attempt, Unrouted))
+        raise CompileError(f"no seed led to a routed design: {reasons}")
+    return sorted(found, key=lambda attempt: -attempt.fmax_mhz)
+
+
+def median_mhz(attempts: Sequence[Attempt]) -> float:
+    """The clock that half of all seeds reach: one that did not route counts as reaching none."""
+    return statistics.median(attempt.fmax_mhz if isinstance(attempt, Routed) else 0.0 for attempt in attempts)

@@ -1,0 +1,32 @@
+"""Reports: other files are refused, and the figures that people read follow from those that programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fpga.report import markdown, read, table
+from hawkvision.errors import CompileError
+
+COMMITTED = sorted((Path(__file__).parents[2] / "fpga" / "reports").glob("*-lfe5u-*.json"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 1, "task": "t"}'])
+def test_files_that_are_no_report_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(CompileError, match=r"r\.json: not a report"):
+        read(tmp_path / "r.json")
+
+
+def test_table_has_a_line_for_each_row() -> None:
+    assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_page_is_that_of_its_data(path: Path) -> None:
+    report = read(path)
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == markdown(report)
+    assert report.proof.differing == 0
+    assert report.proof.pictures >= 100
+    assert report.simulated_cycles == pytest.approx(report.estimated_cycles, rel=0.01)

