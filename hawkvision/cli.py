@@ -401,6 +401,14 @@ def fpga_command(context: typer.Context) -> None:
     fpga_app(context.args, prog_name="hawkvision fpga", standalone_mode=True)
 
 
+@app.command("plan", context_settings=PASS_ON)
+def plan_command(context: typer.Context) -> None:
+    """Say which pictures to compute on an FPGA and which on the CPU, and why; `hawkvision plan --help`."""
+    from fpga.offload.command import app as plan_app
+
+    plan_app(context.args, prog_name="hawkvision plan")
+
+
 @app.command()
 def demo(
     cache_dir: CacheDir = None,

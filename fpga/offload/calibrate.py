@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from fpga.offload.model import Link
 from fpga.offload.queues import Service
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
@@ -90,6 +91,25 @@ def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
             )
         )
     return Calibration(backend=name, machine=f"{platform.machine()} {platform.node()}", timings=tuple(timings))
+
+
+def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, pictures: int = 200) -> Link:
+    """What the way to an idle FPGA and back takes beside the device's own time, one picture after the other.
+
+    `host_s` is the CPU time of this whole process meanwhile: whatever else it does should rest.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, (16, *fpga.input_shape), dtype=np.uint8)
+    for i in range(WARM_UP_RUNS):
+        fpga.infer(noise[i : i + 1])
+    taken: list[float] = []
+    before = time.process_time()
+    for i in range(pictures):
+        started = time.perf_counter()
+        fpga.infer(noise[i % 16 : i % 16 + 1])
+        taken.append(time.perf_counter() - started)
+    host_s = (time.process_time() - before) / pictures
+    around_s = max(0.0, float(np.mean(taken)) - device_s - host_s)
+    return Link(bytes_per_s, around_s / 2, host_s)
 
 
 def load_calibration(path: Path) -> Calibration:

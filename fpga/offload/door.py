@@ -1,0 +1,77 @@
+"""Opens an offload backend for an edge node: measures both sides idle, plans the shares from that, and runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from fpga.artifact import graph_of
+from fpga.backends import Options, build_of
+from fpga.backends.board import BoardBackend
+from fpga.backends.ref import ReferenceBackend
+from fpga.folding import interval
+from fpga.ir import Graph
+from fpga.offload.calibrate import measure, measure_link
+from fpga.offload.images import FRAMING_BYTES
+from fpga.offload.model import ZERO, Machine, Way, Workload
+from fpga.offload.runtime import OffloadBackend, offload_of
+from fpga.offload.search import search
+from hawkvision.clock import Clock
+from hawkvision.errors import BackendError, ConfigError
+
+log = logging.getLogger("hawkvision.fpga")
+
+PLACES: Final = 16
+"""Pictures on their way to the FPGA at once: four windows of a device (`fpga.emulator.DEFAULT_WINDOW`)."""
+MEASURE_S: Final = 0.3
+FIRST_RATE_HZ: Final = 1.0
+"""The schedule is for all rates; a plan must begin with one."""
+UNLIMITED_BYTES_PER_S: Final = 1e12
+"""The transfer is part of the delay that is measured."""
+
+
+def open_offload(model: Path | bytes, options: Options, deadline_s: float, cores: int, clock: Clock) -> OffloadBackend:
+    """The device at `options.device` and the compiled kernel on `cores`, as one backend.
+
+    Cycles and clock are the build's if `options` name one, else what the device says of itself.
+
+    Raises:
+        CompileError: if the model carries no graph, or the build is another's.
+        ConfigError: if no device is named, or nobody knows how fast it is.
+        BackendError: if it does not answer, or answers otherwise than the kernel.
+    """
+    if options.device is None:
+        raise ConfigError("fpga-offload: missing the device's address, udp://HOST:PORT or serial:/dev/NAME")
+    graph = graph_of(model)
+    build = build_of(graph, options)
+    cpu = ReferenceBackend(graph, build)
+    fpga = BoardBackend(graph, options.device, build)
+    try:
+        cycles = fpga.device.cycles if build.folding is None else interval(graph, build.folding)
+        clock_hz = build.clock_hz or float(fpga.device.clock_hz)
+        if not (cycles and clock_hz):
+            raise ConfigError("fpga-offload: the device does not say how fast it is; expected fpga_report")
+        way = _way(graph, cycles, clock_hz)
+        service = measure(cpu, "fpga-ref", MEASURE_S).one("measured now").service
+        machine = Machine(cores, ZERO, measure_link(fpga, cycles / clock_hz, UNLIMITED_BYTES_PER_S), places=PLACES)
+        workload = Workload(graph.name, FIRST_RATE_HZ, deadline_s, service, (way,))
+        plan = offload_of(search([workload], machine), machine)
+    except (BackendError, ConfigError):
+        fpga.close()
+        cpu.close()
+        raise
+    log.warning(
+        "fpga-offload: a picture takes %.3f ms of a core here, or %.3f ms of one and %.3f ms of the device there; "
+        "of few pictures %.0f %% go to the device",
+        service.mean_s * 1e3,
+        machine.link.host_s * 1e3,
+        plan.service_s * 1e3,
+        100 * plan.schedule.share(0.0),
+    )
+    return OffloadBackend(fpga, cpu, plan, clock)
+
+
+def _way(graph: Graph, cycles: int, clock_hz: float) -> Way:
+    size = graph.input.elements + FRAMING_BYTES
+    return Way(graph.name, cycles, cycles, clock_hz, bytes_in=size, bytes_out=4 * graph.classes + FRAMING_BYTES)
