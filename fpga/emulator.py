@@ -23,7 +23,7 @@ from fpga.backends import Options, build_of
 from fpga.framing import Frame, Welcome
 from fpga.ir import Graph
 from fpga.kernel import Kernel
-from fpga.links import Link, SerialLink, UdpLink
+from fpga.links import Link, SerialLink, UdpLink, open_link
 from fpga.sessions import MAX_WINDOW, DeviceSession, Work
 from hawkvision.clock import MonotonicClock
 from hawkvision.errors import HawkVisionError
@@ -130,7 +130,7 @@ def _open(arguments: argparse.Namespace) -> tuple[Link, str]:
         # `theirs` stays open: a pseudo-terminal that nobody has open reads as hung up.
         return SerialLink(ours, path), f"serial:{path}"
     if arguments.serial is not None:
-        return SerialLink.to(arguments.serial), f"serial:{arguments.serial}"
+        return open_link(f"serial:{arguments.serial}"), f"serial:{arguments.serial}"
     link = UdpLink.at(arguments.host, arguments.port)
     return link, f"udp://{arguments.host}:{link.port}"
 
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     line = parser.add_mutually_exclusive_group()
     line.add_argument("--port", type=int, default=0, help="UDP port; 0 takes a free one (default)")
-    line.add_argument("--serial", metavar="PATH", help="a tty instead")
+    line.add_argument("--serial", metavar="PATH[?baud=N]", help="a tty instead")
     line.add_argument("--pty", action="store_true", help="a new pseudo-terminal instead; its name is printed")
     parser.add_argument("--report", type=Path, help="a build's report: its folding and clock")
     parser.add_argument("--folding", type=Path, help="in place of the report's; else one multiplication a cycle")

@@ -3,12 +3,13 @@
 // Maps lie in memory in HWC order inside a frame of zeros as wide as the next convolution's padding. So the pixels under
 // one row of a kernel are kernel · channels bytes in a row, which are multiplied four at a time:
 //
-//   weights  [vector of 16 outputs][kernel row][group of 4 bytes][16 outputs][4], zeros behind a row's last byte
+//   weights  [vector of outputs][kernel row][group of 4 bytes][outputs of a vector][4], zeros behind a row's last byte
 //   maps     every output of a vector sees the same 4 bytes: one broadcast
 //
-// That is one VPDPBUSD (uint8 × int8 → int32, nothing saturates) for 64 products. Two rows of four pixels are computed
-// at a time, so that a vector of weights is loaded once for eight of them. Groups may read up to 3 bytes, and blocks up
-// to a row and 3 pixels, beyond what counts: products with zeros, sums that are not kept.
+// That is one VPDPBUSD (uint8 × int8 → int32, nothing saturates) for 64 products, or with older x86 a PMADDWD for the even
+// bytes and one for the odd. Blocks of two rows are computed at a time, as many pixels as registers hold sums of, so that
+// a vector of weights is loaded once for all of them. Groups may read up to 3 bytes, and blocks up to a row and 3 pixels,
+// beyond what counts: products with zeros, sums that are not kept.
 //
 // The maximum of a pool is taken of accumulators: requantisation never decreases, so the result is the same for a
 // quarter of the work.
@@ -19,14 +20,28 @@
 #include <cstring>
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#define WIDE 1
+#include <immintrin.h>
+#elif defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 namespace {
 
+// Outputs of a vector, which is one register, and pixels of a block, whose sums all stay in registers: there are 32 of
+// 64 bytes, or 16 shorter ones.
+#if defined(WIDE)
 constexpr int LANES = 16;
-constexpr int BLOCK_ROWS = 2;
 constexpr int BLOCK_COLUMNS = 4;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+constexpr int BLOCK_COLUMNS = 2;
+#else
+constexpr int LANES = 4;
+constexpr int BLOCK_COLUMNS = 2;
+#endif
+constexpr int BLOCK_ROWS = 2;
+constexpr int BLOCK_VECTORS = 2;
 
 typedef int32_t Vector __attribute__((vector_size(4 * LANES)));
 
@@ -53,6 +68,9 @@ struct Network {
     uint8_t fill[4];
 };
 
+// Outputs of a vector: how weights must be laid out.
+int32_t hv_lanes();
+
 int32_t hv_logits(
     const Network* network, const uint8_t* pixels, int32_t planes, const uint8_t* mask, int64_t n, int32_t* logits);
 }
@@ -69,8 +87,20 @@ inline Vector broadcast(int32_t value) {
 inline Vector multiply(Vector accumulators, const uint8_t* bytes, const int8_t* weights) {
     int32_t four;
     std::memcpy(&four, bytes, 4);
-#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+#if defined(WIDE)
     return (Vector)_mm512_dpbusd_epi32((__m512i)accumulators, _mm512_set1_epi32(four), _mm512_loadu_si512(weights));
+#elif defined(__SSE2__)
+    typedef int16_t Halves __attribute__((vector_size(4 * LANES)));
+    Halves lanes;
+    std::memcpy(&lanes, weights, sizeof lanes);
+    const Halves even = (Halves)broadcast(four & 0x00FF00FF), odd = (Halves)broadcast((four >> 8) & 0x00FF00FF);
+#if defined(__AVX2__)
+    return accumulators + (Vector)_mm256_madd_epi16((__m256i)((lanes << 8) >> 8), (__m256i)even) +
+           (Vector)_mm256_madd_epi16((__m256i)(lanes >> 8), (__m256i)odd);
+#else
+    return accumulators + (Vector)_mm_madd_epi16((__m128i)((lanes << 8) >> 8), (__m128i)even) +
+           (Vector)_mm_madd_epi16((__m128i)(lanes >> 8), (__m128i)odd);
+#endif
 #else
     Vector lanes;
     std::memcpy(&lanes, weights, sizeof lanes);
@@ -164,8 +194,9 @@ void run_layer(const Layer& layer, const uint8_t* maps, ptrdiff_t stride, const 
     for (int y = 0; y < rows; y += BLOCK_ROWS)
         for (int x = 0; x < columns; x += BLOCK_COLUMNS) {
             int first = 0;
-            for (; first + 2 <= vectors; first += 2) run_block<2>(layer, maps, stride, sink, first, y, x);
-            if (first < vectors) run_block<1>(layer, maps, stride, sink, first, y, x);
+            for (; first + BLOCK_VECTORS <= vectors; first += BLOCK_VECTORS)
+                run_block<BLOCK_VECTORS>(layer, maps, stride, sink, first, y, x);
+            for (; first < vectors; ++first) run_block<1>(layer, maps, stride, sink, first, y, x);
         }
 }
 
@@ -217,6 +248,10 @@ void take(
 }
 
 }  // namespace
+
+int32_t hv_lanes() {
+    return LANES;
+}
 
 // Logits (n, classes) of n pictures (height, width, planes), of which a mask (n, height, width) may say what arrived.
 // Several threads may call it at once. 0, or 1 if there is no memory.

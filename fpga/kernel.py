@@ -35,8 +35,7 @@ log = logging.getLogger("hawkvision.fpga")
 
 SOURCE: Final = Path(__file__).with_name("kernel.cpp")
 COMPILERS: Final = ("c++", "g++", "clang++")
-LANES: Final = 16
-"""As in `kernel.cpp`: outputs of one vector."""
+FLAGS: Final = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared", "-Wno-psabi")
 COMPILE_TIMEOUT_S: Final = 120.0
 """A minute is what it takes on a Raspberry Pi under load; here it is two seconds."""
 EXACT_BELOW: Final = 1 << 24
@@ -52,13 +51,16 @@ class Kernel:
         graph: the network.
         folder: where compiled code is kept; None takes `fpga` in the cache folder.
         how: which one to use; None takes compiled code if it can be had.
+        native: whether code may use all that this very processor can do; else any of its kind runs it, more slowly.
 
     Raises:
         CompileError: if `how` is "compiled" and it cannot be had.
         BackendError: if it gives other logits than `fpga.reference`: a defect of the compiler, or ours.
     """
 
-    def __init__(self, graph: Graph, folder: Path | None = None, how: How | None = None) -> None:
+    def __init__(
+        self, graph: Graph, folder: Path | None = None, how: How | None = None, *, native: bool = True
+    ) -> None:
         self._graph = graph
         self._run: _Compiled | _Vectorised
         self.how: How = "numpy"
@@ -66,7 +68,7 @@ class Kernel:
             self._run = _Vectorised(graph)
         else:
             try:
-                self._run, self.how = _Compiled(graph, _library(folder or cache_dir() / "fpga")), "compiled"
+                self._run, self.how = _Compiled(graph, _library(folder or cache_dir() / "fpga", native)), "compiled"
             except CompileError as error:
                 if how == "compiled":
                     raise
@@ -143,6 +145,7 @@ class _Compiled:
 
     def __init__(self, graph: Graph, library: ctypes.CDLL) -> None:
         self._call = library.hv_logits
+        self._lanes = int(library.hv_lanes())
         self._kept: list[NDArray[Any]] = []  # what the pointers point to
         layers = [self._layer(stage) for stage in graph.stages]
         self._layers = (_Layer * len(layers))(*layers)
@@ -180,9 +183,9 @@ class _Compiled:
             0 if requantise is None else requantise.pre_shift,
             1 if requantise is None else requantise.shift,
             0 if requantise is None else (1 << requantise.bits) - 1,
-            self._keep(_laid_out(conv)),
-            self._keep(_whole_vectors(conv.bias)),
-            self._keep(_whole_vectors(multiplier)),
+            self._keep(_laid_out(conv, self._lanes)),
+            self._keep(_whole_vectors(conv.bias, self._lanes)),
+            self._keep(_whole_vectors(multiplier, self._lanes)),
         )
 
     def _keep(self, values: NDArray[Any]) -> int:
@@ -190,20 +193,20 @@ class _Compiled:
         return values.ctypes.data
 
 
-def _whole_vectors(values: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.pad(values, (0, -len(values) % LANES))
+def _whole_vectors(values: NDArray[np.int32], lanes: int) -> NDArray[np.int32]:
+    return np.pad(values, (0, -len(values) % lanes))
 
 
-def _laid_out(conv: Conv) -> NDArray[np.int8]:
-    """(vectors, kernel rows, groups, LANES, 4), as drawn at the top of `kernel.cpp`."""
+def _laid_out(conv: Conv, lanes: int) -> NDArray[np.int8]:
+    """(vectors, kernel rows, groups, lanes, 4), as drawn at the top of `kernel.cpp`."""
     rows = conv.weights.reshape(conv.channels, conv.kernel, -1)
-    rows = np.pad(rows, ((0, -conv.channels % LANES), (0, 0), (0, -rows.shape[2] % 4)))
-    grouped = rows.reshape(-1, LANES, conv.kernel, rows.shape[2] // 4, 4)
+    rows = np.pad(rows, ((0, -conv.channels % lanes), (0, 0), (0, -rows.shape[2] % 4)))
+    grouped = rows.reshape(-1, lanes, conv.kernel, rows.shape[2] // 4, 4)
     return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4))
 
 
-def _library(folder: Path) -> ctypes.CDLL:
-    """`kernel.cpp` for this processor, compiled if that has not been done.
+def _library(folder: Path, native: bool) -> ctypes.CDLL:
+    """`kernel.cpp` for this processor, or its kind, compiled if that has not been done.
 
     Raises:
         CompileError: if there is no compiler that can, or nowhere to put the result.
@@ -211,7 +214,7 @@ def _library(folder: Path) -> ctypes.CDLL:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise CompileError(f"no C++ compiler ({', '.join(COMPILERS)}); install one, on Debian the package g++")
-    command = [compiler, *_flags()]
+    command = [compiler, *FLAGS, *((_native(),) if native else ())]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout  # noqa: S603
     told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version, _processor())
     path = folder / f"kernel-{hashlib.sha256(b'|'.join(told_apart)).hexdigest()[:32]}.so"
@@ -233,9 +236,8 @@ def _library(folder: Path) -> ctypes.CDLL:
     return library
 
 
-def _flags() -> tuple[str, ...]:
-    native = "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"
-    return ("-std=c++17", "-O3", native, "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared")
+def _native() -> str:
+    return "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"
 
 
 @functools.cache

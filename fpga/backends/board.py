@@ -178,7 +178,7 @@ class _Line:
         if asked.sequence is not None:
             self._session.drop(asked.sequence)
             self._sent.pop(asked.sequence, None)
-        elif asked.queued:
+        elif asked in self._waiting:
             self._waiting.remove(asked)
 
     def _handle(self, event: Event, now: float) -> None:

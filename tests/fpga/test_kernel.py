@@ -88,6 +88,14 @@ def test_sums_beyond_single_precision_stay_exact() -> None:
         np.testing.assert_array_equal(Kernel(graph, how=how).logits(pictures), reference.logits(graph, pictures))
 
 
+@pytest.mark.parametrize("make", [fashion_shape, cifar_shape])
+def test_code_for_any_processor_of_the_kind_is_exact_too(make: Callable[[], Graph]) -> None:
+    graph = make()
+    pictures = random_pictures(graph, 5)
+    kernel = Kernel(graph, how="compiled", native=False)
+    np.testing.assert_array_equal(kernel.logits(pictures), reference.logits(graph, pictures))
+
+
 def test_code_is_compiled_once_per_machine(tmp_path: Path) -> None:
     Kernel(random_graph(), tmp_path)
     (library,) = tmp_path.iterdir()
