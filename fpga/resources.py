@@ -22,6 +22,8 @@ from fpga.ir import KEPT_BITS, MULTIPLIER_BITS, Graph, Stage
 TABLE: Final = Path(__file__).with_name("resources.toml")
 BLOCK_SHAPES: Final = ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
 """Words and bits that one block RAM can be."""
+MAX_DISTRIBUTED: Final = 20
+"""Blocks of 16 x 4 bits up to which yosys makes a memory of look-up tables: found between 16 and 26."""
 LOGIC_WORDS: Final = 16
 """A read-only memory of no more words is made of look-up tables (`hv_rom`)."""
 
@@ -123,7 +125,7 @@ class Memory(msgspec.Struct, frozen=True):
 def memory(words: int, width: int, *, distributed: bool | None = None) -> Memory:
     """A memory that is written and read; None leaves it to yosys, which takes block RAM for all but the smallest."""
     small = -(-words // 16) * -(-width // 4)
-    if distributed or (distributed is None and words <= LOGIC_WORDS):
+    if distributed or (distributed is None and small <= MAX_DISTRIBUTED):
         return Memory(0, small, 0)
     return Memory(_blocks(words, width), 0, 0)
 

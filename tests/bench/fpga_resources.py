@@ -148,6 +148,16 @@ def fitted_model(cases: Sequence[Case], found: Sequence[Resources]) -> Model:
     )
 
 
+def as_toml(model: Model) -> str:
+    """As `fpga.resources` reads it."""
+    head = f'made_by = "{model.made_by}"\nframe_luts = {model.frame_luts}\nframe_ffs = {model.frame_ffs}\n'
+    parts = [
+        f"\n[{name}]\n" + "".join(f"{kind} = {weight}\n" for kind, weight in msgspec.structs.asdict(weights).items())
+        for name, weights in (("luts", model.luts), ("ffs", model.ffs))
+    ]
+    return head + "".join(parts)
+
+
 def estimated(one: Case, model: Model) -> Resources:
     """By a model that need not be the committed one."""
     weights, rules = row(one), of_graph(one.graph, one.folding)
@@ -168,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{one.name}: {found[-1]}")
     model = fitted_model(cases, found)
     if options.write:
-        TABLE.write_bytes(msgspec.toml.encode(model))
+        TABLE.write_text(as_toml(model), encoding="utf-8")
     table, worst = Table(box=None, header_style="bold"), 0.0
     for title in ("folding", "LUT", "estimate", "", "FF", "estimate", "", "block RAM", "rule", "DSP", "rule"):
         table.add_column(title)
