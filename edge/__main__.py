@@ -45,7 +45,7 @@ from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.hop import Transports
 from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.metrics import EdgeMetrics, FpgaCounts
+from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
@@ -138,6 +138,13 @@ def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant)
 
         options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz)
         return open_fpga(config.backend, load_variant(cache, config.task, variant), options)
+    if config.backend == "fpga-offload":
+        from fpga.backends import Options
+        from fpga.offload.door import open_offload
+
+        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz)
+        model, deadline_s = load_variant(cache, config.task, variant), config.fpga_deadline_ms / 1e3
+        return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock())
     return open_backend(
         config.backend,
         b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
@@ -167,7 +174,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit
     state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
-    workers = config.workers or usable_cores()
+    workers = config.workers or usable_cores() + waiting_workers(config)
     pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit)
     uplink = (
         Uplink(
@@ -204,11 +211,29 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     )
 
 
+def waiting_workers(config: EdgeConfig) -> int:
+    """Threads beside one a core: those that only wait for a device."""
+    if config.backend != "fpga-offload":
+        return 0
+    from fpga.offload.door import PLACES
+
+    return PLACES
+
+
 @runtime_checkable
 class CountsFpga(Protocol):
     """A backend with something to tell of cycles."""
 
     def counts(self) -> FpgaCounts:
+        """Since it was opened."""
+        ...
+
+
+@runtime_checkable
+class CountsOffload(Protocol):
+    """A backend that shares pictures between an FPGA and the CPU."""
+
+    def offloaded(self) -> OffloadCounts:
         """Since it was opened."""
         ...
 
@@ -269,6 +294,8 @@ async def serve(config: EdgeConfig) -> None:
         loaded = await asyncio.to_thread(load_parts, config)
         if isinstance(loaded.rung.backend, CountsFpga):
             metrics.watch_fpga(loaded.rung.backend.counts)
+        if isinstance(loaded.rung.backend, CountsOffload):
+            metrics.watch_offload(loaded.rung.backend.offloaded)
         node = await open_node(config, loaded, metrics, clock)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)

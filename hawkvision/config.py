@@ -41,10 +41,14 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     task: str = "imagenet"
     variant: Word | None = None
     """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
-    backend: Literal["onnxruntime", "numpy", "noop", "fpga-ref", "fpga-sim", "fpga-device"] = "onnxruntime"
-    """The last three run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a device."""
+    backend: Literal["onnxruntime", "numpy", "noop", "fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"] = (
+        "onnxruntime"
+    )
+    """The last four run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a device, and on a
+    device as far as it keeps up, else on the CPU (`fpga/offload`)."""
     fpga_device: Word | None = None
-    """Where `fpga-device` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end in `?baud=N`."""
+    """Where the device of `fpga-device` and `fpga-offload` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end
+    in `?baud=N`."""
     fpga_report: Path | None = None
     """A build's report (`hawkvision fpga build`): the folding, the clock and the estimated energy that are counted
     with."""
@@ -52,10 +56,14 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
     fpga_clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
     """A clock in place of the report's; without both, cycles are not told in seconds."""
+    fpga_deadline_ms: Millis = 50.0
+    """With `fpga-offload`: when a picture given to the backend should be answered, 99 times of 100; a device that does
+    not keep that gets fewer."""
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Threads that decode and infer, one intra-op thread each; 0 takes the number of usable cores."""
+    """Threads that decode and infer, one intra-op thread each; 0 takes the number of usable cores, and with
+    `fpga-offload` 16 more, which wait for the device."""
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""
@@ -279,10 +287,15 @@ def _check_fpga(config: EdgeConfig) -> None:
     Raises:
         ConfigError: naming both.
     """
-    if config.backend == "fpga-device" and config.fpga_device is None:
-        raise ConfigError("edge.backend = 'fpga-device': missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME")
-    if config.backend != "fpga-device" and config.fpga_device is not None:
-        raise ConfigError(f"edge.fpga_device belongs to edge.backend = 'fpga-device', got {config.backend!r}")
+    has_device = config.backend in ("fpga-device", "fpga-offload")
+    if has_device and config.fpga_device is None:
+        raise ConfigError(
+            f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME"
+        )
+    if not has_device and config.fpga_device is not None:
+        raise ConfigError(
+            f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
+        )
     for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
         if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
             raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")

@@ -114,6 +114,53 @@ class _Fpga(Collector):
             )
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadCounts:
+    """What went where since the start, where an FPGA and its twin on the CPU share the pictures."""
+
+    fpga: int
+    """Pictures answered by the FPGA."""
+    cpu: int
+    """By the CPU, for whatever reason."""
+    no_place: int
+    """Of the CPU's, those drawn for the FPGA while it had no place."""
+    failed: int
+    """Of the CPU's, those whose FPGA gave an error."""
+    failures: int
+    """Errors and wrong answers of the FPGA, those of probes included."""
+    late: int
+    """Pictures of the FPGA answered after the deadline."""
+    fpga_cpu_s: float
+    """CPU-seconds of callers' threads for pictures of the FPGA."""
+    cpu_cpu_s: float
+    """And for pictures of the CPU."""
+    share: float
+    rate_hz: float
+    slowness: float
+    """Measured ÷ modelled time from one picture to the next."""
+    fpga_up: bool
+
+
+class _Offload(Collector):
+    """Reads an offload backend's counts when Prometheus asks."""
+
+    def __init__(self, read: Callable[[], OffloadCounts]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of one scrape."""
+        counts = self._read()
+        pictures = CounterMetricFamily("hawkvision_offload_pictures", "Pictures, by who answered", labels=("side",))
+        pictures.add_metric(("fpga",), counts.fpga)
+        pictures.add_metric(("cpu",), counts.cpu)
+        yield pictures
+        yield CounterMetricFamily("hawkvision_offload_no_place", "Sent to the CPU for a full FPGA", counts.no_place)
+        yield CounterMetricFamily("hawkvision_offload_late", "Answered by the FPGA after the deadline", counts.late)
+        yield CounterMetricFamily("hawkvision_offload_failures", "Errors of the FPGA, with probes", counts.failures)
+        yield GaugeMetricFamily("hawkvision_offload_share", "Of the pictures, those meant for the FPGA", counts.share)
+        yield GaugeMetricFamily("hawkvision_offload_fpga_up", "Whether the FPGA is used at all", int(counts.fpga_up))
+
+
 class EdgeMetrics:
     """The metrics of one edge node, in a registry of their own."""
 
@@ -175,6 +222,10 @@ class EdgeMetrics:
     def watch_fpga(self, read: Callable[[], FpgaCounts]) -> None:
         """Have an FPGA backend's counts on the page."""
         self.registry.register(_Fpga(read))
+
+    def watch_offload(self, read: Callable[[], OffloadCounts]) -> None:
+        """Have an offload backend's counts on the page."""
+        self.registry.register(_Offload(read))
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -61,7 +61,7 @@ def open_offload(model: Path | bytes, options: Options, deadline_s: float, cores
         fpga.close()
         cpu.close()
         raise
-    log.warning(
+    log.info(
         "fpga-offload: a picture takes %.3f ms of a core here, or %.3f ms of one and %.3f ms of the device there; "
         "of few pictures %.0f %% go to the device",
         service.mean_s * 1e3,

@@ -30,7 +30,7 @@ from fpga.offload.model import Machine, idle_latency_s, service_s
 from fpga.offload.search import Plan, Schedule, schedule
 from hawkvision.clock import Clock
 from hawkvision.errors import BackendError, ConfigError
-from hawkvision.metrics import FpgaCounts
+from hawkvision.metrics import FpgaCounts, OffloadCounts
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend, check_batch, check_open
 
@@ -74,33 +74,6 @@ def offload_of(plan: Plan, machine: Machine) -> Offload:
     only = replace(workload, deadline_s=workload.deadline_s * HEADROOM, ways=(way,))
     shares = schedule(only, machine, plan.objective, [multiple / busy_s for multiple in RATES])
     return Offload(shares, busy_s, travel_s, workload.deadline_s, machine.places, machine.cores)
-
-
-@dataclass(frozen=True, slots=True)
-class Offloaded:
-    """What was done since the start, and what is decided now."""
-
-    fpga: int
-    """Pictures answered by the FPGA."""
-    cpu: int
-    """By the CPU, for whatever reason."""
-    no_place: int
-    """Of the CPU's, those drawn for the FPGA while it had no place."""
-    failed: int
-    """Of the CPU's, those whose FPGA gave an error."""
-    failures: int
-    """Errors of the FPGA, those of probes included."""
-    late: int
-    """Pictures of the FPGA answered after the deadline."""
-    fpga_cpu_s: float
-    """CPU-seconds of callers' threads for pictures of the FPGA."""
-    cpu_cpu_s: float
-    """And for pictures of the CPU."""
-    share: float
-    rate_hz: float
-    slowness: float
-    """Measured ÷ modelled time from one picture to the next."""
-    fpga_up: bool
 
 
 class OffloadBackend:
@@ -161,11 +134,11 @@ class OffloadBackend:
             return self._fpga.counts()
         return FpgaCounts(self._tally.fpga, {}, {}, None, None)
 
-    def offloaded(self) -> Offloaded:
+    def offloaded(self) -> OffloadCounts:
         """What went where so far, and what is decided now."""
         with self._lock:
             now, controller = self._tally, self._controller
-            return Offloaded(
+            return OffloadCounts(
                 fpga=now.fpga,
                 cpu=now.cpu,
                 no_place=now.no_place,
@@ -276,7 +249,7 @@ class OffloadBackend:
 
 @dataclass(slots=True)
 class _Tally:
-    """Running sums; `Offloaded` and `Observation` say what they are."""
+    """Running sums; `OffloadCounts` and `Observation` say what they are."""
 
     arrivals: int = 0
     fpga: int = 0

@@ -15,14 +15,13 @@ from edge.__main__ import load_parts
 from fpga.artifact import graph_of
 from fpga.folding import Folding, StageFolding, format_folding, interval
 from hawkvision.config import EdgeConfig, parse_arguments
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.manifest import artifact_path
 from hawkvision.pictures_idx import grey_png
 from hawkvision.process import running
 from hawkvision.zoo.build import build
 from hawkvision.zoo.calibrate import calibrate
 from tests.edge.conftest import Caller
-from tests.edge.peer import running_peer
 from tests.hawkvision.zoo.synthetic_task import LABELS, write_ladder
 
 
@@ -105,6 +104,7 @@ def test_the_reference_serves_the_same_answers_as_onnxruntime(
     ) as caller:
         before = metric(caller, "hawkvision_fpga_pictures_total")
         assert answers(caller) == by_onnxruntime
+        escalated = caller.classify(pictures(1)[0], "quality=best").json
         ran = metric(caller, "hawkvision_fpga_pictures_total")
         cycles = metric(caller, 'hawkvision_fpga_cycles_total{basis="modelled"}')
         seconds = metric(caller, "hawkvision_fpga_modelled_seconds_total")
@@ -115,6 +115,7 @@ def test_the_reference_serves_the_same_answers_as_onnxruntime(
     assert cycles == ran * ladder.cycles
     assert seconds == pytest.approx(ran * ladder.cycles / 50e6)
     assert joules is None, "no report, no joules"
+    assert (escalated["tier"], escalated["model"]) == ("dc", "both")
 
 
 def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
@@ -134,13 +135,19 @@ def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
     assert 0 < modelled < round_trip
 
 
-def test_unsure_answers_of_the_fpga_rung_are_escalated(ladder: Ladder) -> None:
-    with (
-        running_peer(model="both", top_k=[(1, 0.99), (0, 0.005)]) as peer,
-        node(ladder, "--backend", "fpga-ref", "--dc-url", peer.url) as caller,
-    ):
-        reply = caller.classify(pictures(1)[0], "quality=best").json
-    assert (reply["tier"], reply["model"]) == ("dc", "both")
+def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
+    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
+) -> None:
+    emulator = ("--model", str(ladder.model), "--folding", str(ladder.folding))
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(running("fpga.emulator", *emulator))
+        shared = ("--backend", "fpga-offload", "--fpga-device", device.url)
+        caller = stack.enter_context(node(ladder, *shared))
+        assert answers(caller) == by_onnxruntime
+        device.stop()
+        assert answers(caller) == by_onnxruntime
+        sides = [metric(caller, f'hawkvision_offload_pictures_total{{side="{side}"}}') for side in ("fpga", "cpu")]
+    assert sum(side or 0 for side in sides) >= 24
 
 
 @pytest.mark.parametrize(
@@ -174,6 +181,5 @@ def test_settings_that_contradict_the_backend_are_refused(more: tuple[str, ...],
 
 
 def test_a_task_without_an_fpga_rung_is_an_error_at_the_start() -> None:
-    says = r"error: task 'imagenet' has no rung for FPGAs: name one in edge\.variant"
-    with pytest.raises(NotReady, match=says), running("edge", "--port", "0", "--backend", "fpga-ref"):
-        pass
+    with pytest.raises(ManifestError, match=r"task 'imagenet' has no rung for FPGAs: name one in edge\.variant"):
+        load_parts(settings("--backend", "fpga-ref"))
