@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class Build:
 
 
 UNKNOWN: Final = Build()
+NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class FpgaBackend(ABC):
@@ -56,7 +58,7 @@ class FpgaBackend(ABC):
         self._closed = False
         self._lock = threading.Lock()
         self._pictures = 0
-        self._cycles: Counter[Cycles] = Counter()
+        self._cycles: dict[Cycles, int] = {}
         self._seconds: dict[Seconds, float] = {}
 
     @property
@@ -111,9 +113,12 @@ class FpgaBackend(ABC):
     def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
         """Integer logits (n, classes) of RGB pictures; counts them."""
 
-    def _count(self, pictures: int, cycles: dict[Cycles, int], seconds: dict[Seconds, float]) -> None:
+    def _count(
+        self, pictures: int, cycles: Mapping[Cycles, int] = NOTHING, seconds: Mapping[Seconds, float] = NOTHING
+    ) -> None:
         with self._lock:
             self._pictures += pictures
-            self._cycles.update(cycles)
+            for basis, n in cycles.items():
+                self._cycles[basis] = self._cycles.get(basis, 0) + n
             for kind, more in seconds.items():
                 self._seconds[kind] = self._seconds.get(kind, 0.0) + more

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,7 @@ from fpga.backends.base import UNKNOWN, Build, FpgaBackend
 from fpga.ir import Graph
 from fpga.kernel import How, Kernel
 from fpga.reference import Mask
-from hawkvision.metrics import Cycles, Seconds
+from hawkvision.metrics import Cycles, FpgaCounts, Seconds
 from hawkvision.types import Pixels
 
 
@@ -38,9 +40,14 @@ class ReferenceBackend(FpgaBackend):
         """Whether compiled code runs, or NumPy in its place."""
         return self._kernel.how
 
+    def counts(self) -> FpgaCounts:
+        """See `FpgaBackend.counts`. What a picture takes is known beforehand, so it is multiplied when asked for."""
+        counts = super().counts()
+        cycles = {kind: each * counts.pictures for kind, each in self._cycles_each.items()}
+        seconds = {kind: each * counts.pictures for kind, each in self._seconds_each.items()}
+        return replace(counts, cycles=cycles, seconds=seconds)
+
     def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
         logits = self._kernel.logits(batch, mask)
-        n = len(batch)
-        cycles: dict[Cycles, int] = {kind: each * n for kind, each in self._cycles_each.items()}
-        self._count(n, cycles, {kind: each * n for kind, each in self._seconds_each.items()})
+        self._count(len(batch))
         return logits

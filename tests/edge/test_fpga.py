@@ -22,6 +22,7 @@ from hawkvision.process import running
 from hawkvision.zoo.build import build
 from hawkvision.zoo.calibrate import calibrate
 from tests.edge.conftest import Caller
+from tests.edge.peer import running_peer
 from tests.hawkvision.zoo.synthetic_task import LABELS, write_ladder
 
 
@@ -99,9 +100,11 @@ def by_onnxruntime(ladder: Ladder) -> list[tuple[Any, ...]]:
 def test_the_reference_serves_the_same_answers_as_onnxruntime(
     ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
 ) -> None:
-    with node(
-        ladder, "--backend", "fpga-ref", "--fpga-folding", str(ladder.folding), "--fpga-clock-mhz", "50"
-    ) as caller:
+    build_of = ("--fpga-folding", str(ladder.folding), "--fpga-clock-mhz", "50")
+    with (
+        running_peer(model="both", top_k=[(1, 0.99), (0, 0.005)]) as peer,
+        node(ladder, "--backend", "fpga-ref", "--dc-url", peer.url, "--audit-share", "0", *build_of) as caller,
+    ):
         before = metric(caller, "hawkvision_fpga_pictures_total")
         assert answers(caller) == by_onnxruntime
         escalated = caller.classify(pictures(1)[0], "quality=best").json

@@ -24,11 +24,13 @@ from hawkvision.errors import BackendError, CompileError, ConfigError
 from hawkvision.process import ServerProcess, running
 from hawkvision.testing import BackendConformance
 from hawkvision.vision.backend import Backend
+from tests.fpga.designs import CASES
 from tests.fpga.graphs import random_graph
 
-GRAPH = random_graph(side=8, planes=1)
+FIRST = next(iter(CASES.values()))
+"""A design that is built for the simulation's own tests as well."""
+GRAPH, FOLDING = FIRST.graph, FIRST.folding
 COLOUR = random_graph(side=24, planes=3)
-FOLDING = Folding(stages={stage.name: StageFolding() for stage in GRAPH.stages})
 BUILD = Build(FOLDING, 100e6, 2e-6)
 
 
