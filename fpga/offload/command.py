@@ -246,7 +246,7 @@ def show(made: Plan, machine: Machine, console: Console) -> None:
         f"CPU: {load:.3f} of {machine.cores} cores busy ({load / machine.cores:.1%}). "
         f"Power: {power.mid:.2f} W, from {power.low:.2f} to {power.high:.2f}: an estimate."
     )
-    known = {f"{way.name}: {way.source}" for w in made.workloads for way in w.ways}
+    known = {f"{way.name}: {way.source}" for w in made.workloads for way in w.ways if way.runnable}
     console.print("; ".join(sorted({*known, *(f"{w.name} on a core: {_times(w.cpu)}" for w in made.workloads)})))
     unit = "CPU-seconds a second" if made.objective == "cpu" else "W (estimate)"
     if made.feasible:

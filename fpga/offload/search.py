@@ -165,7 +165,8 @@ class Schedule:
 
 
 def _choices(workload: Workload) -> list[Choice]:
-    return [Choice(None, 0.0), *(Choice(way, share) for way in workload.ways for share in SHARES)]
+    shares = ((way, SHARES if way.runnable else SHARES[-1:]) for way in workload.ways)
+    return [Choice(None, 0.0), *(Choice(way, share) for way, each in shares for share in each)]
 
 
 def _possible(
@@ -177,7 +178,11 @@ def _possible(
         own = cost(workload, choice, machine)
         reason = _broken(own, machine, power_w)
         if choice.way is not None and not choice.way.runnable:
-            reason = "a cut inside the network is a cost model only: the runtime gives whole pictures to either side"
+            (alone,) = forecast([workload], [choice], machine).workloads
+            reason = (
+                f"cost model only, for the runtime gives whole pictures to either side: {own.cpu_load:.3g} CPU-seconds "
+                f"per second, P99 {alone.p99_s * 1e3:.2f} ms"
+            )
         if reason is None:
             (alone,) = forecast([workload], [choice], machine).workloads
             if alone.p99_s > workload.deadline_s:
