@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
 
+from hawkvision.artifacts import write_atomic
+from hawkvision.manifest import InputSpec, Manifest
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.pictures_idx import grey_png
+from hawkvision.types import Pixels
+from hawkvision.vision.image import load_input
+from hawkvision.zoo.convnet import CONVNETS
+from hawkvision.zoo.manifest_text import format_manifest
+from hawkvision.zoo.measure import measured_ladder, training_of, weight_path
+from hawkvision.zoo.qonnx_export import write_qonnx
+from hawkvision.zoo.recipe import load_recipe
+from hawkvision.zoo.splits import SPLIT_SEED, split_after_training
+from tests.fpga.quantised_nets import random_net
+from tests.hawkvision.zoo.tiny_states import convnet_state
 
 RECIPE = """
 format = 1
@@ -16,7 +30,7 @@ labels = "labels.txt"
 license = "Apache-2.0"
 pictures = { train = 192, seed = 3 }
 input = { side = 12, mean = [60.0, 60.0, 60.0], std = [50.0, 50.0, 50.0] }
-ladder = { edge = ["tiny"], dc = ["both"], default_edge = "tiny" }
+ladder = { edge = ["tiny_w4", "tiny"], dc = ["both"], default_edge = "tiny", fpga = "tiny_w4" }
 committees = [{ name = "both", members = ["tiny", "other"], horizontal_flip = true }]
 
 [[networks]]
@@ -36,6 +50,13 @@ epochs = 2
 batch = 32
 label_smoothing = 0.1
 cutout = 4
+
+[[quantised]]
+name = "tiny_w4"
+of = "tiny"
+weight_bits = 4
+seed = 3
+epochs = 2
 """
 LABELS = ("low", "middle", "high")
 COUNT, TESTED = 320, 64
@@ -67,3 +88,28 @@ def write_task(root: Path) -> tuple[Path, Path]:
 
 def pictures_of(data: Path) -> LabelledPictures:
     return read_pictures(data, LABELS)
+
+
+def inputs_of(bodies: Sequence[bytes], side: int) -> Pixels:
+    spec = InputSpec(height=side, width=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return np.stack([load_input(body, spec, max_pixels=10**6)[0] for body in bodies])
+
+
+def write_ladder(root: Path) -> tuple[Path, Path, Manifest]:
+    """The task with a ladder of random weights, measured as `models train` does: models folder, pictures, manifest."""
+    models, data = write_task(root)
+    recipe, pictures = load_recipe("shapes", models), pictures_of(data)
+    rng = np.random.default_rng(5)
+    weights = {
+        network.name: safetensors.numpy.save(convnet_state(CONVNETS[network.architecture], rng, 12, len(LABELS)))
+        for network in recipe.networks
+    }
+    twin = random_net(side=12, planes=3, channels=(16, 32, 32), classes=len(LABELS))
+    weights["tiny_w4"] = write_qonnx(twin, "shapes_tiny_w4")
+    split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
+    manifest = measured_ladder(recipe, len(LABELS), weights, pictures, inputs_of(pictures.bodies, 12), split).manifest
+    for name, content in weights.items():
+        path = weight_path(name, "onnx") if name == "tiny_w4" else weight_path(name)
+        write_atomic(models / "shapes" / path, content)
+    write_atomic(models / "shapes" / "manifest.toml", format_manifest(manifest, "made by a test").encode())
+    return models, data, manifest

@@ -6,26 +6,23 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-import safetensors.numpy
 
-from hawkvision.artifacts import load_variant, write_atomic
+from hawkvision.artifacts import load_variant, sha256_of, write_atomic
 from hawkvision.cascade.calibration import fit_temperature
 from hawkvision.errors import ArtifactError
-from hawkvision.manifest import InputSpec, Manifest, load_labels, load_manifest, models_dir
+from hawkvision.manifest import Manifest, load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
-from hawkvision.types import Logits, Pixels
+from hawkvision.types import Logits
 from hawkvision.vision.backends import open_backend
-from hawkvision.vision.image import load_input
-from hawkvision.zoo.build import build, list_variants, verify
-from hawkvision.zoo.convnet import CONVNETS
+from hawkvision.zoo.build import build, emit_variant, list_variants, verify
 from hawkvision.zoo.manifest_text import format_manifest
-from hawkvision.zoo.measure import measured_ladder, training_of, weight_path
+from hawkvision.zoo.measure import weight_path
 from hawkvision.zoo.recipe import load_recipe
-from hawkvision.zoo.splits import SPLIT_SEED, split_after_training, split_pictures
-from tests.hawkvision.zoo.synthetic_task import LABELS, pictures_of, write_task
-from tests.hawkvision.zoo.tiny_states import convnet_state
+from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
+from tests.hawkvision.zoo.synthetic_task import inputs_of, pictures_of, write_ladder
 from tests.pictures import DATA
 
 PICTURES = {"cifar10": DATA / "cifar10.npz", "fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
@@ -34,19 +31,7 @@ PICTURES = {"cifar10": DATA / "cifar10.npz", "fashion_mnist": Path("/usr/share/d
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Manifest]:
     """Models folder, pictures and manifest of two untrained networks."""
-    models, data = write_task(tmp_path_factory.mktemp("task"))
-    recipe, pictures = load_recipe("shapes", models), pictures_of(data)
-    rng = np.random.default_rng(5)
-    weights = {
-        network.name: safetensors.numpy.save(convnet_state(CONVNETS[network.architecture], rng, 12, len(LABELS)))
-        for network in recipe.networks
-    }
-    split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
-    manifest = measured_ladder(recipe, len(LABELS), weights, pictures, _inputs(pictures.bodies, 12), split).manifest
-    for name, content in weights.items():
-        write_atomic(models / "shapes" / weight_path(name), content)
-    write_atomic(models / "shapes" / "manifest.toml", format_manifest(manifest, "made by a test").encode())
-    return models, data, manifest
+    return write_ladder(tmp_path_factory.mktemp("task"))
 
 
 def test_manifest_reads_back_the_same_and_builds_without_packages(
@@ -55,7 +40,7 @@ def test_manifest_reads_back_the_same_and_builds_without_packages(
     models, _, manifest = task
     assert load_manifest("shapes", models) == manifest
     built = build("shapes", models=models, cache=tmp_path, wheels=tmp_path / "none")
-    assert [(a.variant, a.sha256) for a in built] == [(v.name, v.sha256) for v in manifest.variants]
+    assert {a.variant: a.sha256 for a in built} == {v.name: v.sha256 for v in manifest.variants}
     assert verify("shapes", models=models, cache=tmp_path)
     assert {s.state for s in list_variants("shapes", models, tmp_path)} == {"built"}
 
@@ -92,14 +77,26 @@ def test_weight_file_that_changed_or_is_missing_is_named(task: tuple[Path, Path,
     assert build("shapes", ["tiny"], models=tmp_path / "models", cache=tmp_path, files=at_hand)[0].variant == "tiny"
 
 
+def test_quantised_network_that_is_not_what_the_manifest_says_is_refused(task: tuple[Path, Path, Manifest]) -> None:
+    models, _, manifest = task
+    variant = manifest.variant("tiny_w4")
+    assert variant.precision == "w4a8"
+    content = (models / "shapes" / weight_path("tiny_w4", "onnx")).read_bytes()
+    with pytest.raises(ArtifactError, match=r"tiny_w4\.onnx: expected .* \(12, 12, 'w8a8'\), found \(12, 12, 'w4a8'\)"):
+        emit_variant("shapes", msgspec.structs.replace(variant, precision="w8a8"), models, content)
+    source = msgspec.structs.replace(variant.source, sha256=sha256_of(b"none"))
+    with pytest.raises(ArtifactError, match=r"tiny_w4\.onnx: no ONNX file|one input and one output"):
+        emit_variant("shapes", msgspec.structs.replace(variant, source=source), models, b"none")
+
+
 @pytest.mark.parametrize("name", ["cifar10", "fashion_mnist"])
 def test_committed_ladder_builds_to_the_pinned_bytes_from_what_is_committed(name: str, tmp_path: Path) -> None:
     models = models_dir()
     manifest, recipe = load_manifest(name, models), load_recipe(name, models)
     built = build(name, models=models, cache=tmp_path, wheels=tmp_path / "none")
-    assert [a.sha256 for a in built] == [v.sha256 for v in manifest.variants]
+    assert {a.variant: a.sha256 for a in built} == {v.name: v.sha256 for v in manifest.variants}
     assert manifest.ladder == recipe.ladder
-    assert [v.name for v in manifest.variants] == [network.name for network in recipe.networks]
+    assert [v.name for v in manifest.variants] == list(recipe.trained)
     assert [(c.members, c.horizontal_flip) for c in manifest.committees] == [
         (c.members, c.horizontal_flip) for c in recipe.committees
     ]
@@ -127,12 +124,7 @@ def test_committed_ladder_is_as_right_as_it_says_on_test_pictures(name: str, tmp
         assert right == pytest.approx(variant.accuracy.value, abs=spread), variant.name
 
 
-def _inputs(bodies: Sequence[bytes], side: int) -> Pixels:
-    spec = InputSpec(height=side, width=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    return np.stack([load_input(body, spec, max_pixels=10**6)[0] for body in bodies])
-
-
 def _logits(model: bytes, manifest: Manifest, bodies: Sequence[bytes]) -> Logits:
     spec = manifest.variants[0].input
     with closing(open_backend("onnxruntime", model, spec, manifest.classes, threads=1)) as backend:
-        return backend.infer(_inputs(bodies, spec.height))
+        return backend.infer(inputs_of(bodies, spec.height))

@@ -27,7 +27,8 @@ def load(root: Path, text: str) -> Recipe:
 @pytest.mark.parametrize("task", OURS)
 def test_shipped_recipes_have_a_tiny_a_small_and_a_large_rung_and_a_committee(task: str) -> None:
     recipe = load_recipe(task, models_dir())
-    assert recipe.ladder.edge == ("tiny", "small")
+    assert recipe.ladder.edge == ("tiny_w4", "tiny_w8", "tiny", "small")
+    assert (recipe.ladder.default_edge, recipe.ladder.fpga) == ("small", "tiny_w4")
     assert recipe.ladder.dc == ("large", "committee")
     assert "large" in recipe.committees[0].members
     assert len(recipe_labels(recipe, models_dir())) == 10
@@ -43,6 +44,9 @@ def test_shipped_recipes_have_a_tiny_a_small_and_a_large_rung_and_a_committee(ta
         ('dc = ["both"]', 'dc = ["all"]', r"ladder names \['all'\]"),
         ('default_edge = "tiny"', 'default_edge = "other"', "default_edge 'other' is not in ladder.edge"),
         ('name = "other"', 'name = "tiny"', "distinct names"),
+        ('fpga = "tiny_w4"', 'fpga = "tiny"', "ladder.fpga 'tiny' is not among the quantised networks"),
+        ('of = "tiny"', 'of = "both"', r"tiny_w4: of 'both' is not among the networks \['tiny', 'other'\]"),
+        ("weight_bits = 4", "weight_bits = 1", r"quantised\[0\].weight_bits"),
         ('task = "shapes"', 'task = "forms"', "recipe of 'forms'"),
         ("format = 1", "format = ", "recipe.toml"),
     ],
@@ -68,6 +72,10 @@ def test_unknown_task_and_network_list_the_known(tmp_path: Path) -> None:
         load_recipe("dogs", tmp_path)
     with pytest.raises(ManifestError, match=r"trains no 'huge'; it has \['tiny', 'other'\]"):
         recipe.network("huge")
+    with pytest.raises(ManifestError, match=r"trains no \['huge'\]; it has \['tiny', 'other', 'tiny_w4'\]"):
+        recipe.wanted(["tiny", "huge"])
+    assert recipe.wanted([]) == {"tiny", "other", "tiny_w4"}
+    assert recipe.wanted(["tiny_w4"]) == {"tiny_w4"}
 
 
 @pytest.mark.parametrize("text", [None, "one\n", "one\ntwo\none\n"])

@@ -155,14 +155,16 @@ def test_command_trains_in_parts_and_writes_a_ladder_that_builds(train: Any, tmp
     common = ("--data", pictures, "--models-dir", models, "--cache-dir", tmp_path / "cache")
     first = command(*common, "--only", "tiny")
     assert first.returncode == 0, first.stderr
-    assert "left to train: other" in first.stdout
+    assert "left to train: other, tiny_w4" in first.stdout
     assert not (models / "shapes" / "manifest.toml").exists()
     second = command(*common)
     assert second.returncode == 0, second.stderr
     manifest = load_manifest("shapes", models)
-    assert len(build("shapes", models=models, cache=tmp_path / "cache")) == 2
-    assert manifest.variants[0].accuracy is not None
-    assert manifest.variants[0].accuracy.value > 0.8  # guessing gives a third
+    assert len(build("shapes", models=models, cache=tmp_path / "cache")) == 3
+    for name in ("tiny", "tiny_w4"):
+        accuracy = manifest.variant(name).accuracy
+        assert accuracy is not None
+        assert accuracy.value > 0.8  # guessing gives a third
     assert manifest.training is not None
 
 
@@ -187,4 +189,4 @@ def test_trial_writes_elsewhere_or_nowhere(train: Any, tmp_path: Path) -> None:
     done = command(*common, "--out", tmp_path / "trial")
     assert done.returncode == 0, done.stderr
     assert sorted(models.rglob("*")) == before
-    assert len(build("shapes", models=tmp_path / "trial", cache=tmp_path / "trial-cache")) == 2
+    assert len(build("shapes", models=tmp_path / "trial", cache=tmp_path / "trial-cache")) == 3
