@@ -20,7 +20,7 @@ from typing import Final
 
 from fpga.artifact import graph_of
 from fpga.backends import Options, build_of
-from fpga.framing import Frame, Welcome
+from fpga.framing import Frame, Welcome, encode
 from fpga.ir import Graph
 from fpga.kernel import Kernel
 from fpga.links import Link, SerialLink, UdpLink, open_link
@@ -38,11 +38,15 @@ class Emulator:
     Args:
         cycles: that each picture takes.
         window: pictures that it holds, the one it works on included.
+
+    Raises:
+        BackendError: if a greeting cannot say that.
     """
 
     def __init__(self, graph: Graph, kernel: Kernel, cycles: int, clock_hz: int, window: int = DEFAULT_WINDOW) -> None:
         at = graph.input
         welcome = Welcome(at.height, at.width, at.channels, graph.classes, window, True, clock_hz, cycles)
+        encode(Frame(0, 0, welcome))  # now rather than when somebody greets
         self._session = DeviceSession(graph, welcome)
         self._kernel, self._cycles, self._service_s = kernel, cycles, cycles / clock_hz
         self._queue: deque[Work] = deque()  # at most `window`, as the session sees to

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="the labelled pictures of the calibration")
     parser.add_argument("--backend", choices=("fpga-ref", "fpga-sim", "fpga-device"), default="fpga-ref")
     parser.add_argument("--fpga-device", help="for fpga-device")
+    parser.add_argument("--profile", type=Path, help="in place of the shipped one; held_out.json lies beside it")
     parser.add_argument("--targets", default=TARGETS)
     parser.add_argument("--limit", type=int, help="of held-out pictures")
     parser.add_argument("--concurrency", type=int, default=4)
@@ -70,11 +71,13 @@ def is_kept(row: Row) -> bool:
 
 def _evaluated(given: argparse.Namespace) -> Report:
     device = () if given.fpga_device is None else ("--fpga-device", given.fpga_device)
+    profile = () if given.profile is None else ("--profile", str(given.profile))
+    indices = () if given.profile is None else ("--indices", str(given.profile.with_name("held_out.json")))
     with (
         tempfile.TemporaryDirectory() as folder,
         running("hawkvision.datacenter", "--port", "0", "--task", given.task) as datacenter,
         running(
-            "edge", "--port", "0", "--task", given.task, "--backend", given.backend, *device,
+            "edge", "--port", "0", "--task", given.task, "--backend", given.backend, *device, *profile,
             "--dc-url", datacenter.url,
         ) as edge,
     ):  # fmt: skip
@@ -83,7 +86,8 @@ def _evaluated(given: argparse.Namespace) -> Report:
         status = loadgen(
             [
                 "evaluate", "--url", edge.url, "--task", given.task, "--data", str(given.data),
-                "--targets", given.targets, "--concurrency", str(given.concurrency), "--json", str(out), *limit,
+                "--targets", given.targets, "--concurrency", str(given.concurrency), "--json", str(out),
+                *limit, *indices,
             ]
         )  # fmt: skip
         if status:

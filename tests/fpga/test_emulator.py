@@ -220,6 +220,11 @@ def test_the_emulator_answers_after_the_modelled_time_one_at_a_time() -> None:
     assert line.now - before == pytest.approx(3 * CYCLES / CLOCK_HZ + 2e-4)
 
 
+def test_an_emulator_that_no_greeting_could_describe_is_refused() -> None:
+    with pytest.raises(BackendError, match="Welcome"):
+        Emulator(GRAPH, kernel(), CYCLES, 1 << 32)
+
+
 def device() -> DeviceSession:
     session = DeviceSession(GRAPH, Welcome(24, 24, 3, 5, 2, True, CLOCK_HZ, CYCLES))
     greeting = HostSession(GRAPH, 1)
