@@ -119,11 +119,21 @@ def load_calibration(path: Path) -> Calibration:
         ConfigError: if it cannot be read, or is something else.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+        return parse_calibration(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def parse_calibration(content: bytes, where: str) -> Calibration:
+    """A calibration from JSON; `where` names it in errors.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    try:
+        return msgspec.json.decode(content, type=Calibration)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a calibration: {error}") from None
+        raise ConfigError(f"{where}: not a calibration: {error}") from None
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

@@ -17,9 +17,10 @@ import logging
 import random
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ from hawkvision.errors import BackendError, ConfigError
 from hawkvision.metrics import FpgaCounts, OffloadCounts
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend, check_batch, check_open
+
+T = TypeVar("T")
 
 log = logging.getLogger("hawkvision.fpga")
 
@@ -120,7 +123,7 @@ class OffloadBackend:
         if drawn.all():
             return self._on_fpga(batch)
         logits = np.empty((len(batch), self.classes), np.float32)
-        waiting = self._threads.submit(self._on_fpga, batch[drawn])
+        waiting = self._start(self._on_fpga, batch[drawn])
         try:
             logits[~drawn] = self._on_cpu(batch[~drawn])
         finally:
@@ -169,7 +172,7 @@ class OffloadBackend:
                 self._controller.step(self._seen(), now)
             if self._controller.probe_due(now) and not self._probing:
                 self._probing = True
-                self._threads.submit(self._probe)
+                self._start(self._probe)
             drawn = np.array([self._draws.random() < self._controller.share for _ in range(n)], np.bool_)
             wanted, free = int(drawn.sum()), self._plan.places - self._outstanding
             if wanted > free:
@@ -177,6 +180,12 @@ class OffloadBackend:
                 self._tally.no_place += wanted - free
             self._outstanding += int(drawn.sum())
         return drawn
+
+    def _start(self, work: Callable[..., T], *of: Pixels) -> Future[T]:
+        try:
+            return self._threads.submit(work, *of)
+        except RuntimeError:  # closed since `infer` looked
+            raise BackendError("the offload backend is closed") from None
 
     def _seen(self) -> Observation:
         now, then = self._tally, self._step_begun
@@ -191,24 +200,21 @@ class OffloadBackend:
 
     def _on_fpga(self, batch: Pixels) -> Logits:
         n, sent, cpu_before = len(batch), self._clock.now(), time.thread_time()
+        failure: BackendError | None = None
         try:
             logits = self._fpga.infer(batch)
         except BackendError as error:
+            failure = error
+        finally:
             with self._lock:
                 self._outstanding -= n
-                self._tally.failures += 1
-                self._tally.failed += n
                 self._tally.fpga_cpu_s += time.thread_time() - cpu_before
-                first = not self._controller.failed
-                self._controller.fail(self._clock.now())
-            if first:
-                log.warning("the FPGA failed, all pictures go to the CPU until it answers a probe: %s", error)
+        if failure is not None:
+            self._failed(n, failure)
             return self._on_cpu(batch)
         answered = self._clock.now()
         with self._lock:
-            self._outstanding -= n
             self._tally.fpga += n
-            self._tally.fpga_cpu_s += time.thread_time() - cpu_before
             self._tally.late += n if answered - sent > self._plan.deadline_s else 0
             # It had reached the device when the answer before this one left it: the device was busy in between.
             if sent + self._plan.travel_s <= self._answered_at:
@@ -216,6 +222,15 @@ class OffloadBackend:
                 self._tally.spacing_s += answered - self._answered_at
             self._answered_at = max(self._answered_at, answered)
         return logits
+
+    def _failed(self, pictures: int, error: BackendError) -> None:
+        with self._lock:
+            self._tally.failures += 1
+            self._tally.failed += pictures
+            first = not self._controller.failed
+            self._controller.fail(self._clock.now())
+        if first:
+            log.warning("the FPGA failed, all pictures go to the CPU until it answers a probe: %s", error)
 
     def _on_cpu(self, batch: Pixels) -> Logits:
         with self._cores:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fpga import reference
 from fpga.ir import Graph
-from fpga.offload.calibrate import load_calibration, measure, save_calibration
+from fpga.offload.calibrate import (
+    Calibration,
+    Timing,
+    load_calibration,
+    measure,
+    parse_calibration,
+    save_calibration,
+)
 from fpga.offload.runtime import Offload, OffloadBackend
 from fpga.offload.search import Point, Schedule
 from hawkvision.clock import ManualClock
@@ -211,6 +222,17 @@ def test_calibration_reads_back_as_it_was_measured(tmp_path: Path) -> None:
     save_calibration(found, path)
     assert load_calibration(path) == found
     assert found.one("here").service.mean_s == pytest.approx(found.timings[0].mean_s, rel=0.01)
+
+
+@given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))
+@settings(max_examples=200, deadline=None)
+def test_broken_calibrations_are_refused_or_still_sound(noise: bytes, at: int, value: int) -> None:
+    timing = Timing(batch=1, runs=2, mean_s=1e-3, variation=0.1, cpu_s=1e-3, quantiles_s=(1e-3, 2e-3))
+    whole = bytearray(msgspec.json.encode(Calibration(backend="b", machine="m", timings=(timing,))))
+    whole[at % len(whole)] = value
+    for content in (noise, bytes(whole), bytes(whole[: at % len(whole)])):
+        with contextlib.suppress(ConfigError):
+            assert parse_calibration(content, "here").one("here").service.mean_s > 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1, "backend": "a", "machine": "b", "timings": []}'])
