@@ -1,4 +1,4 @@
-"""`fpga-sim`: the RTL itself, cycle by cycle. Exact and slow: some hundred pictures a second."""
+"""`fpga-sim`: the RTL itself, cycle by cycle. Exact and slow: tens of pictures a second."""
 
 from __future__ import annotations
 
