@@ -136,7 +136,7 @@ def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant)
     if config.backend == "fpga-ref" or config.backend == "fpga-sim" or config.backend == "fpga-device":
         from fpga.backends import Options, open_fpga
 
-        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz)
+        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
         return open_fpga(config.backend, load_variant(cache, config.task, variant), options)
     if config.backend == "fpga-offload":
         from fpga.backends import Options

@@ -34,6 +34,8 @@ class Options:
     """In place of the report's."""
     clock_mhz: float | None = None
     """In place of the report's."""
+    cache: Path | None = None
+    """The cache folder, for what is compiled; None takes the usual one."""
 
 
 def open_fpga(kind: FpgaKind, model: Path | bytes, options: Options) -> FpgaBackend:
@@ -50,12 +52,12 @@ def open_fpga(kind: FpgaKind, model: Path | bytes, options: Options) -> FpgaBack
         case "fpga-ref":
             from fpga.backends.ref import ReferenceBackend
 
-            return ReferenceBackend(graph, build)
+            return ReferenceBackend(graph, build, cache=options.cache)
         case "fpga-sim":
             from fpga.backends.simulated import SimulatedBackend
 
             folding = build.folding or search.fastest(graph, device(DEFAULT_DEVICE)).folding
-            return SimulatedBackend(graph, Build(folding, build.clock_hz, build.joules))
+            return SimulatedBackend(graph, Build(folding, build.clock_hz, build.joules), options.cache)
         case "fpga-device":
             from fpga.backends.board import BoardBackend
 

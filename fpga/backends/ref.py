@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,9 @@ class ReferenceBackend(FpgaBackend):
 
     name = "fpga-ref"
 
-    def __init__(self, graph: Graph, build: Build = UNKNOWN, how: How | None = None) -> None:
+    def __init__(self, graph: Graph, build: Build = UNKNOWN, how: How | None = None, cache: Path | None = None) -> None:
         super().__init__(graph, build)
-        self._kernel = Kernel(graph, how=how)
+        self._kernel = Kernel(graph, None if cache is None else cache / "fpga", how)
         self._cycles_each: dict[Cycles, int] = {}
         self._seconds_each: dict[Seconds, float] = {}
         if (cycles := build.interval(graph)) is not None:

@@ -126,6 +126,11 @@ def test_the_reference_counts_what_the_model_says() -> None:
     assert counts.emulated is None
 
 
+def test_compiled_code_lies_in_the_given_cache(model: Path, tmp_path: Path) -> None:
+    open_fpga("fpga-ref", model, Options(cache=tmp_path)).close()
+    assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
+
+
 def test_what_is_not_known_is_not_counted() -> None:
     backend = ReferenceBackend(GRAPH)
     backend.infer(pictures(1))
