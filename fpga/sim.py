@@ -77,19 +77,9 @@ class Simulation:
     """
 
     def __init__(self, graph: Graph, folding: Folding, cache: Path | None = None) -> None:
-        self._start(graph, interval(graph, folding), library(design(graph, folding), cache))
-
-    @classmethod
-    def of_library(cls, graph: Graph, cycles: int, path: Path) -> Simulation:
-        """A device of a library with the same ports and driver: a netlist. `cycles` is its initiation interval."""
-        made = cls.__new__(cls)
-        made._start(graph, cycles, path)
-        return made
-
-    def _start(self, graph: Graph, cycles: int, path: Path) -> None:
+        path = library(design(graph, folding), cache)
         self.graph = graph
-        self.library = path
-        self._interval = cycles
+        self._interval = interval(graph, folding)
         self._lock = threading.Lock()
         try:
             self._code = ctypes.CDLL(str(path))

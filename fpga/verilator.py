@@ -34,7 +34,9 @@ KEPT_LINES: Final = 20
 """Of a tool's complaints, in an error's message."""
 RUNTIME: Final = ("verilated.cpp", "verilated_threads.cpp")
 GXX_FLAGS: Final = ("-O2", "-fPIC", "-std=c++17", "-fno-strict-aliasing", "-DVL_USER_FATAL", "-DVM_SC=0")
-DEFINES: Final = ("-DVM_COVERAGE=0", "-DVM_TRACE_FST=0", "-DVM_TRACE_VCD=0")
+DEFINES: Final = tuple(
+    f"-D{name}=0" for name in ("VM_COVERAGE", "VM_TRACE", "VM_TRACE_FST", "VM_TRACE_VCD", "VM_TRACE_SAIF")
+)
 LINT: Final = ("-Wno-WIDTH", "-Wno-UNUSED", "-Wno-lint", "-Wno-style", "-Wno-fatal")
 
 
@@ -48,10 +50,6 @@ class Design:
     """C++ that includes `Vtop.h` and defines `vl_fatal`."""
     memories: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
     """Contents for $readmemh, as (name, content) by the top's parameter that takes the path."""
-    options: tuple[str, ...] = ()
-    """More for Verilator, `--trace-saif` for instance."""
-    parameters: Mapping[str, int] = field(default_factory=dict)
-    """Of the top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +92,12 @@ def library(design: Design, cache: Path | None = None) -> Path:
     base = cache_dir(cache) / "fpga"
     folder = base / f"sim-{_digest(design, have, base)}"
     needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
-    if all(path.is_file() for path in needed):
+    there = [path.is_file() for path in needed]
+    # Looked at twice, because between two of the first looks another process may have put the whole folder there.
+    if all(there) or (any(there) and all(path.is_file() for path in needed)):
         return folder / LIBRARY
-    shutil.rmtree(folder, ignore_errors=True)  # something in it was removed
+    if any(there):
+        shutil.rmtree(folder, ignore_errors=True)  # something in it was removed
     base.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
         made = _build(design, have, base, folder, Path(name))
@@ -114,13 +115,11 @@ def _digest(design: Design, have: Tools, base: Path) -> str:
     """Of everything that goes into a library, its place included, for the memories' paths are part of it."""
     total = hashlib.sha256()
     parts: list[bytes] = [design.top.encode(), design.driver, have.version.encode(), str(base).encode()]
-    parts += [text.encode() for text in (*design.options, *GXX_FLAGS, *DEFINES)]
+    parts += [text.encode() for text in (*GXX_FLAGS, *DEFINES)]
     for name, content in design.sources.items():
         parts += [name.encode(), content]
     for parameter, (name, content) in design.memories.items():
         parts += [parameter.encode(), name.encode(), content]
-    for parameter, value in design.parameters.items():
-        parts.append(f"{parameter}={value}".encode())
     for part in parts:
         total.update(len(part).to_bytes(8, "little") + part)
     return total.hexdigest()[:24]
@@ -136,25 +135,21 @@ def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> 
     for name, content in design.memories.values():
         (kept / name).write_bytes(content)
     (generated / "driver.cpp").write_bytes(design.driver)
-    given = [f"-G{key}={value}" for key, value in design.parameters.items()]
-    given += [f'-G{key}="{final / name}"' for key, (name, _) in design.memories.items()]
+    given = [f'-G{key}="{final / name}"' for key, (name, _) in design.memories.items()]
     _run(
         [
             str(have.verilator), "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", *LINT,
             "--prefix", PREFIX, "--top-module", design.top, "--Mdir", str(generated), "--output-split", "20000",
-            *design.options, *given, *design.sources,
+            *given, *design.sources,
         ],
         sources,
         f"verilator on {design.top}",
         {"VERILATOR_ROOT": str(have.root)},
     )  # fmt: skip
-    traced = any(option.startswith("--trace") for option in design.options)
-    flags = [*GXX_FLAGS, *DEFINES, f"-DVM_TRACE={int(traced)}", f"-DVM_TRACE_SAIF={int(traced)}"]
-    flags += [f"-I{have.root / 'include'}", f"-I{have.root / 'include' / 'vltstd'}", f"-I{generated}"]
-    more = ("verilated_saif_c.cpp",) if traced else ()
-    runtime = [have.root / "include" / name for name in (*RUNTIME, *more)]
+    flags = [*GXX_FLAGS, *DEFINES, f"-I{have.root / 'include'}", f"-I{have.root / 'include' / 'vltstd'}"]
+    runtime = [have.root / "include" / name for name in RUNTIME]
     with ThreadPoolExecutor(COMPILE_JOBS) as pool:
-        ready = pool.map(lambda source: _runtime_object(source, have, flags, base, traced), runtime)
+        ready = pool.map(lambda source: _runtime_object(source, have, flags, base), runtime)
         made = pool.map(lambda source: _compile(source, have, flags, generated), sorted(generated.glob("*.cpp")))
         objects = [*ready, *made]
     _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
@@ -163,20 +158,19 @@ def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> 
 
 def _compile(source: Path, have: Tools, flags: Sequence[str], folder: Path) -> Path:
     made = folder / f"{source.stem}.o"
-    _run([have.gxx, *flags, "-c", str(source), "-o", str(made)], folder, f"g++ on {source.name}")
+    _run([have.gxx, *flags, f"-I{folder}", "-c", str(source), "-o", str(made)], folder, f"g++ on {source.name}")
     return made
 
 
-def _runtime_object(source: Path, have: Tools, flags: Sequence[str], base: Path, traced: bool) -> Path:
+def _runtime_object(source: Path, have: Tools, flags: Sequence[str], base: Path) -> Path:
     """Verilator's own part, the same for all designs, and half of a small one's compile time."""
-    key = hashlib.sha256(f"{have.version} {GXX_FLAGS} {DEFINES} {traced}".encode() + source.read_bytes()).hexdigest()[
-        :16
-    ]
+    what = f"{have.version} {GXX_FLAGS} {DEFINES}".encode() + source.read_bytes()
+    key = hashlib.sha256(what).hexdigest()[:16]
     made = base / f"{source.stem}-{key}.o"
     if not made.is_file():
         with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
             # Written under another name first: a reader sees it whole.
-            _compile(source, have, [flag for flag in flags if str(name) not in flag], Path(name)).replace(made)
+            _compile(source, have, flags, Path(name)).replace(made)
     return made
 
 
