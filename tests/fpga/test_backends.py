@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,10 +18,14 @@ from fpga.backends.base import Build, FpgaBackend
 from fpga.backends.board import BoardBackend
 from fpga.backends.ref import ReferenceBackend
 from fpga.backends.simulated import SimulatedBackend
+from fpga.devices import Resources
 from fpga.folding import Folding, StageFolding, format_folding, interval
 from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
+from fpga.power import Energy, Estimate
+from fpga.report import Proof, Report, Switching
 from hawkvision.errors import BackendError, CompileError, ConfigError
+from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.process import ServerProcess, running
 from hawkvision.testing import BackendConformance
 from hawkvision.vision.backend import Backend
@@ -124,6 +129,47 @@ def test_the_reference_counts_what_the_model_says() -> None:
     assert counts.seconds == {"modelled": pytest.approx(cycles / 100e6)}
     assert counts.joules == pytest.approx(6e-6)
     assert counts.emulated is None
+
+
+def built(chip_uj: float) -> Report:
+    """A report of which only folding, clock and energy mean something."""
+    none = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
+    parts = dict.fromkeys(("nets_uj", "multipliers_uj", "memories_uj", "clock_uj", "static_uj", "chip_w"), 0.0)
+    energy = Energy(**parts, chip_uj=chip_uj, with_board_uj=0.0)
+    return Report(
+        task="", variant="", graph_sha256=GRAPH.sha256, device="", command="", tools={}, folding=FOLDING,
+        multipliers_in_use=0, multiplications=0, available=none, estimated=none, synthesised=none, placed=none,
+        target_mhz=0.0, seeds=(), median_mhz=80.0, best_mhz=0.0, critical_path=(), pins="", stage_cycles={},
+        estimated_cycles=0, simulated_cycles=0, latency_cycles=0,
+        proof=Proof(pictures=0, pictures_from="", logits=0, differing=0, cycles_per_picture=0.0, cells={}),
+        switching=Switching(
+            inferences=0, net_toggles=0.0, branch_toggles=0.0, multiplications=0.0, memory_accesses=0.0
+        ),
+        energy=Estimate(low=energy, mid=energy, high=energy), synthesis_cpu_s=0.0,
+    )  # fmt: skip
+
+
+def test_a_report_says_folding_clock_and_energy_and_a_file_or_clock_overrides_it(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(msgspec.json.encode(built(chip_uj=1.0)))
+    assert build_of(GRAPH, Options(report=path)) == Build(FOLDING, 80e6, 1e-6)
+    assert build_of(GRAPH, Options(report=path, clock_mhz=60.0)) == Build(FOLDING, 60e6, 1e-6)
+    folding = tmp_path / "folding.json"
+    folding.write_bytes(format_folding(FOLDING))
+    assert build_of(GRAPH, Options(report=path, folding=folding)) == Build(FOLDING, 80e6, None)
+    with pytest.raises(CompileError, match=r"it is about the graph"):
+        build_of(COLOUR, Options(report=path))
+
+
+def test_metrics_tell_estimates_from_counts() -> None:
+    metrics = EdgeMetrics()
+    metrics.watch_fpga(lambda: FpgaCounts(2, {"reported": 7}, {"round_trip": 0.5}, 1e-5, False))
+    page = metrics.exposition().decode()
+    assert 'hawkvision_fpga_cycles_total{basis="reported"} 7.0' in page
+    assert "hawkvision_fpga_round_trip_seconds_total 0.5" in page
+    assert "hawkvision_fpga_estimated_joules_total An ESTIMATE" in page
+    assert "hawkvision_fpga_estimated_joules_total 1e-05" in page
+    assert "hawkvision_fpga_emulated 0.0" in page
 
 
 def test_compiled_code_lies_in_the_given_cache(model: Path, tmp_path: Path) -> None:
