@@ -10,7 +10,8 @@ than it needs to send its pixels, and the planner leaves all of them on the CPU.
 
 First each side is measured by itself, idle. Then pictures arrive at random (open loop; latencies count from when a
 picture was due) at a low rate, one above what the FPGA can do, and the low one again. Of each spell, the first
-`SETTLE_S` are the controller's, the rest is compared.
+`SETTLE_S` are the controller's, the rest is compared. It needs a machine that does nothing else, and says where it
+had none.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from fpga.devices import device
 from fpga.folding import format_folding
 from fpga.integer_onnx import write
 from fpga.ir import Graph
-from fpga.offload.calibrate import measure, measure_link
 from fpga.offload.images import way_of_folding
-from fpga.offload.model import Choice, Machine, Prediction, Range, Way, Workload, forecast, service_s
+from fpga.offload.model import Choice, Link, Machine, Prediction, Range, Way, Workload, forecast, service_s
+from fpga.offload.queues import Service
 from fpga.offload.runtime import Offload, OffloadBackend, offload_of
-from fpga.offload.search import search
+from fpga.offload.search import Point, Schedule, search
 from fpga.search import slowest_that_keeps_up
 from hawkvision.clock import MonotonicClock
 from hawkvision.types import Pixels
@@ -55,8 +56,12 @@ FPGA_RATE_HZ: Final = 30.0
 CHANNELS: Final = (64, 128, 128, 128, 128)
 SETTLE_S: Final = 10.0
 PLACES: Final = 24
+IDLE_RATE_HZ: Final = 6.0
+IDLE_S: Final = 20.0
 LOOPBACK_BYTES_PER_S: Final = 1e9
 """Of no consequence beside the device."""
+VOID: Final = 0.05
+"""Of the predicted P99, how late pictures may be handed over; beyond it, other work on the machine is measured."""
 NO_WATTS: Final = Range(0.0, 0.0, 0.0)
 
 
@@ -71,6 +76,11 @@ class Samples:
     seconds: float = 0.0
     late_start_s: list[float] = field(default_factory=list)
     """How long after its time each picture was handed over: the load generator's own error."""
+
+    @property
+    def cpu_s_each(self) -> float:
+        """CPU-seconds of this process per picture, without the load generator's own thread."""
+        return self.cpu_s / (self.fpga + self.cpu)
 
 
 def main() -> int:
@@ -118,37 +128,55 @@ def run(graph: Graph, way: Way, address: str, build: Build, given: argparse.Name
     cpu = ReferenceBackend(graph)
     fpga = BoardBackend(graph, address, build)
     pictures = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
-    calibration = measure(cpu, "fpga-ref", 1.0)
-    link = measure_link(fpga, way.interval_cycles / way.clock_hz, LOOPBACK_BYTES_PER_S)
+    rng = np.random.default_rng(given.seed)
+    device_s, deadline_s = way.interval_cycles / way.clock_hz, given.deadline_ms / 1e3
+    there, here = (idle(fpga, cpu, share, device_s, deadline_s, pictures, rng) for share in (1.0, 0.0))
+    around_s = max(0.0, float(np.median(there.latency_s)) - device_s - there.cpu_s_each)
+    link = Link(LOOPBACK_BYTES_PER_S, around_s / 2, there.cpu_s_each)
     machine = Machine(1, NO_WATTS, link, places=PLACES)
     capacity = 1 / service_s(way, link)
     low, high = given.low * capacity, given.high * capacity
-    alone = calibration.one("measured now")
-    workload = Workload("wide", low, given.deadline_ms / 1e3, alone.service, (way,))
+    alone = Service.measured(here.latency_s)
+    workload = Workload("wide", low, deadline_s, alone, (way,))
     offload = offload_of(search([workload], machine), machine)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} at the start")
     print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.how} kernel")
-    print(f"CPU, one core, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}")
+    print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}, {here.cpu_s_each * 1e3:.3f} ms of CPU time")
     print(
         f"FPGA, emulated: {way.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
         f"{link.latency_s * 1e3:.3f} ms each way, {link.host_s * 1e3:.3f} ms of the host's CPU"
     )
     both = OffloadBackend(fpga, cpu, offload, MonotonicClock(), given.seed)
-    rng = np.random.default_rng(given.seed)
     titles = ("P50 ms", "P99 ms", "per s", "CPU-s/s")
     print(f"{'spell':27}{'share':>8}" + "".join(f"{title:>9}" for title in titles) + f"{'n':>8}{'late start':>12}")
     try:
         for name, rate in (("low", low), ("high", high), ("low again", low)):
-            samples = spell(both, pictures, rate, given.seconds, rng)
-            show(name, rate, samples, predict(workload, rate, offload, machine, alone.cpu_s), both)
+            samples = spell(both, pictures, rate, given.seconds, SETTLE_S, rng)
+            show(name, rate, samples, predict(workload, rate, offload, machine, here.cpu_s_each), both)
     finally:
         both.close()
 
 
-def spell(both: OffloadBackend, pictures: Pixels, rate: float, seconds: float, rng: np.random.Generator) -> Samples:
+def idle(
+    fpga: BoardBackend,
+    cpu: ReferenceBackend,
+    share: float,
+    device_s: float,
+    deadline_s: float,
+    pictures: Pixels,
+    rng: np.random.Generator,
+) -> Samples:
+    """One side by itself, at a rate that makes no queue, on the same way through threads and locks as later."""
+    fixed = Offload(Schedule((Point(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
+    return spell(OffloadBackend(fpga, cpu, fixed, MonotonicClock()), pictures, IDLE_RATE_HZ, IDLE_S, 2.0, rng)
+
+
+def spell(
+    both: OffloadBackend, pictures: Pixels, rate: float, seconds: float, settle_s: float, rng: np.random.Generator
+) -> Samples:
     """Pictures at random times, in threads of their own while they are on their way."""
     arrivals = np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
-    samples, lock = Samples(seconds=seconds - SETTLE_S), threading.Lock()
+    samples, lock = Samples(seconds=seconds - settle_s), threading.Lock()
 
     def one(number: int, due: float, counted: bool) -> None:
         begun = time.perf_counter()
@@ -165,9 +193,9 @@ def spell(both: OffloadBackend, pictures: Pixels, rate: float, seconds: float, r
             wait = begin + arrival - time.perf_counter()
             if wait > 0:
                 time.sleep(wait)
-            if settled is None and arrival >= SETTLE_S:
+            if settled is None and arrival >= settle_s:
                 settled = (both.offloaded(), time.process_time(), time.thread_time())
-            pool.submit(one, number, begin + arrival, arrival >= SETTLE_S)
+            pool.submit(one, number, begin + arrival, arrival >= settle_s)
         now = both.offloaded(), time.process_time(), time.thread_time()
     assert settled is not None
     samples.fpga, samples.cpu = now[0].fpga - settled[0].fpga, now[0].cpu - settled[0].cpu
@@ -197,6 +225,8 @@ def show(name: str, rate: float, samples: Samples, predicted: tuple[Prediction, 
         print(f"{n:8}{np.percentile(samples.late_start_s, 99) * 1e3:9.2f} ms" if label == "measured" else "")
     apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
     print(f"{name:16}{'apart, %':11}{apart[0]:8.1f}" + "".join(f"{v:9.1f}" for v in apart[1:]))
+    if (own_s := float(np.percentile(samples.late_start_s, 99))) > VOID * prediction.p99_s:
+        print(f"{'':16}VOID: pictures were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
     seen = both.offloaded()
     print(f"{'':16}so far: no place {seen.no_place}, late {seen.late}, failures {seen.failures}")
     print(f"{'':16}distance of answers, measured ÷ modelled: {seen.slowness:.3f}")
