@@ -262,7 +262,7 @@ def _is_good(outcome: Outcome) -> bool:
 
 def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> NDArray[np.float64]:
     """Seconds that each turn of the loop took, for so many seconds in all."""
-    turns = []
+    turns: list[float] = []
     last = started = time.perf_counter()
     while last - started < seconds:
         classify(bodies[len(turns) % len(bodies)])
