@@ -130,7 +130,7 @@ class RamPort(ctypes.Structure):
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = [
         ("address", ctypes.c_int32 * 14),
-        *((name, ctypes.c_int32) for name in ("enable", "write", "reset", "width", "mode")),
+        *((name, ctypes.c_int32) for name in ("enable", "write", "reset", "width", "mode", "registered")),
         ("data", ctypes.c_int32 * 36),
         ("out", ctypes.c_int32 * 36),
     ]
@@ -143,6 +143,7 @@ class BlockRam(ctypes.Structure):
         ("port", RamPort * 2),
         ("written", ctypes.c_int32),
         ("cells", ctypes.c_void_p),
+        ("held", ctypes.c_uint64 * (2 * LANES)),
     ]
 
 
@@ -390,8 +391,6 @@ def _multiplier(layout: Layout, name: str, cell: _Cell) -> None:
 
 
 def _block_ram(layout: Layout, name: str, cell: _Cell) -> None:
-    if "OUTREG" in (cell.text("REGMODE_A", "NOREG"), cell.text("REGMODE_B", "NOREG")):
-        raise CompileError(f"netlist: cell {name}: output registers of block RAM are not modelled")
     entry = BlockRam()
     widths = [cell.number(f"DATA_WIDTH_{side}") or 18 for side in "AB"]
     for side, port, width in zip("AB", entry.port, widths, strict=True):
@@ -400,7 +399,7 @@ def _block_ram(layout: Layout, name: str, cell: _Cell) -> None:
         clock = layout.one(cell, f"CLK{side}")
         if clock > ONE:
             layout.clocked(name, clock, cell.text(f"CLK{side}MUX", f"CLK{side}") == "INV")
-        _fill_port(layout, cell, side, port, width)
+        _fill_port(layout, name, cell, side, port, width)
     if widths[1] == 36:
         outs = [layout.one(cell, f"DO{side}{bit}") for side in "AB" for bit in range(18)]
         entry.port[1].out[:] = outs
@@ -416,7 +415,7 @@ def _block_ram(layout: Layout, name: str, cell: _Cell) -> None:
     layout.contents.append(np.tile(contents, LANES) if entry.written else contents)
 
 
-def _fill_port(layout: Layout, cell: _Cell, side: str, port: RamPort, width: int) -> None:
+def _fill_port(layout: Layout, name: str, cell: _Cell, side: str, port: RamPort, width: int) -> None:
     address = layout.many(cell, (f"AD{side}{bit}" for bit in range(14)))
     data = layout.many(cell, (f"DI{side}{bit}" for bit in range(18)))
     enable, write = layout.one(cell, f"CE{side}"), layout.one(cell, f"WE{side}")
@@ -425,6 +424,9 @@ def _fill_port(layout: Layout, cell: _Cell, side: str, port: RamPort, width: int
     port.data[:] = data + [ZERO] * 18
     port.out[:] = layout.many(cell, (f"DO{side}{bit}" for bit in range(18))) + [ZERO] * 18
     port.enable, port.write, port.reset, port.width = enable, write, reset, width
+    port.registered = int(cell.text(f"REGMODE_{side}", "NOREG") == "OUTREG")
+    if port.registered and reset != ZERO:
+        raise CompileError(f"netlist: cell {name}: a reset of a block RAM's output register is not modelled")
     port.mode = WRITE_MODES[cell.text(f"WRITEMODE_{side}", "NORMAL")]
     layout.read(*(net for net in (*address, *data, enable, write, reset) if net > ONE))
 

@@ -41,12 +41,14 @@ struct multiplier {
 
 struct port {
     int32_t address[14], enable, write, reset, width, mode; /* mode: 0 keeps, 1 shows the new word, 2 the old */
+    int32_t registered; /* a register of its own behind the word that was read */
     int32_t data[36], out[36];
 };
 struct block_ram {
     struct port port[2]; /* of 36 bits wide ports, port 0 writes and port 1 reads */
     int32_t written;     /* else all lanes read one copy */
     uint32_t *cells;     /* 1,024 words of 18 bits, per lane if `written` */
+    word held[2][LANES]; /* what was read, where a register shows it a cycle later */
 };
 
 struct netlist {
@@ -241,7 +243,8 @@ static void clock_block_ram(struct netlist *n, int32_t number, int counting) {
         old[p] = enable;
         if (counting) n->accesses[2 * number + p] += (uint64_t)__builtin_popcountll(enable);
         gather(v, port->address, 14, address[p]);
-        gather(n->value, port->out, 36, out[p]);
+        if (port->registered) memcpy(out[p], ram->held[p], sizeof out[p]);
+        else gather(v, port->out, 36, out[p]);
         word resets = v[port->reset];
         for (int l = 0; l < LANES; l++) {
             const uint32_t *cells = ram->cells + (ram->written ? 1024 * l : 0);
@@ -264,7 +267,12 @@ static void clock_block_ram(struct netlist *n, int32_t number, int counting) {
             }
     }
     /* Into `next`, for other cells still look at this cycle's values. */
-    for (int p = wide ? 1 : 0; p < 2; p++) scatter(n->next, ram->port[p].out, 36, out[p]);
+    for (int p = wide ? 1 : 0; p < 2; p++) {
+        word shown[LANES];
+        memcpy(shown, ram->port[p].registered ? ram->held[p] : out[p], sizeof shown);
+        memcpy(ram->held[p], out[p], sizeof out[p]);
+        scatter(n->next, ram->port[p].out, 36, shown);
+    }
 }
 
 /* One clock edge: registers take what has settled. */

@@ -100,10 +100,19 @@ def of_stage(stage: Stage, fold: StageFolding, lanes_in: int) -> Resources:
     found, fitted = _bits(stage, fold, lanes_in, memories), model()
     return Resources(
         luts=round(weigh(found, fitted.luts)),
-        ffs=round(weigh(found, fitted.ffs)),
+        ffs=round(weigh(found, fitted.ffs)) - sum(part.registers for part in memories),
         multipliers=dsp_blocks(stage, fold),
         block_rams=sum(part.block_rams for part in memories),
     )
+
+
+def absorbed(graph: Graph, folding: Folding) -> int:
+    """Flip-flops that go into block RAMs: counted, not fitted."""
+    total, lanes = 0, graph.input.channels
+    for stage in graph.stages:
+        total += sum(part.registers for part in _memories(stage, folding.stages[stage.name], lanes))
+        lanes = folding.stages[stage.name].lanes
+    return total
 
 
 def weigh(found: Bits, weights: Bits) -> float:
@@ -120,6 +129,8 @@ class Memory(msgspec.Struct, frozen=True):
     """Blocks of 16 x 4 bits."""
     logic: int
     """Bits of look-up tables, each one a whole read-only memory."""
+    registers: int = 0
+    """Flip-flops behind it that become its own (`fpga.output_registers`)."""
 
 
 def memory(words: int, width: int, *, distributed: bool | None = None) -> Memory:
@@ -127,7 +138,7 @@ def memory(words: int, width: int, *, distributed: bool | None = None) -> Memory
     small = -(-words // 16) * -(-width // 4)
     if distributed or (distributed is None and small <= MAX_DISTRIBUTED):
         return Memory(0, small, 0)
-    return Memory(_blocks(words, width), 0, 0)
+    return Memory(_blocks(words, width), 0, 0, width)
 
 
 def _blocks(words: int, width: int) -> int:
@@ -135,7 +146,7 @@ def _blocks(words: int, width: int) -> int:
 
 
 def _rom(words: int, width: int) -> Memory:
-    return Memory(0, 0, width) if words <= LOGIC_WORDS else Memory(_blocks(words, width), 0, 0)
+    return Memory(0, 0, width) if words <= LOGIC_WORDS else Memory(_blocks(words, width), 0, 0, width)
 
 
 def _memories(stage: Stage, fold: StageFolding, lanes_in: int) -> list[Memory]:

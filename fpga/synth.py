@@ -11,6 +11,7 @@ an LPF file with its pins, and mostly a PLL.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ import msgspec
 
 from fpga.devices import Device, Resources
 from fpga.netlist_cells import count_cells, read_module
+from fpga.output_registers import absorb
 from fpga.toolchain import Ran, Say, find, run
 from hawkvision.errors import CompileError
 
@@ -100,6 +102,7 @@ def synthesise(
     names = " ".join(path.name for path in files)
     script = f"read_verilog -defer -sv -D ECP5_DSP {names}; synth_ecp5 -top {top} -json {NETLIST}"
     ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
+    absorb(folder / NETLIST, top)
     cells = count_cells(read_module(folder / NETLIST, top))
     return Synthesised(folder / NETLIST, cells, ran.cpu_s, f"yosys -p '{script}'")
 
@@ -116,6 +119,9 @@ def place_and_route(
 ) -> Iterator[Attempt]:
     """Try each seed, one after the other; a routed one leaves `seed<N>.config` beside the netlist.
 
+    What became of a seed is kept there as well. If the same netlist is placed again in the same way, by the same tool,
+    that is given at once: a build that was interrupted, or is to have more seeds, goes on where it was.
+
     Raises:
         CompileError: if nextpnr is missing, or the design is larger than the device.
     """
@@ -123,10 +129,17 @@ def place_and_route(
     tool, folder = find("nextpnr-ecp5", say), made.netlist.parent
     if pins is not None:
         shutil.copyfile(pins, folder / "pins.lpf")
+    content = made.netlist.read_bytes() + (pins.read_bytes() if pins else b"")
     for seed in seeds:
         arguments = route_arguments(device, seed, target_mhz, pins="pins.lpf" if pins else None)
-        ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
-        yield _attempt(ran, seed, folder)
+        told_apart = " ".join([tool.version, str(cpu_limit_s), *arguments]).encode()
+        kept = _Kept(folder / f"seed{seed}.done.json", hashlib.sha256(told_apart + content).hexdigest())
+        attempt = kept.read()
+        if attempt is None:
+            ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
+            attempt = _attempt(ran, seed, folder)
+            kept.write(attempt)
+        yield attempt
 
 
 def route_arguments(device: Device, seed: int, target_mhz: float, pins: str | None = None) -> list[str]:
@@ -138,8 +151,36 @@ def route_arguments(device: Device, seed: int, target_mhz: float, pins: str | No
         *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--router", "router2"),
         *("--placer-heap-timingweight", str(PLACER_TIMING_WEIGHT), "--timing-allow-fail", "--lpf-allow-unconstrained"),
         *at_board,
-        "--quiet",
+        *("--quiet", "--log", f"seed{seed}.log"),
     ]
+
+
+class _Done(msgspec.Struct):
+    """What became of a seed, and what exactly was tried."""
+
+    tried: str
+    routed: Routed | None = None
+    unrouted: Unrouted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A seed's outcome on disk; a file of another trial, or none that can be read, is as good as none."""
+
+    path: Path
+    tried: str
+
+    def read(self) -> Attempt | None:
+        try:
+            done = msgspec.json.decode(self.path.read_bytes(), type=_Done)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return (done.routed or done.unrouted) if done.tried == self.tried else None
+
+    def write(self, attempt: Attempt) -> None:
+        routed_one = attempt if isinstance(attempt, Routed) else None
+        unrouted_one = attempt if isinstance(attempt, Unrouted) else None
+        self.path.write_bytes(msgspec.json.encode(_Done(self.tried, routed_one, unrouted_one)))
 
 
 def _check_fits(needed: Resources, device: Device) -> None:

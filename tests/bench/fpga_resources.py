@@ -27,7 +27,7 @@ from fpga.devices import Resources
 from fpga.emit import emit
 from fpga.folding import Folding, StageFolding
 from fpga.ir import Graph
-from fpga.resources import TABLE, Bits, Model, bits, of_graph
+from fpga.resources import TABLE, Bits, Model, absorbed, bits, of_graph
 from fpga.synth import synthesise
 from tests.fpga.graphs import cifar_shape, fashion_shape, random_graph
 
@@ -133,7 +133,10 @@ def fit(cases: Sequence[Case], counts: Sequence[int]) -> NDArray[np.float64]:
 
 def fitted_model(cases: Sequence[Case], found: Sequence[Resources]) -> Model:
     """Both fits."""
-    luts, ffs = fit(cases, [one.luts for one in found]), fit(cases, [one.ffs for one in found])
+    luts, ffs = (
+        fit(cases, [one.luts for one in found]),
+        fit(cases, [made.ffs + absorbed(one.graph, one.folding) for one, made in zip(cases, found, strict=True)]),
+    )
     fields = Bits.__struct_fields__
 
     def named(weights: NDArray[np.float64]) -> Bits:
@@ -163,6 +166,7 @@ def estimated(one: Case, model: Model) -> Resources:
     weights, rules = row(one), of_graph(one.graph, one.folding)
     luts = float(weights @ np.append(msgspec.structs.astuple(model.luts), model.frame_luts))
     ffs = float(weights @ np.append(msgspec.structs.astuple(model.ffs), model.frame_ffs))
+    ffs -= absorbed(one.graph, one.folding)
     return Resources(luts=round(luts), ffs=round(ffs), multipliers=rules.multipliers, block_rams=rules.block_rams)
 
 

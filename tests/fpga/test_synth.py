@@ -103,6 +103,18 @@ def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, Report]
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
+def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, Report]) -> None:
+    folder, report = built
+    (folder / "seed1.config").write_text("not routed anew")
+    made = Synthesised(folder / "netlist.json", report.proof.cells, 0.0, "")
+    again = next(iter(place_and_route(made, device("lfe5u-25f"), [1], target_mhz=report.target_mhz)))
+    assert isinstance(again, Routed)
+    assert (again.fmax_mhz, again.cpu_s) == (report.seeds[0].mhz, report.seeds[0].cpu_s)
+    assert (folder / "seed1.config").read_text() == "not routed anew"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(360)
 def test_report_reads_back_as_it_was_written(built: tuple[Path, Report], tmp_path: Path) -> None:
     report = built[1]
     data, page = write(report, tmp_path, "report")
