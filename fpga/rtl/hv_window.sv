@@ -59,6 +59,7 @@ module hv_window #(
   localparam XB = (ROW_WORDS > 1) ? $clog2(ROW_WORDS) : 1;
   localparam SB = (SLOTS > 1) ? $clog2(SLOTS) : 1, BB = (BANKS > 1) ? $clog2(BANKS) : 1;
   localparam CXB = $clog2(W + 2*PAD + K) + 1, CYB = $clog2(H + 2*PAD + K) + 1;  // signed coordinates
+  localparam ROW_CYCLES = ALL ? K - 1 + OW*GROUPS : OW*WEIGHTS, LB = $clog2(ROW_CYCLES + 1);
   localparam WB = (WEIGHTS > 1) ? $clog2(WEIGHTS) : 1, FB = $clog2(GROUPS + 1), KB = $clog2(K + 1);
   localparam PB = $clog2(PER + 1), QB = $clog2(PARTS + 1), GB = $clog2(GATHER + 1);
   localparam OB = $clog2(COLUMNS + 1), RB = $clog2(RING + 1), MB = $clog2(ROOM + 1);
@@ -93,7 +94,7 @@ module hv_window #(
       assign word = in_data;
     end
   endgenerate
-  wire word_in = in_valid & (gathered == GATHER - 1);
+  wire word_in = in_valid & (GATHER == 1 || gathered == GATHER - 1);
   wire row_whole = word_in & (write_x == ROW_WORDS - 1);
   always @(posedge clk) begin
     if (in_valid) gathered <= word_in ? 0 : gathered + 1'b1;
@@ -125,7 +126,7 @@ module hv_window #(
   localparam START = RING + PAD - K;  // so that the first picture's first row begins in slot 0
   localparam NEED_FIRST = (K - PAD < H) ? K - PAD : H;
   localparam FREE_LAST = (OH - 1 > PAD) ? H - (OH - 1 - PAD) : H;
-  reg                  run, go, settling, gives;
+  reg                  run, go, begun, settling, gives;
   reg [RB-1:0]         lead, need, owed;
   reg [RB-1:0]         frees;
   reg [MB-1:0]         room;
@@ -133,7 +134,9 @@ module hv_window #(
   reg [BB-1:0]         bank, next_bank;
   reg [SB-1:0]         slot, next_slot;
   reg signed [CYB-1:0] top;  // picture row of the kernel's first
-  wire row_last;
+  // A row's end is counted down to, and known a cycle before: all that begins and ends rows hangs on it.
+  reg [LB-1:0] row_left;
+  reg row_last;
   wire begin_row = go & (~run | row_last);
   wire first_next = next_y == 0;
   wire [BB:0] bank_sum = bank + (first_next ? NEW_BANK : (BANKS > 1) ? 1 : 0);
@@ -142,10 +145,12 @@ module hv_window #(
   always @(posedge clk) begin
     next_bank <= bank_over ? bank_sum - BANKS : bank_sum;
     next_slot <= (slot_sum >= SLOTS) ? slot_sum - SLOTS : slot_sum;
-    need      <= first_next ? NEED_FIRST : (next_y + K <= H + PAD) ? 1 : 0;
+    need      <= first_next ? NEED_FIRST : (H + PAD >= K && next_y <= H + PAD - K) ? 1 : 0;
     gives     <= (POOL == 0) | next_y[0];
-    lead      <= lead + arrived - (begin_row ? need : 0);
-    room      <= room + room_freed - (begin_row & gives);
+    // What a row takes is booked a cycle after it began; `settling` keeps `go` from looking in between.
+    lead      <= lead + arrived - (begun ? need : 0);
+    room      <= room + room_freed - (begun & gives);
+    begun     <= begin_row;
     settling  <= begin_row;
     go        <= ~begin_row & ~settling & (lead >= need) & (~gives | room != 0);
     if (begin_row) begin
@@ -156,11 +161,15 @@ module hv_window #(
       slot   <= next_slot;
       frees  <= (next_y == OH - 1) ? FREE_LAST : (next_y >= PAD) ? 1 : 0;
     end else if (row_last) run <= 0;
+    row_left <= begin_row ? ROW_CYCLES - 1 : row_left - run;
+    row_last <= begin_row ? ROW_CYCLES == 1 : run & (row_left == 1);
     freed <= owed != 0;
     owed  <= owed + (row_last ? frees : 0) - (owed != 0);
     if (rst) begin
       run      <= 0;
+      row_last <= 0;
       go       <= 0;
+      begun    <= 0;
       settling <= 1;
       lead     <= 0;
       room     <= ROOM;
@@ -184,20 +193,20 @@ module hv_window #(
   reg [SB-1:0] slot_k;
   reg signed [CYB-1:0] cy;
   reg starts;
-  wire part_last = part == PARTS - 1;
-  wire pixel_last = part_last & (at == PER - 1);
-  wire line_last = pixel_last & (ALL != 0 || kx == K - 1);
-  wire group_last = line_last & (TAPS != 1 || ky == K - 1);
+  // Counters of one value are constants, so that synthesis sees it.
+  wire part_last = PARTS == 1 || part == PARTS - 1;
+  wire pixel_last = part_last & (PER == 1 || at == PER - 1);
+  wire line_last = pixel_last & (ALL != 0 || K == 1 || kx == K - 1);
+  wire group_last = line_last & (TAPS != 1 || K == 1 || ky == K - 1);
   wire filling = (ALL != 0) & (column < K - 1);
-  wire position_last = group_last & (filling | group == GROUPS - 1);
-  assign row_last = run & position_last & (column == COLUMNS - 1);
+  wire position_last = group_last & (filling | GROUPS == 1 | group == GROUPS - 1);
   localparam signed [CXB-1:0] LEFT = -PAD;
   localparam [XB-1:0] LEFT_WORD = -PAD * PER;
   always @(posedge clk) begin
     if (run) begin
       part   <= part_last ? 0 : part + 1'b1;
       starts <= group_last;
-      if (~filling) beat <= (group_last & group == GROUPS - 1) ? 0 : beat + 1'b1;
+      if (~filling) beat <= position_last ? 0 : beat + 1'b1;
       if (part_last) begin
         at <= pixel_last ? 0 : at + 1'b1;
         x  <= x + 1'b1;
