@@ -72,8 +72,8 @@ def build(
     words = {
         "--model": model and model.name,
         "--folding": folding and folding.name,
-        "--rate": rate,
-        "--data": data and where,
+        "--rate": rate and f"{rate:g}",
+        "--data": data and data.name,
     }
     given = "".join(f" {option} {shlex.quote(f'{value}')}" for option, value in words.items() if value is not None)
     order = Order(
@@ -90,7 +90,7 @@ def build(
         target_mhz=target_mhz,
         pins=pins,
     )
-    made = run(order, lambda words: typer.echo(words, err=True))
+    made = run(order, lambda line: typer.echo(line, err=True))
     for folder in filter(None, (order.folder, reports_dir)):
         written = reports.write(made, folder, name)
     typer.echo(f"{made.rate:,.0f} inferences/s at {made.median_mhz:.1f} MHz (median); report: {written[1]}")
@@ -132,9 +132,10 @@ def estimate(
 
 
 @app.command()
-def report(file: Annotated[Path, typer.Argument(help="A report's JSON file.")]) -> None:
-    """Print a report as Markdown."""
-    typer.echo(reports.markdown(reports.read(file)), nl=False)
+def report(files: Annotated[list[Path], typer.Argument(help="JSON files of reports.")]) -> None:
+    """Print a report as Markdown, or several as a table."""
+    read = [reports.read(file) for file in files]
+    typer.echo(reports.markdown(read[0]) if len(read) == 1 else reports.summary(read), nl=False)
 
 
 def _graph(task: str, variant: str, model: Path | None, cache: Path | None) -> Graph:

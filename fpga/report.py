@@ -151,14 +151,68 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def summary(reports: Sequence[Report]) -> str:
+    """Several reports as one page: what was reached, and how far estimates made before synthesis were off."""
+    reached, estimates = [], []
+    for report in reports:
+        mid = report.energy.mid
+        name = f"[{report.task} {report.variant}, {report.device}]({report.task}-{report.variant}-{report.device}.md)"
+        reached.append(
+            [
+                name,
+                f"{report.rate:,.0f}",
+                f"{report.median_mhz:.1f} ({len(report.seeds)})",
+                f"{report.latency_us:.0f}",
+                f"{report.placed.luts:,} / {report.placed.ffs:,}",
+                f"{report.placed.multipliers} / {report.placed.block_rams}",
+                f"{report.energy.low.chip_uj:.0f} / **{mid.chip_uj:.0f}** / {report.energy.high.chip_uj:.0f}",
+                f"{report.proof.differing} of {report.proof.logits:,}",
+            ]
+        )
+        made, guess = report.synthesised, report.estimated
+        estimates.append(
+            [
+                name,
+                f"{guess.luts:,} / {made.luts:,} ({guess.luts / made.luts - 1:+.1%})",
+                f"{guess.ffs:,} / {made.ffs:,} ({guess.ffs / made.ffs - 1:+.1%})",
+                f"{guess.multipliers} / {made.multipliers}",
+                f"{guess.block_rams} / {made.block_rams}",
+                f"{report.estimated_cycles:,} / {report.simulated_cycles:,}",
+            ]
+        )
+    head = (
+        "build",
+        "inferences/s",
+        "MHz",
+        "latency, µs",
+        "LUT4 / FF",
+        "multipliers / block RAM",
+        "µJ",
+        "differing logits",
+    )
+    parts = (
+        "# Builds",
+        "Clocks are nextpnr's static timing, the median of the seeds tried (in brackets how many); cycles and logits "
+        "are simulated; energy is an estimate (low / mid / high, chip only). Nothing here ran on a board.",
+        table(head, reached),
+        "Estimated before synthesis / found by it. None of these foldings took part in the fit of the estimate.",
+        table(("build", "LUT4", "flip-flops", "multipliers", "block RAM", "cycles a picture"), estimates),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
 def _headline(report: Report) -> str:
     low, mid, high = report.energy.low, report.energy.mid, report.energy.high
     return (
-        f"{report.rate:,.0f} inferences/s at {report.median_mhz:.1f} MHz, the median of {len(report.seeds)} seeds; "
+        f"{report.rate:,.0f} inferences/s at {report.median_mhz:.1f} MHz, {_seeds(report)}; "
         f"latency {report.latency_us:.0f} µs. Estimated energy {mid.chip_uj:.1f} µJ an inference "
         f"({low.chip_uj:.1f}–{high.chip_uj:.1f}) for the chip. Nothing here ran on a board: the clock is nextpnr's "
         "static timing, cycles are simulated, energy is a model."
     )
+
+
+def _seeds(report: Report) -> str:
+    return "the only seed tried" if len(report.seeds) == 1 else f"the median of {len(report.seeds)} seeds"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -189,6 +243,7 @@ def _implementation(report: Report) -> str:
     return "\n\n".join(
         [
             table(["", "model's estimate", "synthesised", "placed", "available"], rows),
+            "LUT4 as synthesised are cells; as placed they include what feeds carry chains and passes signals on.",
             table(["seed", "MHz", "CPU s", ""], seeds),
             f"Median {report.median_mhz:.1f} MHz, best {report.best_mhz:.1f} MHz (the bitstream's); the placer strove "
             f"for {report.target_mhz:g}. Synthesis took {report.synthesis_cpu_s:.0f} CPU s. {report.pins}",

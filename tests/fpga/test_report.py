@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga.report import markdown, read, table
+from fpga.report import markdown, read, summary, table
 from hawkvision.errors import CompileError
 
 COMMITTED = sorted((Path(__file__).parents[2] / "fpga" / "reports").glob("*-lfe5u-*.json"))
@@ -30,3 +30,8 @@ def test_committed_page_is_that_of_its_data(path: Path) -> None:
     assert report.proof.differing == 0
     assert report.proof.pictures >= 100
     assert report.simulated_cycles == pytest.approx(report.estimated_cycles, rel=0.01)
+
+
+def test_committed_index_is_that_of_the_reports() -> None:
+    index = Path(__file__).parents[2] / "fpga" / "reports" / "README.md"
+    assert index.read_text(encoding="utf-8") == summary([read(path) for path in COMMITTED])
