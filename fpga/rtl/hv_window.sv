@@ -193,37 +193,43 @@ module hv_window #(
   reg [SB-1:0] slot_k;
   reg signed [CYB-1:0] cy;
   reg starts;
-  // Counters of one value are constants, so that synthesis sees it.
-  wire part_last = PARTS == 1 || part == PARTS - 1;
-  wire pixel_last = part_last & (PER == 1 || at == PER - 1);
-  wire line_last = pixel_last & (ALL != 0 || K == 1 || kx == K - 1);
-  wire group_last = line_last & (TAPS != 1 || K == 1 || ky == K - 1);
+  // Whether a counter stands at its end is a register too; those of one value are constants, so that synthesis sees it.
+  reg part_end, at_end, kx_end, ky_end, group_end;
+  wire part_last = PARTS == 1 || part_end;
+  wire pixel_last = part_last & (PER == 1 || at_end);
+  wire line_last = pixel_last & (ALL != 0 || K == 1 || kx_end);
+  wire group_last = line_last & (TAPS != 1 || K == 1 || ky_end);
   wire filling = (ALL != 0) & (column < K - 1);
-  wire position_last = group_last & (filling | GROUPS == 1 | group == GROUPS - 1);
+  wire position_last = group_last & (filling | GROUPS == 1 | group_end);
   localparam signed [CXB-1:0] LEFT = -PAD;
   localparam [XB-1:0] LEFT_WORD = -PAD * PER;
   always @(posedge clk) begin
     if (run) begin
       part   <= part_last ? 0 : part + 1'b1;
+      part_end <= ~part_last & (part + 2 == PARTS);
       starts <= group_last;
       if (~filling) beat <= position_last ? 0 : beat + 1'b1;
       if (part_last) begin
         at <= pixel_last ? 0 : at + 1'b1;
+        at_end <= ~pixel_last & (at + 2 == PER);
         x  <= x + 1'b1;
       end
       if (pixel_last) begin
         kx <= line_last ? 0 : kx + 1'b1;
+        kx_end <= ~line_last & (kx + 2 == K);
         cx <= cx + 1'b1;
       end
       if (line_last) begin
         x  <= x0;
         cx <= cx0;
         ky <= group_last ? 0 : ky + 1'b1;
+        ky_end <= ~group_last & (ky + 2 == K);
         cy <= cy + 1'b1;
         slot_k <= (slot_k == SLOTS - 1) ? 0 : slot_k + 1'b1;
       end
       if (group_last) begin
         group  <= position_last ? 0 : group + 1'b1;
+        group_end <= ~position_last & (group + 2 == GROUPS);
         cy     <= top;
         slot_k <= slot;
       end
@@ -254,6 +260,7 @@ module hv_window #(
       group  <= 0;
       beat   <= 0;
       starts <= 1;
+      {part_end, at_end, kx_end, ky_end, group_end} <= 0;
     end
   end
 
