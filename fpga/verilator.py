@@ -30,6 +30,8 @@ PREFIX: Final = "Vtop"
 CPU_LIMIT_S: Final = 600
 """Of each tool's run; the largest netlist so far takes a tenth."""
 COMPILE_JOBS: Final = 2
+SMALL_BYTES: Final = 500_000
+"""Of generated C++: up to there a second job would not make it quicker."""
 KEPT_LINES: Final = 20
 """Of a tool's complaints, in an error's message."""
 RUNTIME: Final = ("verilated.cpp", "verilated_threads.cpp")
@@ -150,10 +152,27 @@ def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> 
     runtime = [have.root / "include" / name for name in RUNTIME]
     with ThreadPoolExecutor(COMPILE_JOBS) as pool:
         ready = pool.map(lambda source: _runtime_object(source, have, flags, base), runtime)
-        made = pool.map(lambda source: _compile(source, have, flags, generated), sorted(generated.glob("*.cpp")))
+        made = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
         objects = [*ready, *made]
     _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
     return kept
+
+
+def _units(generated: Path) -> list[Path]:
+    """Files that include all of the generated ones: one for a small design, else one for each job.
+
+    Every file costs a second for Verilator's headers, three times what is in a small design's.
+    """
+    files = sorted(generated.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
+    count = COMPILE_JOBS if sum(path.stat().st_size for path in files) > SMALL_BYTES else 1
+    parts: list[list[Path]] = [[] for _ in range(count)]
+    for path in files:
+        min(parts, key=lambda part: sum(one.stat().st_size for one in part)).append(path)
+    units = []
+    for number, part in enumerate(parts):
+        units.append(generated / f"unit{number}.cc")
+        units[-1].write_text("".join(f'#include "{path.name}"\n' for path in part), encoding="utf-8")
+    return units
 
 
 def _compile(source: Path, have: Tools, flags: Sequence[str], folder: Path) -> Path:

@@ -27,13 +27,13 @@ CASES = {
     "all taps at once, odd side, colour, requantisers side by side": case(
         random_graph(1, side=9, planes=3, weight_bits=3, classes=4),
         conv0=Fold(taps=9, channels=3, pe=2, lanes=2),
-        conv1=Fold(taps=3, channels=2, pe=6, lanes=2),
-        head=Fold(taps=4, channels=6, pe=4, lanes=4),
+        conv1=Fold(taps=3, channels=2, pe=2, lanes=2),
+        head=Fold(taps=4, channels=6, pe=2, lanes=2),
     ),
     "8-bit weights, some multipliers of look-up tables, more come at once than are read": case(
-        random_graph(2, side=7, planes=3, weight_bits=8, classes=4),
-        conv0=Fold(channels=1, pe=4),
-        conv1=Fold(taps=9, channels=4, pe=2, lanes=2, lut_pe=1),
+        random_graph(2, side=7, planes=3, channels=(2, 4), weight_bits=8, classes=4),
+        conv0=Fold(channels=1, pe=2),
+        conv1=Fold(taps=9, channels=2, pe=2, lanes=2, lut_pe=1),
         head=Fold(channels=1, pe=2, lanes=2),
     ),
     "mixed widths, unpooled stages, requantisers of look-up tables": case(
