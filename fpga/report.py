@@ -197,6 +197,8 @@ def summary(reports: Sequence[Report]) -> str:
         table(head, reached),
         "Estimated before synthesis / found by it. None of these foldings took part in the fit of the estimate.",
         table(("build", "LUT4", "flip-flops", "multipliers", "block RAM", "cycles a picture"), estimates),
+        "What the power model is worth on measured designs: [power_calibration.md](power_calibration.md). Against a "
+        "CPU core: [energy.md](energy.md).",
     )
     return "\n\n".join(parts) + "\n"
 

@@ -29,8 +29,8 @@ from hawkvision.errors import CompileError
 
 SYNTHESIS_CPU_S: Final = 300
 """The largest design of the reports takes a tenth of it."""
-ROUTE_CPU_S: Final = 400
-"""For one seed; three times what the largest design that routes takes."""
+ROUTE_CPU_S: Final = 600
+"""For one seed; four times what the largest design of the reports takes."""
 PACK_CPU_S: Final = 120
 PLACER_TIMING_WEIGHT: Final = 30
 """How much the placer minds timing rather than wire length (default 10); measured to give the best clock."""
