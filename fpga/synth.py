@@ -136,9 +136,11 @@ def place_and_route(
         kept = _Kept(folder / f"seed{seed}.done.json", hashlib.sha256(told_apart + content).hexdigest())
         attempt = kept.read()
         if attempt is None:
+            kept.path.unlink(missing_ok=True)  # it told of files that are written anew from here on
             ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
             attempt = _attempt(ran, seed, folder)
-            kept.write(attempt)
+            if ran.status >= 0 or ran.stopped_at_limit:  # what somebody killed may route the next time
+                kept.write(attempt)
         yield attempt
 
 

