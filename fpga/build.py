@@ -21,7 +21,18 @@ from fpga.netlist_cells import LANES
 from fpga.report import Proof, Report, Seed, Switching
 from fpga.resources import of_graph
 from fpga.sim import Simulation
-from fpga.synth import Attempt, Routed, Synthesised, median_mhz, pack, place_and_route, routed, synthesise
+from fpga.synth import (
+    BITSTREAM,
+    TARGET_MHZ,
+    Attempt,
+    Routed,
+    Synthesised,
+    median_mhz,
+    pack,
+    place_and_route,
+    routed,
+    synthesise,
+)
 from fpga.toolchain import Say, find
 from hawkvision.errors import CompileError
 from hawkvision.types import Pixels
@@ -49,7 +60,7 @@ class Order:
     command: str
     folder: Path
     seeds: int = 5
-    target_mhz: float = 130.0
+    target_mhz: float = TARGET_MHZ
     pins: Path | None = None
 
 
@@ -62,21 +73,21 @@ def build(order: Order, say: Say) -> Report:
     """
     graph, folder = order.graph, order.folder
     check_folding(graph, order.folding)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "folding.json").write_bytes(format_folding(order.folding))
+    tools = {name: find(name, say).version for name in ("yosys", "nextpnr-ecp5", "ecppack")}
     emitted = emit(graph, order.folding, folder)
+    (folder / "folding.json").write_bytes(format_folding(order.folding))
+    (folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's
     say(f"synthesising {graph.name} for {order.device.name}")
     made = synthesise(emitted.sources, emitted.top, folder, say=say)
     say(f"{made.resources.luts:,} LUTs, {made.resources.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
     attempts = _route(order, made, say)
-    best = routed(attempts)[0]
-    pack(made, best, say)
+    best, clock = routed(attempts)[0], median_mhz(attempts)
     say("running the netlist")
     streamed = run_netlist(graph, made.netlist, emitted.top, order.pictures)
     proof, switching = _compare(order, streamed, made), _switching(streamed)
     if proof.differing:
         raise CompileError(f"netlist: {proof.differing} of {proof.logits} logits differ from the reference")
-    clock = median_mhz(attempts)
+    pack(made, best, say)  # so there is a bitstream only of what was proved
     simulated, latency = _simulate(order)
     cycles = cycles_of(graph, order.folding)
     return Report(
@@ -85,7 +96,7 @@ def build(order: Order, say: Say) -> Report:
         graph_sha256=graph.sha256,
         device=order.device.name,
         command=order.command,
-        tools={name: find(name).version for name in ("yosys", "nextpnr-ecp5", "ecppack")},
+        tools=tools,
         folding=order.folding,
         multipliers_in_use=sum(fold.multipliers for fold in order.folding.stages.values()),
         multiplications=graph.multiplications,

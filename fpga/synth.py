@@ -34,9 +34,10 @@ ROUTE_CPU_S: Final = 600
 PACK_CPU_S: Final = 120
 PLACER_TIMING_WEIGHT: Final = 30
 """How much the placer minds timing rather than wire length (default 10); measured to give the best clock."""
-TARGET_MHZ: Final = 130
+TARGET_MHZ: Final = 130.0
 """What placer and router strive for: a little more than what designs reach."""
 NETLIST: Final = "netlist.json"
+BITSTREAM: Final = "design.bit"
 COMB_OF: Final = {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6}
 """TRELLIS_COMB that nextpnr makes of a cell: a carry cell is two, 16x4 bits of memory four and two for its writing."""
 
@@ -258,9 +259,9 @@ def pack(made: Synthesised, best: Routed, say: Say | None = None) -> Path:
         CompileError: if ecppack is missing or fails.
     """
     tool, folder = find("ecppack", say), made.netlist.parent
-    arguments = ["--compress", f"seed{best.seed}.config", "design.bit"]
+    arguments = ["--compress", f"seed{best.seed}.config", BITSTREAM]
     run(tool.command, arguments, cpu_limit_s=PACK_CPU_S, folder=folder, title="ecppack").check()
-    return folder / "design.bit"
+    return folder / BITSTREAM
 
 
 def routed(attempts: Sequence[Attempt]) -> list[Routed]:
@@ -277,5 +278,16 @@ def routed(attempts: Sequence[Attempt]) -> list[Routed]:
 
 
 def median_mhz(attempts: Sequence[Attempt]) -> float:
-    """The clock that half of all seeds reach: one that did not route counts as reaching none."""
-    return statistics.median(attempt.fmax_mhz if isinstance(attempt, Routed) else 0.0 for attempt in attempts)
+    """The clock that half of all seeds reach: one that did not route counts as reaching none.
+
+    Raises:
+        CompileError: if there is none, because most of them did not route.
+    """
+    found = statistics.median(attempt.fmax_mhz if isinstance(attempt, Routed) else 0.0 for attempt in attempts)
+    if not found:
+        failed = [attempt.why for attempt in attempts if isinstance(attempt, Unrouted)]
+        raise CompileError(
+            f"{len(failed)} of {len(attempts)} seeds led to no design, so there is no median clock; fold it more, or "
+            f"try more seeds: {'; '.join(failed)}"
+        )
+    return found
