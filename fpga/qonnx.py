@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from fpga.ir import ACTIVATION_BITS, MAX_WEIGHTS, WEIGHT_BITS, Conv, Graph, MaxPool, Node, Stream
+from fpga.ir import ACTIVATION_BITS, MAX_KERNEL, MAX_WEIGHTS, WEIGHT_BITS, Conv, Graph, MaxPool, Node, Stream
 from fpga.rescale import Reals, rescaled, whole_bias
 from hawkvision.errors import CompileError
 
@@ -205,8 +205,8 @@ class _Reader:
         how = self._attributes(node, _PLAIN_CONV, free=("kernel_shape", "pads"))
         weights, facts, steps = self._weights(node, 4, turned=False)
         pads = how.get("pads", [0, 0, 0, 0])
-        if not isinstance(pads, list) or len(pads) != 4 or len(set(pads)) != 1 or pads[0] < 0:
-            raise self._refusal(node, f"pads: expected four equal ones, got {pads}")
+        if not isinstance(pads, list) or len(pads) != 4 or len(set(pads)) != 1 or pads[0] not in range(MAX_KERNEL):
+            raise self._refusal(node, f"pads: expected four equal ones, 0 to {MAX_KERNEL - 1}, got {pads}")
         if how.get("kernel_shape", list(weights.shape[2:])) != list(weights.shape[2:]):
             raise self._refusal(node, f"kernel_shape: its weights are {weights.shape}, got {how['kernel_shape']}")
         kernel = np.ascontiguousarray(weights.transpose(0, 2, 3, 1))

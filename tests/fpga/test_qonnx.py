@@ -139,6 +139,7 @@ def outside(graph: onnx.GraphProto) -> None:
         (attribute("conv0", "strides", [2, 2]), "Conv conv0: strides: expected [1, 1], got [2, 2]"),
         (attribute("conv0", "group", 4), "Conv conv0: group: expected 1, got 4"),
         (attribute("conv0", "pads", [0, 1, 0, 1]), "Conv conv0: pads: expected four equal ones"),
+        (attribute("conv0", "pads", [float("inf")] * 4), "Conv conv0: pads: expected four equal ones"),
         (attribute("conv0", "kernel_shape", [1, 1]), "Conv conv0: kernel_shape"),
         (attribute("conv0", "magic", 1), "Conv conv0: magic: not taken"),
         (attribute("conv0.pool", "kernel_shape", [3, 3]), "MaxPool conv0.pool: expected kernels of 2x2"),
