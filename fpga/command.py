@@ -19,6 +19,8 @@ from fpga.ir import Graph
 from fpga.reference import planes
 from fpga.resources import of_graph
 from fpga.search import Found, fastest, slowest_that_keeps_up
+from fpga.synth import TARGET_MHZ
+from hawkvision.artifacts import write_atomic
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
@@ -28,6 +30,8 @@ app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fol
 
 PLANNED_MHZ: Final = 120.0
 """The clock that planning counts on: what designs of this size reach on the supported devices."""
+MAX_MHZ: Final = 1000.0
+"""More than any supported device's clock network."""
 NOISE_PICTURES: Final = 64
 
 Task = Annotated[str, typer.Option(help="The task whose quantised rung is meant.")]
@@ -35,8 +39,10 @@ Variant = Annotated[str, typer.Option(help="A quantised variant of it.")]
 ModelFile = Annotated[Path | None, typer.Option("--model", help="A QONNX file instead of the task's built variant.")]
 DeviceName = Annotated[str, typer.Option("--device", help="lfe5u-25f, lfe5u-45f or lfe5u-85f.")]
 FoldingFile = Annotated[Path | None, typer.Option("--folding", help="A folding file; default: found by search.")]
-Rate = Annotated[float | None, typer.Option(min=0.1, help="Pictures a second to keep up with; default: the most.")]
-Clock = Annotated[float, typer.Option("--mhz", min=1, help="The clock to plan with.")]
+Rate = Annotated[
+    float | None, typer.Option(min=0.1, max=1e9, help="Pictures a second to keep up with; default: the most.")
+]
+Clock = Annotated[float, typer.Option("--mhz", min=1, max=MAX_MHZ, help="The clock to plan with.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.")]
 
 
@@ -50,15 +56,18 @@ def build(
     rate: Rate = None,
     mhz: Clock = PLANNED_MHZ,
     seeds: Annotated[int, typer.Option(min=1, max=64, help="Placements to try.")] = 5,
-    target_mhz: Annotated[float, typer.Option(min=1, help="What the placer strives for.")] = 130.0,
-    pins: Annotated[Path | None, typer.Option(help="An LPF file; without one, pins are anywhere.")] = None,
+    target_mhz: Annotated[float, typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for.")] = TARGET_MHZ,
+    pins: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="An LPF file; without one, pins are anywhere.")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Labelled pictures for proof and switching; default: noise.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of all files; default: ./fpga-<task>-<variant>-<device>.")
+        Path | None,
+        typer.Option(file_okay=False, help="Folder of all files; default: ./fpga-<task>-<variant>-<device>."),
     ] = None,
-    reports_dir: Annotated[Path | None, typer.Option(help="Where the report goes too.")] = None,
+    reports_dir: Annotated[Path | None, typer.Option(file_okay=False, help="Where the report goes too.")] = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """From a built quantised model to a bitstream and a report."""
@@ -73,6 +82,9 @@ def build(
         "--model": model and model.name,
         "--folding": folding and folding.name,
         "--rate": rate and f"{rate:g}",
+        "--mhz": None if rate is None or mhz == PLANNED_MHZ else f"{mhz:g}",
+        "--target-mhz": None if target_mhz == TARGET_MHZ else f"{target_mhz:g}",
+        "--pins": pins and pins.name,
         "--data": data and data.name,
     }
     given = "".join(f" {option} {shlex.quote(f'{value}')}" for option, value in words.items() if value is not None)
@@ -110,7 +122,7 @@ def fold(
     """Search a folding and write it to a file that can be edited."""
     graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
     found = _search(graph, chip, rate, mhz)
-    out.write_bytes(format_folding(found.folding))
+    write_atomic(out, format_folding(found.folding))
     typer.echo(_estimated(graph, chip, found.folding, mhz))
     typer.echo(f"written to {out}")
 

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fpga.build import Order
 from fpga.folding import check_folding, parse_folding
 from fpga.integer_onnx import write
+from fpga.report import Report
+from fpga.toolchain import Say
 from hawkvision.cli import app
+from hawkvision.errors import CompileError
 from tests.fpga.graphs import fashion_shape
 
 GRAPH = fashion_shape()
@@ -45,6 +49,42 @@ def test_missing_model_is_named_with_the_command_that_builds_it(tmp_path: Path) 
     status, said = run("estimate", "--cache-dir", str(tmp_path))
     assert status == 1
     assert "build it with `hawkvision models build --task fashion_mnist tiny_w4`" in said
+
+
+@pytest.mark.parametrize("out", ["", "file/folding.json"])
+def test_folding_that_cannot_be_written_is_an_error(cache: Path, tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("")
+    status, said = run("fold", "--cache-dir", str(cache), "--rate", "500", "--out", str(tmp_path / out))
+    assert status == 1
+    assert "cannot write" in said
+
+
+def test_command_of_a_report_names_every_option_that_decides_the_build(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = []
+
+    def build(order: Order, say: Say) -> Report:
+        orders.append(order)
+        raise CompileError("seen")
+
+    monkeypatch.setattr("fpga.build.build", build)
+    (tmp_path / "my board.lpf").write_text("")
+    words = ["--rate", "500", "--mhz", "100", "--target-mhz", "110", "--pins", str(tmp_path / "my board.lpf")]
+    run("build", "--cache-dir", str(cache), *words)
+    assert " --rate 500 --mhz 100 --target-mhz 110 --pins 'my board.lpf' " in orders[0].command
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--pins", "nowhere.lpf"), ("--out", "{file}"), ("--reports-dir", "{file}"), ("--mhz", "inf"), ("--rate", "inf")],
+)
+def test_build_refuses_bad_options_before_any_work(cache: Path, tmp_path: Path, words: tuple[str, str]) -> None:
+    (tmp_path / "file").write_text("")
+    option, value = words[0], words[1].format(file=tmp_path / "file")
+    status, said = run("build", "--cache-dir", str(cache), option, value)
+    assert status == 2
+    assert f"Invalid value for '{option}'" in said
 
 
 @pytest.mark.parametrize(
