@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from fpga.devices import Resources
 from fpga.folding import Folding
 from fpga.power import BOARD_W, Estimate, constants
 from hawkvision.errors import CompileError
+
+Positive = Annotated[float, Meta(gt=0)]
+Cycles = Annotated[int, Meta(ge=1)]
 
 
 class Seed(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,22 +77,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of the best seed, as nextpnr counts."""
     target_mhz: float
     seeds: tuple[Seed, ...]
-    median_mhz: float
-    best_mhz: float
+    median_mhz: Positive
+    best_mhz: Positive
     critical_path: tuple[str, ...]
     pins: str
-    stage_cycles: dict[str, int]
-    estimated_cycles: int
+    stage_cycles: dict[str, Cycles]
+    estimated_cycles: Cycles
     """From one picture to the next."""
-    simulated_cycles: int
+    simulated_cycles: Cycles
     """The same, measured in the RTL simulation."""
-    latency_cycles: int
+    latency_cycles: Cycles
     """From a picture's first pixel to its last logit, measured in the RTL simulation on an idle device."""
     proof: Proof
     switching: Switching
     energy: Estimate
     """At the median clock and full load."""
     synthesis_cpu_s: float
+
+    def __post_init__(self) -> None:
+        if set(self.stage_cycles) != set(self.folding.stages):
+            raise ValueError("stage_cycles: expected the stages of folding")
 
     @property
     def rate(self) -> float:
@@ -118,7 +126,9 @@ def read(path: Path) -> Report:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
-    except (OSError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise CompileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CompileError(f"{path}: not a report: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,35 @@ COMMITTED = sorted((Path(__file__).parents[2] / "fpga" / "reports").glob("*-lfe5
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 1, "task": "t"}'])
 def test_files_that_are_no_report_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.json").write_text(content)
+    with pytest.raises(CompileError, match=r"r\.json: not a report"):
+        read(tmp_path / "r.json")
+
+
+def with_value(path: str, value: object) -> bytes:
+    """A committed report with another value at a path of keys."""
+    report = json.loads(COMMITTED[0].read_bytes())
+    *outer, last = path.split(".")
+    at = report
+    for key in outer:
+        at = at[key]
+    at[last] = value
+    return json.dumps(report).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_value("simulated_cycles", 0),
+        with_value("estimated_cycles", 0),
+        with_value("median_mhz", 0),
+        with_value("stage_cycles.another", 5),
+        with_value("task", "?").replace(b'"?"', b'"\xff"'),
+        with_value("more", "?").replace(b'"?"', b"[" * 100_000),
+    ],
+    ids=["no cycles", "no estimate", "no clock", "another stage", "no UTF-8", "deep"],
+)
+def test_reports_that_nothing_can_be_computed_from_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "r.json").write_bytes(content)
     with pytest.raises(CompileError, match=r"r\.json: not a report"):
         read(tmp_path / "r.json")
 
