@@ -8,6 +8,7 @@ unanswered one.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -38,7 +39,7 @@ FIRST_TIMEOUT_S: Final = 0.25
 """Before the first repetition; doubled for each that follows. A full window of a slow folding (16 pictures of 10 ms)
 fits in."""
 MAX_ATTEMPTS: Final = 6
-"""Of a greeting or a picture: 0.25 + 0.5 + … + 8 s, after which the line is taken for dead."""
+"""Of a greeting or a picture: 0.25 + 0.5 + … + 8 s, after which the line is taken for dead, unless it gave others."""
 
 Rows: TypeAlias = NDArray[np.uint8]
 """(count, channels): pixels in the order of rows."""
@@ -112,6 +113,7 @@ class HostSession:
         self._next = 1
         self._hello_due: float | None = None
         self._hellos = 0
+        self._answered_at = -math.inf
         self.device: Welcome | None = None
         """What greeted us, while the session is open."""
         self.repeated = 0
@@ -203,6 +205,7 @@ class HostSession:
                 if frame.sequence not in self._pictures or len(logits) != self._classes:
                     return []
                 del self._pictures[frame.sequence]
+                self._answered_at = now
                 return [Answered(frame.sequence, cycles, logits)]
             case Trouble(reason, text):
                 return self._troubled(frame.sequence, reason, text, now)
@@ -221,12 +224,17 @@ class HostSession:
         for sequence, picture in list(self._pictures.items()):
             if picture.due is None or picture.due > now:
                 continue
-            if picture.attempts >= MAX_ATTEMPTS:
-                del self._pictures[sequence]
-                events.append(Failed(sequence, f"no answer after {MAX_ATTEMPTS} attempts"))
-            else:
+            if picture.attempts < MAX_ATTEMPTS:
                 self.repeated += 1
                 self._resend(sequence, picture, now)
+                continue
+            why = f"no answer after {MAX_ATTEMPTS} attempts"
+            if self._answered_at < picture.due - self._wait_s(MAX_ATTEMPTS):
+                # Nor did others since: those that wait would only do so for as long again, one window after another.
+                self.device = None
+                return [*events, Refused(why), *self._fail_all(why)]
+            del self._pictures[sequence]
+            events.append(Failed(sequence, why))
         return events
 
     @property
@@ -235,8 +243,12 @@ class HostSession:
 
     def _hello(self, now: float) -> None:
         self._out.append(encode(Frame(self._session, 0, Hello(self._model))))
-        self._hello_due = now + self._first_timeout_s * 2**self._hellos
         self._hellos += 1
+        self._hello_due = now + self._wait_s(self._hellos)
+
+    def _wait_s(self, attempt: int) -> float:
+        """For an answer to the first, second, … attempt."""
+        return self._first_timeout_s * float(1 << (attempt - 1))
 
     def _send(self, sequence: int, run: Run) -> None:
         message = Run(run.start, run.pixels, run.mask, sequence - self._oldest)
@@ -250,8 +262,8 @@ class HostSession:
     def _arm(self, picture: _Sending, now: float) -> None:
         """Expect an answer, if the whole picture has been sent."""
         if picture.pixels == self._input.height * self._input.width:
-            picture.due = now + self._first_timeout_s * 2**picture.attempts
             picture.attempts += 1
+            picture.due = now + self._wait_s(picture.attempts)
 
     def _welcomed(self, device: Welcome, now: float) -> list[Event]:
         if self.device is not None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fpga import reference
 from fpga.emulator import Emulator
-from fpga.framing import Frame, Reason, Run, Trouble, Welcome, decode, encode
+from fpga.framing import Frame, Logits, Reason, Run, Trouble, Welcome, decode, encode
 from fpga.kernel import Kernel
 from fpga.sessions import (
     FIRST_TIMEOUT_S,
@@ -174,10 +174,41 @@ def test_a_line_that_dies_later_fails_its_pictures() -> None:
     line.classify(random_pictures(GRAPH, 1))
     line.loss = 1.0
     (sequence,) = line.classify(random_pictures(GRAPH, 1))
-    assert line.events[-1] == Failed(sequence, f"no answer after {MAX_ATTEMPTS} attempts")
+    why = f"no answer after {MAX_ATTEMPTS} attempts"
+    assert line.events[-2:] == [Refused(why), Failed(sequence, why)]
     line.loss = 0.0
     (sequence,) = line.classify(random_pictures(GRAPH, 1))
     assert sequence in line.answers()
+
+
+def test_pictures_that_get_no_answer_take_the_others_with_them_unless_these_get_some() -> None:
+    line = Line()
+    line.classify(random_pictures(GRAPH, 1))
+    line.loss = 1.0
+    first, second = (line.host.begin(line.now + delay) for delay in (0.0, 5.0))
+    for sequence, delay in ((first, 0.0), (second, 5.0)):
+        line.host.add(sequence, random_pictures(GRAPH, 1).reshape(-1, 3), None, line.now + delay)
+    begun = line.now
+    while line.step():
+        pass
+    assert {event.sequence for event in line.events if isinstance(event, Failed)} == {first, second}
+    assert line.now - begun == pytest.approx(FIRST_TIMEOUT_S * (2**MAX_ATTEMPTS - 1))
+
+
+def test_one_picture_without_an_answer_fails_alone_while_others_get_theirs() -> None:
+    host, (picture,) = HostSession(GRAPH, 1), random_pictures(GRAPH, 1)
+    host.open(0.0)
+    host.receive(Frame(1, 0, Welcome(24, 24, 3, 5, 4, True, 1, 1)), 0.0)
+    lost, events, now = host.begin(0.0), list[Event](), 0.0
+    host.add(lost, picture.reshape(-1, 3), None, now)
+    while not events:
+        now += 0.3
+        other = host.begin(now)
+        host.add(other, picture.reshape(-1, 3), None, now)
+        assert host.receive(Frame(1, other, Logits(0, np.zeros(5, np.int32))), now)
+        events += host.advance(now)
+    assert events == [Failed(lost, f"no answer after {MAX_ATTEMPTS} attempts")]
+    assert host.room
 
 
 def test_a_device_that_was_switched_off_and_on_is_greeted_again() -> None:
