@@ -40,6 +40,7 @@ FIRST_TIMEOUT_S: Final = 0.25
 fits in."""
 MAX_ATTEMPTS: Final = 6
 """Of a greeting or a picture: 0.25 + 0.5 + … + 8 s, after which the line is taken for dead, unless it gave others."""
+NO_ANSWER: Final = f"no answer after {MAX_ATTEMPTS} attempts"
 
 Rows: TypeAlias = NDArray[np.uint8]
 """(count, channels): pixels in the order of rows."""
@@ -93,6 +94,7 @@ class _Sending:
     due: float | None = None
     """When to send it again; None while it is not sent, or not whole."""
     attempts: int = 0
+    """How often it was sent, as far as there was any of it."""
 
 
 class HostSession:
@@ -155,7 +157,7 @@ class HostSession:
             raise BackendError("fpga-device: no room for another picture")
         sequence = self._next
         self._next += 1
-        self._pictures[sequence] = _Sending()
+        self._pictures[sequence] = _Sending(attempts=0 if self.device is None else 1)
         self.open(now)
         return sequence
 
@@ -228,13 +230,12 @@ class HostSession:
                 self.repeated += 1
                 self._resend(sequence, picture, now)
                 continue
-            why = f"no answer after {MAX_ATTEMPTS} attempts"
             if self._answered_at < picture.due - self._wait_s(MAX_ATTEMPTS):
                 # Nor did others since: those that wait would only do so for as long again, one window after another.
                 self.device = None
-                return [*events, Refused(why), *self._fail_all(why)]
+                return [*events, Refused(NO_ANSWER), *self._fail_all(NO_ANSWER)]
             del self._pictures[sequence]
-            events.append(Failed(sequence, why))
+            events.append(Failed(sequence, NO_ANSWER))
         return events
 
     @property
@@ -255,6 +256,7 @@ class HostSession:
         self._out.append(encode(Frame(self._session, sequence, message)))
 
     def _resend(self, sequence: int, picture: _Sending, now: float) -> None:
+        picture.attempts += 1
         for run in picture.runs:
             self._send(sequence, run)
         self._arm(picture, now)
@@ -262,7 +264,6 @@ class HostSession:
     def _arm(self, picture: _Sending, now: float) -> None:
         """Expect an answer, if the whole picture has been sent."""
         if picture.pixels == self._input.height * self._input.width:
-            picture.attempts += 1
             picture.due = now + self._wait_s(picture.attempts)
 
     def _welcomed(self, device: Welcome, now: float) -> list[Event]:
@@ -275,9 +276,15 @@ class HostSession:
             why = f"the device says {found} and a window of {device.window}; expected {expected} and 1..{MAX_WINDOW}"
             return [Refused(why), *self._fail_all(why)]
         self.device = device
-        for sequence, picture in self._pictures.items():
-            self._resend(sequence, picture, now)
-        return [Opened(device)]
+        events: list[Event] = [Opened(device)]
+        for sequence, picture in list(self._pictures.items()):
+            # A device that forgets its session again and again makes no timer run out.
+            if picture.attempts < MAX_ATTEMPTS:
+                self._resend(sequence, picture, now)
+            else:
+                del self._pictures[sequence]
+                events.append(Failed(sequence, NO_ANSWER))
+        return events
 
     def _refused(self, reason: int, model: bytes, text: str) -> list[Event]:
         self._hello_due = self.device = None

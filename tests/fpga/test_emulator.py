@@ -22,6 +22,7 @@ from fpga.kernel import Kernel
 from fpga.sessions import (
     FIRST_TIMEOUT_S,
     MAX_ATTEMPTS,
+    NO_ANSWER,
     SPAN,
     Answered,
     DeviceSession,
@@ -174,8 +175,7 @@ def test_a_line_that_dies_later_fails_its_pictures() -> None:
     line.classify(random_pictures(GRAPH, 1))
     line.loss = 1.0
     (sequence,) = line.classify(random_pictures(GRAPH, 1))
-    why = f"no answer after {MAX_ATTEMPTS} attempts"
-    assert line.events[-2:] == [Refused(why), Failed(sequence, why)]
+    assert line.events[-2:] == [Refused(NO_ANSWER), Failed(sequence, NO_ANSWER)]
     line.loss = 0.0
     (sequence,) = line.classify(random_pictures(GRAPH, 1))
     assert sequence in line.answers()
@@ -207,7 +207,7 @@ def test_one_picture_without_an_answer_fails_alone_while_others_get_theirs() -> 
         host.add(other, picture.reshape(-1, 3), None, now)
         assert host.receive(Frame(1, other, Logits(0, np.zeros(5, np.int32))), now)
         events += host.advance(now)
-    assert events == [Failed(lost, f"no answer after {MAX_ATTEMPTS} attempts")]
+    assert events == [Failed(lost, NO_ANSWER)]
     assert host.room
 
 
@@ -218,6 +218,22 @@ def test_a_device_that_was_switched_off_and_on_is_greeted_again() -> None:
     pictures = random_pictures(GRAPH, 3, 1)
     sequences = line.classify(pictures)
     assert [line.answers()[each] for each in sequences] == expected(pictures)
+
+
+def test_a_device_that_forgets_every_session_fails_the_picture_after_a_bounded_number_of_greetings() -> None:
+    host, welcome = HostSession(GRAPH, 1), Welcome(24, 24, 3, 5, 2, True, 1, 1)
+    whole, part = host.begin(0.0), random_pictures(GRAPH, 1).reshape(-1, 3)
+    host.add(whole, part, None, 0.0)
+    events, frames = list[Event](), 0
+    while sent := host.take():
+        frames += len(sent)
+        assert frames < 100
+        for frame in map(decode, sent):
+            assert frame is not None
+            forgot = Frame(1, frame.sequence, Trouble(Reason.SESSION, "who are you?"))
+            events += host.receive(forgot if isinstance(frame.message, Run) else Frame(1, 0, welcome), 0.0)
+    assert events[-1] == Failed(whole, NO_ANSWER)
+    assert host.room
 
 
 def test_a_device_with_another_model_is_refused() -> None:
