@@ -40,6 +40,9 @@ FIRST_TIMEOUT_S: Final = 0.25
 fits in."""
 MAX_ATTEMPTS: Final = 6
 """Of a greeting or a picture: 0.25 + 0.5 + … + 8 s, after which the line is taken for dead, unless it gave others."""
+MAX_PAUSE_S: Final = 16.0
+"""Between two pieces of a picture: as long as a device may be silent. It holds a place of the window meanwhile, and no
+picture is begun that is `SPAN` ahead of it."""
 NO_ANSWER: Final = f"no answer after {MAX_ATTEMPTS} attempts"
 
 Rows: TypeAlias = NDArray[np.uint8]
@@ -92,7 +95,7 @@ class _Sending:
     runs: list[Run] = field(default_factory=list)
     pixels: int = 0
     due: float | None = None
-    """When to send it again; None while it is not sent, or not whole."""
+    """When to send it again, or to give it up if it is not whole; None while there is no session."""
     attempts: int = 0
     """How often it was sent, as far as there was any of it."""
 
@@ -109,6 +112,7 @@ class HostSession:
         if graph.classes > MAX_CLASSES:
             raise BackendError(f"{graph.name}: {graph.classes} classes; a device answers at most {MAX_CLASSES}")
         self._input, self._classes = graph.input, graph.classes
+        self._area = graph.input.height * graph.input.width
         self._model, self._session, self._first_timeout_s = model_of(graph), session, first_timeout_s
         self._out: deque[bytes] = deque()
         self._pictures: dict[int, _Sending] = {}
@@ -157,7 +161,10 @@ class HostSession:
             raise BackendError("fpga-device: no room for another picture")
         sequence = self._next
         self._next += 1
-        self._pictures[sequence] = _Sending(attempts=0 if self.device is None else 1)
+        self._pictures[sequence] = picture = _Sending()
+        if self.device is not None:
+            picture.attempts = 1
+            self._arm(picture, now)
         self.open(now)
         return sequence
 
@@ -172,12 +179,15 @@ class HostSession:
         picture = self._pictures.get(sequence)
         if picture is None:
             return
-        area = self._input.height * self._input.width
         fits = pixels.ndim == 2 and pixels.shape[1] == self._input.channels and pixels.dtype == np.uint8
-        if not fits or picture.pixels + len(pixels) > area or (mask is not None and mask.shape != pixels.shape[:1]):
+        if not fits or picture.pixels + len(pixels) > self._area:
             raise BackendError(
-                f"fpga-device: {pixels.dtype} pixels of shape {pixels.shape} after {picture.pixels} of {area} with "
-                f"{self._input.channels} channels"
+                f"fpga-device: {pixels.dtype} pixels of shape {pixels.shape} after {picture.pixels} of {self._area} "
+                f"with {self._input.channels} channels"
+            )
+        if mask is not None and (mask.shape != pixels.shape[:1] or mask.dtype != np.bool_):
+            raise BackendError(
+                f"fpga-device: the mask is {mask.dtype} of shape {mask.shape}; expected bool of {pixels.shape[:1]}"
             )
         most = pixels_of_a_run(self._input.channels, mask is not None)
         for start in range(0, len(pixels), most):
@@ -226,6 +236,10 @@ class HostSession:
         for sequence, picture in list(self._pictures.items()):
             if picture.due is None or picture.due > now:
                 continue
+            if picture.pixels < self._area:
+                del self._pictures[sequence]
+                events.append(Failed(sequence, f"no more of its pixels came within {MAX_PAUSE_S:g} s"))
+                continue
             if picture.attempts < MAX_ATTEMPTS:
                 self.repeated += 1
                 self._resend(sequence, picture, now)
@@ -262,9 +276,9 @@ class HostSession:
         self._arm(picture, now)
 
     def _arm(self, picture: _Sending, now: float) -> None:
-        """Expect an answer, if the whole picture has been sent."""
-        if picture.pixels == self._input.height * self._input.width:
-            picture.due = now + self._wait_s(picture.attempts)
+        """Expect an answer if the whole picture has been sent, else its next pixels."""
+        whole = picture.pixels == self._area
+        picture.due = now + (self._wait_s(picture.attempts) if whole else MAX_PAUSE_S)
 
     def _welcomed(self, device: Welcome, now: float) -> list[Event]:
         if self.device is not None:

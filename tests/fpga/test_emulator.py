@@ -22,6 +22,7 @@ from fpga.kernel import Kernel
 from fpga.sessions import (
     FIRST_TIMEOUT_S,
     MAX_ATTEMPTS,
+    MAX_PAUSE_S,
     NO_ANSWER,
     SPAN,
     Answered,
@@ -259,6 +260,18 @@ def test_a_picture_may_come_in_pieces_of_which_some_never_arrive() -> None:
     assert line.answers()[sequence] == expected(shown)[0]
 
 
+def test_a_picture_whose_pixels_stop_coming_fails_and_leaves_the_device_to_others() -> None:
+    line = Line(window=2)
+    line.classify(random_pictures(GRAPH, 1))
+    stalled, begun = line.host.begin(line.now), line.now
+    line.host.add(stalled, np.zeros((24, 3), np.uint8), None, line.now)
+    pictures = random_pictures(GRAPH, SPAN + 3)
+    sequences = line.classify(pictures)
+    assert line.now - begun == pytest.approx(MAX_PAUSE_S, rel=0.02)
+    assert [event.sequence for event in line.events if isinstance(event, Failed)] == [stalled]
+    assert [line.answers()[each] for each in sequences] == expected(pictures)
+
+
 def test_the_emulator_answers_after_the_modelled_time_one_at_a_time() -> None:
     line = Line(window=3)
     line.classify(random_pictures(GRAPH, 1))
@@ -342,6 +355,8 @@ def test_the_host_refuses_too_many_pixels_and_pictures() -> None:
         host.begin(0.0)
     with pytest.raises(BackendError, match="of 576 with 3 channels"):
         host.add(sequence, np.zeros((577, 3), np.uint8), None, 0.0)
+    with pytest.raises(BackendError, match=r"the mask is float32 of shape \(2,\); expected bool of \(2,\)"):
+        host.add(sequence, np.zeros((2, 3), np.uint8), np.ones(2, np.float32), 0.0)
 
 
 def test_the_host_ignores_what_is_not_for_it() -> None:
