@@ -82,7 +82,7 @@ class _Line:
         return self._opened.result()  # the greeting has its own bound
 
     def tell(self, asked: _Asked) -> None:
-        """There are new pieces of it, or it is dropped.
+        """There are new pieces of it.
 
         Raises:
             BackendError: if the line is broken, or too many wait.
@@ -94,6 +94,14 @@ class _Line:
                 raise BackendError(f"fpga-device: {MAX_WAITING} pictures are waiting for the device")
             self._news.append(asked)
             self._ring()
+
+    def drop(self, asked: _Asked) -> None:
+        """Nobody waits for it any more. Heard however many wait, for it would keep its place in the window for ever."""
+        asked.dropped = True
+        with self._lock:
+            if self.broken is None:
+                self._news.append(asked)
+                self._ring()
 
     def close(self) -> None:
         """Hang up. What waits fails."""
@@ -150,11 +158,9 @@ class _Line:
             self._handle(event, now)
 
     def _hear(self) -> None:
-        with self._lock:
-            news = list(self._news)
-            self._news.clear()
         now = self._clock.now()
-        for asked in news:
+        for _ in range(len(self._news)):
+            asked = self._news.popleft()
             if asked.dropped:
                 self._forget(asked)
             elif asked.sequence is not None:
@@ -262,9 +268,7 @@ class BoardBackend(FpgaBackend):
                 line.tell(asked)
             answered = self._await(asked)
         except BaseException:  # the caller's iterator may raise anything; nobody waits then
-            asked.dropped = True
-            with contextlib.suppress(BackendError):
-                line.tell(asked)
+            line.drop(asked)
             raise
         return self._floats(answered.logits)
 
@@ -275,12 +279,17 @@ class BoardBackend(FpgaBackend):
         # Copied: the caller may reuse its memory when one of these has failed and the others are still sent.
         rows = rows.copy() if np.shares_memory(rows, batch) else rows
         asked = []
-        for index in range(n):
-            each = _Asked(MonotonicClock().now())
-            each.pieces.append((rows[index], None if which is None else which[index]))
-            line.tell(each)
-            asked.append(each)
-        return np.stack([self._await(each).logits for each in asked])
+        try:
+            for index in range(n):
+                each = _Asked(MonotonicClock().now())
+                each.pieces.append((rows[index], None if which is None else which[index]))
+                line.tell(each)
+                asked.append(each)
+            return np.stack([self._await(each).logits for each in asked])
+        except BackendError:  # nobody waits for the others then
+            for each in asked:
+                line.drop(each)
+            raise
 
     def _await(self, asked: _Asked) -> Answered:
         answered, took_s = asked.answer.result()  # the session's attempts are bounded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from fpga import reference
-from fpga.backends import Options, build_of, open_fpga
+from fpga.backends import Options, board, build_of, open_fpga
 from fpga.backends.base import Build, FpgaBackend
 from fpga.backends.board import BoardBackend
 from fpga.backends.ref import ReferenceBackend
@@ -24,6 +25,7 @@ from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
 from fpga.power import Energy, Estimate
 from fpga.report import Proof, Report, Switching
+from fpga.sessions import MAX_PAUSE_S
 from hawkvision.errors import BackendError, CompileError, ConfigError
 from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.process import ServerProcess, running
@@ -227,6 +229,24 @@ def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> No
         with pytest.raises(BackendError, match="of 64 with 1 channels"):
             backend.infer_pieces([(np.zeros((65, 1), np.uint8), None)])
         assert backend.infer(pictures(1)).shape == (1, 5)
+
+
+def test_a_caller_turned_away_halfway_leaves_the_device_to_others(udp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_many(backend: BoardBackend) -> Iterator[tuple[np.ndarray, None]]:
+        yield np.zeros((8, 1), np.uint8), None
+        while not backend._line._sent:
+            time.sleep(0.001)
+        monkeypatch.setattr(board, "MAX_WAITING", 0)
+        yield np.zeros((8, 1), np.uint8), None
+
+    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
+        for _ in range(3):  # the window
+            with pytest.raises(BackendError, match="are waiting for the device"):
+                backend.infer_pieces(too_many(backend))
+            monkeypatch.undo()
+        began = time.monotonic()
+        assert backend.infer(pictures(1)).shape == (1, 5)
+        assert time.monotonic() - began < MAX_PAUSE_S / 2
 
 
 def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:
