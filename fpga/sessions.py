@@ -205,7 +205,7 @@ class HostSession:
         self._pictures.pop(sequence, None)
 
     def receive(self, frame: Frame, now: float) -> list[Event]:
-        """What a frame from the device means. Frames of other sessions and pictures mean nothing."""
+        """What a frame from the device means: nothing if it is of another session, or answers what was not asked."""
         if frame.session != self._session:
             return []
         match frame.message:
@@ -214,7 +214,9 @@ class HostSession:
             case Refuse(reason, model, text):
                 return self._refused(reason, model, text)
             case Logits(cycles, logits):
-                if frame.sequence not in self._pictures or len(logits) != self._classes:
+                picture = self._pictures.get(frame.sequence)
+                asked = self.device is not None and picture is not None and picture.pixels == self._area
+                if not asked or len(logits) != self._classes:
                     return []
                 del self._pictures[frame.sequence]
                 self._answered_at = now

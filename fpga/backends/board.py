@@ -43,15 +43,23 @@ Piece: TypeAlias = tuple[Rows, NDArray[np.bool_] | None]
 """Pixels (count, channels) in the order of rows, and which of them arrived (count,); None: all."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    answered: Answered
+    round_trip_s: float
+    device: Welcome
+    """What answered: not always what answered at the start."""
+
+
 @dataclass(slots=True, eq=False)
 class _Asked:
     """A picture on its way."""
 
-    since: float
     pieces: deque[Piece] = field(default_factory=deque)
-    answer: Future[tuple[Answered, float]] = field(default_factory=Future)
-    """With the time from `since`, seconds."""
+    answer: Future[_Answer] = field(default_factory=Future)
     sequence: int | None = None
+    since: float = 0.0
+    """When it got that number: its first pixels are sent then."""
     queued: bool = False
     dropped: bool = False
 
@@ -139,7 +147,7 @@ class _Line:
         self._hear()
         while self._waiting and session.room:
             asked = self._waiting.popleft()
-            asked.sequence = session.begin(now)
+            asked.sequence, asked.since = session.begin(now), now
             self._sent[asked.sequence] = asked
             self._pass_on(asked, now)
         for frame in session.take():
@@ -201,14 +209,16 @@ class _Line:
             case Answered(sequence):
                 asked = self._sent.pop(sequence, None)
                 if asked is not None:
-                    asked.answer.set_result((event, now - asked.since))
+                    answering = self._session.device
+                    assert answering is not None, "a session answers while it is open"
+                    asked.answer.set_result(_Answer(event, now - asked.since, answering))
             case Failed(sequence, why):
                 asked = self._sent.pop(sequence, None)
                 if asked is not None:
                     _fail(asked.answer, f"fpga-device: {why}")
 
 
-def _fail(waiting: Future[tuple[Answered, float]] | Future[Welcome], why: str) -> None:
+def _fail(waiting: Future[_Answer] | Future[Welcome], why: str) -> None:
     if not waiting.done():
         waiting.set_exception(BackendError(why))
 
@@ -256,7 +266,8 @@ class BoardBackend(FpgaBackend):
             BackendError: as `infer`, and if the pieces are more than a picture.
         """
         check_open(self.name, self._closed)
-        line, asked, left = self._current(), _Asked(MonotonicClock().now()), self._shape[0] * self._shape[1]
+        line, asked = self._current(), _Asked()
+        left = self._shape[0] * self._shape[1]
         try:
             for pixels, mask in pieces:
                 asked.pieces.append((pixels, mask))
@@ -281,7 +292,7 @@ class BoardBackend(FpgaBackend):
         asked = []
         try:
             for index in range(n):
-                each = _Asked(MonotonicClock().now())
+                each = _Asked()
                 each.pieces.append((rows[index], None if which is None else which[index]))
                 line.tell(each)
                 asked.append(each)
@@ -292,10 +303,11 @@ class BoardBackend(FpgaBackend):
             raise
 
     def _await(self, asked: _Asked) -> Answered:
-        answered, took_s = asked.answer.result()  # the session's attempts are bounded
-        device = self.device
+        answer = asked.answer.result()  # the session's attempts are bounded
+        answered, device = answer.answered, answer.device
+        self.device = device
         cycles: dict[Cycles, int] = {}
-        seconds: dict[Seconds, float] = {"round_trip": took_s}
+        seconds: dict[Seconds, float] = {"round_trip": answer.round_trip_s}
         if answered.cycles:
             cycles["modelled" if device.emulated else "reported"] = answered.cycles
             if device.emulated and device.clock_hz:

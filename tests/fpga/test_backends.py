@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +22,12 @@ from fpga.backends.ref import ReferenceBackend
 from fpga.backends.simulated import SimulatedBackend
 from fpga.devices import Resources
 from fpga.folding import Folding, StageFolding, format_folding, interval
+from fpga.framing import Welcome
 from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
 from fpga.power import Energy, Estimate
 from fpga.report import Proof, Report, Switching
-from fpga.sessions import MAX_PAUSE_S
+from fpga.sessions import MAX_PAUSE_S, DeviceSession
 from hawkvision.errors import BackendError, CompileError, ConfigError
 from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.process import ServerProcess, running
@@ -52,6 +54,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def emulated(model: Path, *line: str) -> Iterator[ServerProcess]:
     with running("fpga.emulator", "--model", str(model), *line) as process:
         yield process
+
+
+@contextlib.contextmanager
+def not_emulated() -> Iterator[int]:
+    """The port of a device that does not say that it is a program; its logits are all 0."""
+    at, link, stop = GRAPH.input, UdpLink.at("127.0.0.1", 0), threading.Event()
+    session = DeviceSession(GRAPH, Welcome(at.height, at.width, at.channels, GRAPH.classes, 2, False, 0, 7))
+
+    def answer() -> None:
+        while not stop.is_set():
+            select.select((link,), (), (), 0.05)
+            for frame in link.receive():
+                replies, work = session.receive(frame)
+                done = None if work is None else session.finish(work, 7, np.zeros(GRAPH.classes, np.int32))
+                for reply in [*replies, *([] if done is None else [done])]:
+                    link.send(reply)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield link.port
+    finally:
+        stop.set()
+        thread.join()
+        link.close()
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +242,30 @@ def test_rows_go_to_the_device_as_they_come(udp: str) -> None:
         early = ((picture[row], None) for row in range(5))
         shown = reference.filled(GRAPH, picture[None], mask)
         np.testing.assert_array_equal(backend.infer_pieces(early), expected(shown)[0])
+
+
+def test_a_round_trip_begins_when_a_picture_is_sent_not_when_it_gets_in_line(model: Path) -> None:
+    with emulated(model, "--window", "1", "--clock-mhz", "1") as process:
+        backend = BoardBackend(GRAPH, process.url)
+        with contextlib.closing(backend):
+            backend.infer(pictures(1))
+            one = backend.counts().seconds["round_trip"]
+            backend.infer(pictures(8))
+            nine = backend.counts().seconds["round_trip"]
+    assert nine < 18 * one, "eight in line would make 1 + 2 + … + 8 of it"
+
+
+def test_a_device_that_takes_anothers_place_is_called_what_it_is(model: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with not_emulated() as port:
+            backend = stack.enter_context(contextlib.closing(BoardBackend(GRAPH, f"udp://127.0.0.1:{port}")))
+            backend.infer(pictures(1))
+        assert backend.counts().emulated is False
+        assert set(backend.counts().cycles) == {"reported"}
+        with emulated(model, "--port", str(port)):
+            backend.infer(pictures(1))
+            assert backend.counts().emulated is True
+            assert set(backend.counts().cycles) == {"reported", "modelled"}
 
 
 def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> None:
