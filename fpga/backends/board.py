@@ -267,11 +267,14 @@ class BoardBackend(FpgaBackend):
         """
         check_open(self.name, self._closed)
         line, asked = self._current(), _Asked()
-        left = self._shape[0] * self._shape[1]
+        left = area = self._shape[0] * self._shape[1]
         try:
             for pixels, mask in pieces:
-                asked.pieces.append((pixels, mask))
                 left -= len(pixels)
+                if left < 0:
+                    raise BackendError(f"fpga-device: {-left} pixels more than a picture's {area}")
+                # Copied: a camera's next row may come in the same memory before this one was sent, or sent again.
+                asked.pieces.append((pixels.copy(), None if mask is None else mask.copy()))
                 line.tell(asked)
             if left > 0:
                 channels = self.graph.input.channels
@@ -286,7 +289,7 @@ class BoardBackend(FpgaBackend):
     def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
         n, line = len(batch), self._current()
         rows = reference.planes(self.graph, batch).reshape(n, -1, self.graph.input.channels)
-        which = None if mask is None else mask.reshape(n, -1)
+        which = None if mask is None else mask.reshape(n, -1).copy()
         # Copied: the caller may reuse its memory when one of these has failed and the others are still sent.
         rows = rows.copy() if np.shares_memory(rows, batch) else rows
         asked = []

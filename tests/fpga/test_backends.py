@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -244,6 +245,28 @@ def test_rows_go_to_the_device_as_they_come(udp: str) -> None:
         np.testing.assert_array_equal(backend.infer_pieces(early), expected(shown)[0])
 
 
+def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) -> None:
+    (picture,) = reference.planes(GRAPH, pictures(1))
+    row = np.empty_like(picture[0])
+
+    def camera() -> Iterator[tuple[np.ndarray, None]]:
+        for each in picture:
+            row[:] = each
+            yield row, None
+        row[:] = 0
+
+    with (
+        emulated(model, "--window", "1", "--clock-mhz", "0.05") as process,
+        ThreadPoolExecutor() as pool,
+        contextlib.closing(BoardBackend(GRAPH, process.url)) as backend,
+    ):
+        before = pool.submit(backend.infer, pictures(1))
+        while not backend._line._sent:
+            time.sleep(0.001)
+        np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(picture[None])[0])
+        before.result()
+
+
 def test_a_round_trip_begins_when_a_picture_is_sent_not_when_it_gets_in_line(model: Path) -> None:
     with emulated(model, "--window", "1", "--clock-mhz", "1") as process:
         backend = BoardBackend(GRAPH, process.url)
@@ -278,7 +301,9 @@ def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> No
             with pytest.raises(OSError, match="camera"):
                 backend.infer_pieces(broken())
         with pytest.raises(BackendError, match="of 64 with 1 channels"):
-            backend.infer_pieces([(np.zeros((65, 1), np.uint8), None)])
+            backend.infer_pieces([(np.zeros((8, 3), np.uint8), None)])
+        with pytest.raises(BackendError, match="8 pixels more than a picture's 64"):
+            backend.infer_pieces([(np.zeros((8, 1), np.uint8), None)] * 9)
         assert backend.infer(pictures(1)).shape == (1, 5)
 
 
