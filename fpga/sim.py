@@ -117,7 +117,10 @@ class Simulation:
         job, logits, times = self._job(pixels, mask, arrives, stalls or Stalls())
         with self._lock:
             self._code.hv_run(self._handle, ctypes.byref(job))
-        if job.given != n * self.graph.classes or job.misplaced:
+            sound = job.given == n * self.graph.classes and not job.misplaced
+            if not sound:
+                self._code.hv_reset(self._handle)  # lest the next caller is given what is left in it
+        if not sound:
             raise BackendError(
                 f"the simulated device gave {job.given} of {n * self.graph.classes} logits in {job.cycles} cycles, "
                 f"{job.misplaced} of them wrongly marked"

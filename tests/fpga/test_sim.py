@@ -66,6 +66,17 @@ def test_reset_in_the_midst_of_a_picture_leaves_nothing_behind(case: Case, devic
     assert (run.logits == reference.logits(case.graph, pictures)).all()
 
 
+def test_run_that_is_given_up_leaves_nothing_behind(
+    case: Case, device: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = random_pictures(case.graph, 4, seed=7)
+    with monkeypatch.context() as impatient, pytest.raises(BackendError, match="the simulated device gave"):
+        impatient.setattr("fpga.sim.PATIENCE", 0.1)
+        device.run(pictures[:1])
+    run = device.run(pictures[1:])
+    assert (run.logits == reference.logits(case.graph, pictures[1:])).all()
+
+
 def test_rows_that_come_late_give_the_same_logits_sooner_than_the_whole_picture_would(
     case: Case, device: Simulation
 ) -> None:
