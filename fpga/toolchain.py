@@ -8,6 +8,7 @@ than a second.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import resource
@@ -37,6 +38,9 @@ WALL_PER_CPU: Final = 20
 """A tool that sleeps, or is starved, is ended after so many times its CPU limit, and a minute."""
 KEPT_CHARACTERS: Final = 2000
 """Of a tool's last words, in errors."""
+PR_SET_PDEATHSIG: Final = 1
+"""Of Linux's prctl(2): which signal a process gets when the one that started it ends."""
+_LIBC: Final = ctypes.CDLL(None)
 
 Say = Callable[[str], None]
 
@@ -146,11 +150,14 @@ def run(
 ) -> Ran:
     """Run a command to its end, or to that of its CPU time; it is told nothing on standard input.
 
-    The kernel enforces the limit (RLIMIT_CPU), so it holds on a loaded machine and does not depend on our being alive.
+    The kernel enforces the limit (RLIMIT_CPU), so it holds on a loaded machine. On Linux the tool does not outlive us
+    either: it would go on writing into a folder in which the next build works.
     """
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 5))
+        if sys.platform == "linux":
+            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(  # noqa: S603 - a tool that we looked up

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +28,21 @@ def test_tool_that_works_too_long_is_stopped() -> None:
     assert ran.complaint == "spinner: stopped at its limit of 1 CPU seconds"
     with pytest.raises(CompileError, match="spinner: stopped"):
         ran.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_tool_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "alive")
+    tool = (
+        "import sys, time; sys.stdout = open('alive', 'w'); print('here', flush=True); time.sleep(20); print('still')"
+    )
+    starts_it = f"import sys; from fpga.toolchain import run; run(sys.executable, ['-c', {tool!r}], cpu_limit_s=9)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.Popen([sys.executable, "-c", starts_it], cwd=tmp_path, env=environment)
+    with parent, (tmp_path / "alive").open() as alive:
+        assert alive.readline() == "here\n"
+        parent.kill()
+        assert alive.read() == ""
 
 
 def test_complaint_is_what_the_tool_called_an_error() -> None:
