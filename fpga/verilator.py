@@ -15,8 +15,10 @@ import resource
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,8 @@ PREFIX: Final = "Vtop"
 """Name of the C++ class that Verilator makes of a top module, whatever that is called."""
 CPU_LIMIT_S: Final = 600
 """Of each tool's run; the largest netlist so far takes a tenth."""
+ABANDONED_S: Final = 86_400
+"""After so long an unfinished build has no one who works on it."""
 COMPILE_JOBS: Final = 2
 SMALL_BYTES: Final = 500_000
 """Of generated C++: up to there a second job would not make it quicker."""
@@ -88,7 +92,8 @@ def library(design: Design, cache: Path | None = None) -> Path:
     """The shared library of a design: found in the cache, or built.
 
     Raises:
-        CompileError: if a tool is missing or refuses the sources; carries what it said.
+        CompileError: if a tool is missing or refuses the sources, of which it carries what was said; or if the cache
+            cannot be written to.
     """
     have = tools()
     base = cache_dir(cache) / "fpga"
@@ -100,17 +105,29 @@ def library(design: Design, cache: Path | None = None) -> Path:
         return folder / LIBRARY
     if any(there):
         shutil.rmtree(folder, ignore_errors=True)  # something in it was removed
-    base.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
-        made = _build(design, have, base, folder, Path(name))
-        try:
-            made.rename(folder)
-        except OSError:
-            # Another process was first. Its folder has the same content; a rename onto it fails, because it is not
-            # empty.
-            if not (folder / LIBRARY).is_file():
-                raise
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _sweep(base)
+        with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
+            made = _build(design, have, base, folder, Path(name))
+            try:
+                made.rename(folder)
+            except OSError:
+                # Another process was first. Its folder has the same content; a rename onto it fails, because it is not
+                # empty.
+                if not (folder / LIBRARY).is_file():
+                    raise
+    except OSError as error:
+        raise CompileError(f"{base}: a simulation cannot be built there: {error.strerror}") from None
     return folder / LIBRARY
+
+
+def _sweep(base: Path) -> None:
+    """Remove what builds that were killed have left."""
+    for left in (*base.glob(".sim-*"), *base.glob(".runtime-*")):
+        with suppress(FileNotFoundError):  # another process sweeps as well
+            if time.time() - left.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _digest(design: Design, have: Tools, base: Path) -> str:

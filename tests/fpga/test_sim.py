@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +71,10 @@ def test_run_that_is_given_up_leaves_nothing_behind(
     case: Case, device: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = random_pictures(case.graph, 4, seed=7)
-    with monkeypatch.context() as impatient, pytest.raises(BackendError, match="the simulated device gave"):
-        impatient.setattr("fpga.sim.PATIENCE", 0.1)
+    monkeypatch.setattr("fpga.sim.PATIENCE", 0.1)
+    with pytest.raises(BackendError, match="the simulated device gave"):
         device.run(pictures[:1])
+    monkeypatch.undo()
     run = device.run(pictures[1:])
     assert (run.logits == reference.logits(case.graph, pictures[1:])).all()
 
@@ -128,12 +130,31 @@ endmodule
 NO_DRIVER = b'#include "verilated.h"\nvoid vl_fatal(const char*, int, const char*, const char*) {}\n'
 
 
+SMALL = Design("hv_constant", {"hv_constant.sv": CONSTANT}, NO_DRIVER, {"FILE": ("constant.mem", b"2a\n")})
+
+
 def test_library_whose_memory_was_removed_is_built_anew() -> None:
-    small = Design("hv_constant", {"hv_constant.sv": CONSTANT}, NO_DRIVER, {"FILE": ("constant.mem", b"2a\n")})
-    memory = library(small).with_name("constant.mem")
+    memory = library(SMALL).with_name("constant.mem")
     memory.unlink()
-    assert library(small).is_file()
+    assert library(SMALL).is_file()
     assert memory.read_bytes() == b"2a\n"
+
+
+def test_what_killed_builds_have_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    old, new = tmp_path / "fpga" / ".sim-old", tmp_path / "fpga" / ".sim-new"
+    for left in (old, new):
+        (left / "cpp").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    with pytest.raises(CompileError):
+        library(Design("broken", {"broken.sv": b"nonsense"}, b""), tmp_path)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_cache_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompileError, match="file/fpga: a simulation cannot be built there: Not a directory"):
+        library(SMALL, tmp_path / "file")
 
 
 def test_sources_that_the_tool_refuses_are_quoted(tmp_path: Path) -> None:
