@@ -186,12 +186,13 @@ class SerialLink:
 
     def send(self, frame: bytes) -> None:
         """See `Link`. Waits while the line is full, `SEND_TIMEOUT_S` at most."""
-        left = memoryview(frame)
+        left, writable = memoryview(frame), select.poll()  # not select, which takes descriptors below 1,024 only
+        writable.register(self._descriptor, select.POLLOUT)
         while left:
             try:
                 left = left[os.write(self._descriptor, left) :]
             except BlockingIOError:
-                if not select.select((), (self._descriptor,), (), SEND_TIMEOUT_S)[1]:
+                if not writable.poll(SEND_TIMEOUT_S * 1e3):
                     raise BackendError(f"{self._where}: it takes nothing") from None
             except OSError as error:
                 raise BackendError(f"{self._where}: {error.strerror}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import select
@@ -76,6 +77,10 @@ class _Line:
         self._opened: Future[Welcome] = Future()
         self._stop = False
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Not select: a node with 1,024 open connections has no smaller number left for a line that it opens anew.
+        self._poll = select.poll()
+        for descriptor in (link.fileno(), self._woken):
+            self._poll.register(descriptor, select.POLLIN)
         self.broken: str | None = None
         """Why nothing goes over this line any more."""
         self._thread = threading.Thread(target=self._run, name="hawkvision-fpga-device", daemon=True)
@@ -153,8 +158,8 @@ class _Line:
         for frame in session.take():
             self._link.send(frame)
         wake_at = session.wake_at
-        timeout = None if wake_at is None else max(0.0, wake_at - self._clock.now())
-        ready, _, _ = select.select((self._link.fileno(), self._woken), (), (), timeout)
+        timeout_ms = None if wake_at is None else math.ceil(max(0.0, wake_at - self._clock.now()) * 1e3)
+        ready = {descriptor for descriptor, _ in self._poll.poll(timeout_ms)}
         if self._woken in ready:
             os.read(self._woken, 65536)
         now = self._clock.now()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import resource
 import select
 import threading
 import time
@@ -336,6 +338,18 @@ def test_a_device_that_goes_away_fails_its_callers_and_a_new_one_is_found(model:
         backend.infer(pictures(1))
     with contextlib.closing(backend), emulated(model, "--port", str(port)):
         np.testing.assert_array_equal(backend.infer(pictures(1)), ReferenceBackend(GRAPH).infer(pictures(1)))
+
+
+def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    with contextlib.ExitStack() as connections:
+        connections.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while (opened := os.dup(0)) < 1024:
+            connections.callback(os.close, opened)
+        connections.callback(os.close, opened)
+        with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
+            assert backend.infer(pictures(1)).shape == (1, 5)
 
 
 def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
