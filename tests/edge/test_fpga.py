@@ -158,7 +158,7 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
     [
         (("--backend", "fpga-ref", "--variant", "tiny"), "carries no integer graph"),
         (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: No such file"),
-        (("--backend", "fpga-ref", "--fpga-report", "/nowhere.json"), "/nowhere.json: not a report"),
+        (("--backend", "fpga-ref", "--fpga-report", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
         (("--backend", "fpga-device", "--fpga-device", "serial:/nowhere"), "serial:/nowhere: No such file"),
         (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT or serial:"),
     ],

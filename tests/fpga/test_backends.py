@@ -170,12 +170,13 @@ def built(chip_uj: float) -> Report:
     energy = Energy(**parts, chip_uj=chip_uj, with_board_uj=0.0)
     return Report(
         task="", variant="", graph_sha256=GRAPH.sha256, device="", command="", tools={}, folding=FOLDING,
-        multipliers_in_use=0, multiplications=0, available=none, estimated=none, synthesised=none, placed=none,
-        target_mhz=0.0, seeds=(), median_mhz=80.0, best_mhz=0.0, critical_path=(), pins="", stage_cycles={},
-        estimated_cycles=0, simulated_cycles=0, latency_cycles=0,
-        proof=Proof(pictures=0, pictures_from="", logits=0, differing=0, cycles_per_picture=0.0, cells={}),
+        multipliers_in_use=1, multiplications=1, available=none, estimated=none, synthesised=none, placed=none,
+        target_mhz=80.0, seeds=(), median_mhz=80.0, best_mhz=80.0, critical_path=(), pins="",
+        stage_cycles=dict.fromkeys(FOLDING.stages, 1),
+        estimated_cycles=1, simulated_cycles=1, latency_cycles=1,
+        proof=Proof(pictures=1, pictures_from="", logits=1, differing=0, cycles_per_picture=1.0, cells={}),
         switching=Switching(
-            inferences=0, net_toggles=0.0, branch_toggles=0.0, multiplications=0.0, memory_accesses=0.0
+            inferences=1, net_toggles=0.0, branch_toggles=0.0, multiplications=0.0, memory_accesses=0.0
         ),
         energy=Estimate(low=energy, mid=energy, high=energy), synthesis_cpu_s=0.0,
     )  # fmt: skip
@@ -405,7 +406,7 @@ def test_backends_say_what_they_miss(model: Path, tmp_path: Path) -> None:
         open_fpga("fpga-device", model, Options())
     with pytest.raises(CompileError, match="needs a folding"):
         SimulatedBackend(GRAPH, Build())
-    with pytest.raises(CompileError, match="not a report"):
+    with pytest.raises(CompileError, match="cannot be read"):
         build_of(GRAPH, Options(report=tmp_path / "none.json"))
     with pytest.raises(CompileError, match="No such file"):
         build_of(GRAPH, Options(folding=tmp_path / "none.json"))
