@@ -81,7 +81,7 @@ class UdpLink:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
             udp = socket.socket(family, kind)
             udp.connect(address)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for a name that no DNS label holds
             raise BackendError(f"udp://{host}:{port}: {error}") from None
         return cls(udp, (host, port))
 
@@ -158,7 +158,7 @@ class SerialLink:
             BackendError: if there is none, or it cannot do that.
         """
         speed = getattr(termios, f"B{baud}", None)
-        if speed is None:
+        if not speed:  # 0 would hang up
             raise BackendError(f"serial:{path}: {baud} baud is no speed that this system knows")
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
@@ -168,7 +168,9 @@ class SerialLink:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             tty.setraw(descriptor)
             mode = termios.tcgetattr(descriptor)
-            mode[2] |= termios.CLOCAL | termios.CREAD  # no modem at the other end
+            # No modem at the other end. What an earlier user of the tty has set stays, if `setraw` knows nothing of it.
+            mode[2] |= termios.CLOCAL | termios.CREAD
+            mode[2] &= ~(termios.CSTOPB | termios.CRTSCTS)
             mode[4] = mode[5] = speed
             termios.tcsetattr(descriptor, termios.TCSANOW, mode)
             termios.tcflush(descriptor, termios.TCIOFLUSH)
@@ -235,6 +237,6 @@ def open_link(url: str) -> Link:
         raise ConfigError(expected) from None
     if parts.scheme == "udp" and parts.hostname and port and not (parts.path or parts.query):
         return UdpLink.to(parts.hostname, port)
-    if parts.scheme == "serial" and parts.path.startswith("/") and not parts.netloc and not query:
+    if parts.scheme == "serial" and parts.path.startswith("/") and "\0" not in url and not parts.netloc and not query:
         return SerialLink.to(parts.path, baud)
     raise ConfigError(expected)

@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import select
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -371,7 +372,17 @@ def test_closing_ends_the_thread(udp: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "udp://host", "udp://h:99999", "udp://h:1/x", "serial:tty", "serial:/dev/x?baud=fast", "serial:/d?x=1"]
+    "url",
+    [
+        "",
+        "udp://host",
+        "udp://h:99999",
+        "udp://h:1/x",
+        "serial:tty",
+        "serial:/dev/x?baud=fast",
+        "serial:/d?x=1",
+        "serial:/\0",
+    ],
 )
 def test_addresses_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="expected udp://HOST:PORT or serial:/dev/NAME"):
@@ -384,12 +395,27 @@ def test_addresses_that_are_none_are_refused(url: str) -> None:
         ("serial:/nowhere/tty", "No such file"),
         ("serial:/dev/null", "Inappropriate ioctl"),
         ("serial:/dev/null?baud=12345", "12345 baud is no speed"),
+        ("serial:/dev/null?baud=0", "0 baud is no speed"),
         ("udp://no-such-host.invalid:1", "udp://no-such-host.invalid:1"),
+        (f"udp://{'a' * 64}.net:1", "udp://a+.net:1: .*label"),
     ],
 )
 def test_lines_that_cannot_be_opened_are_errors(url: str, says: str) -> None:
     with pytest.raises(BackendError, match=says):
         open_link(url)
+
+
+def test_a_serial_line_is_8n1_without_flow_control_whatever_it_was_before() -> None:
+    ours, theirs = os.openpty()
+    mode = termios.tcgetattr(theirs)
+    mode[2] |= termios.CSTOPB | termios.CRTSCTS
+    termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    with contextlib.closing(open_link(f"serial:{os.ttyname(theirs)}")):
+        kept = termios.tcgetattr(theirs)[2]
+    assert kept & termios.CSIZE == termios.CS8
+    assert not kept & (termios.CSTOPB | termios.CRTSCTS | termios.PARENB)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_links_receive_nothing_when_nothing_came() -> None:
