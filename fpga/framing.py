@@ -130,7 +130,6 @@ class Frame:
 
 _WELCOME: Final = struct.Struct("!HHBHBBII")
 _RUN: Final = struct.Struct("!IHBBB")
-MAX_BEHIND: Final = 255
 _MODEL_BYTES: Final = 32
 
 
@@ -236,6 +235,11 @@ def decode(data: bytes) -> Frame | None:
         return None
     message = _decode_message(kind, data[_HEAD.size : end])
     return None if message is None else Frame(session, sequence, message)
+
+
+def session_of(frame: bytes) -> int:
+    """The session that an encoded frame belongs to."""
+    return int(_HEAD.unpack_from(frame)[4])
 
 
 def _decode_message(kind: int, payload: bytes) -> Message | None:

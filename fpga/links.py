@@ -13,11 +13,12 @@ import select
 import socket
 import termios
 import tty
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from fpga.framing import MAX_FRAME, Decoder, Frame, decode
+from fpga.framing import MAX_FRAME, Decoder, Frame, decode, session_of
 from hawkvision.errors import BackendError, ConfigError
 
 DEFAULT_BAUD: Final = 3_000_000
@@ -26,6 +27,8 @@ SEND_TIMEOUT_S: Final = 2.0
 """A frame takes 4 ms at the default baud. A line that takes nothing for so long is dead."""
 READS: Final = 64
 """Datagrams, or reads of a line, before others get a turn."""
+MAX_HOSTS: Final = 64
+"""Whose addresses a device remembers; it has one session, the others are those who want it."""
 RECEIVE_BUFFER: Final = 1 << 20
 """Bytes that the kernel keeps of datagrams: several full windows."""
 
@@ -62,10 +65,12 @@ Address: TypeAlias = tuple[str, int]
 
 
 class UdpLink:
-    """Datagrams to and from one address: the one given, or else whoever sent the last frame."""
+    """Datagrams to and from one address if the socket is connected to it, else with each session's own host."""
 
-    def __init__(self, udp: socket.socket, peer: Address | None = None) -> None:
-        self._socket, self._fixed, self._peer = udp, peer is not None, peer
+    def __init__(self, udp: socket.socket, connected: bool) -> None:
+        self._socket, self._connected = udp, connected
+        self._hosts: OrderedDict[int, Address] = OrderedDict()
+        """By session, the last to be heard of last."""
         udp.setblocking(False)
         with contextlib.suppress(OSError):
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
@@ -83,7 +88,7 @@ class UdpLink:
             udp.connect(address)
         except (OSError, UnicodeError) as error:  # the latter for a name that no DNS label holds
             raise BackendError(f"udp://{host}:{port}: {error}") from None
-        return cls(udp, (host, port))
+        return cls(udp, connected=True)
 
     @classmethod
     def at(cls, host: str, port: int) -> UdpLink:
@@ -98,7 +103,7 @@ class UdpLink:
         except OSError as error:
             udp.close()
             raise BackendError(f"udp://{host}:{port}: {error}") from None
-        return cls(udp)
+        return cls(udp, connected=False)
 
     @property
     def port(self) -> int:
@@ -110,16 +115,20 @@ class UdpLink:
         return self._socket.fileno()
 
     def send(self, frame: bytes) -> None:
-        """See `Link`. A full buffer, and a peer that does not listen yet, lose the frame."""
+        """See `Link`. A full buffer, and a peer that does not listen yet, lose the frame.
+
+        A device loses it to any host that cannot be reached: there are others.
+        """
         try:
-            if self._fixed:
+            if self._connected:
                 self._socket.send(frame)
-            elif self._peer is not None:
-                self._socket.sendto(frame, self._peer)
+            elif (host := self._hosts.get(session_of(frame))) is not None:
+                self._socket.sendto(frame, host)
         except (BlockingIOError, ConnectionRefusedError):
             return
         except OSError as error:
-            raise BackendError(f"udp: {error}") from None
+            if self._connected:
+                raise BackendError(f"udp: {error}") from None
 
     def receive(self) -> list[Frame]:
         """See `Link`."""
@@ -135,7 +144,11 @@ class UdpLink:
                 raise BackendError(f"udp: {error}") from None
             if (frame := decode(data)) is not None:
                 frames.append(frame)
-                self._peer = self._peer if self._fixed else peer
+                if not self._connected:
+                    self._hosts[frame.session] = peer
+                    self._hosts.move_to_end(frame.session)
+                    if len(self._hosts) > MAX_HOSTS:
+                        self._hosts.popitem(last=False)
         return frames
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from fpga.backends.ref import ReferenceBackend
 from fpga.backends.simulated import SimulatedBackend
 from fpga.devices import Resources
 from fpga.folding import Folding, StageFolding, format_folding, interval
-from fpga.framing import Welcome
+from fpga.framing import Frame, Hello, Reason, Trouble, Welcome, encode
 from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
 from fpga.power import Energy, Estimate
@@ -403,6 +403,23 @@ def test_addresses_that_are_none_are_refused(url: str) -> None:
 def test_lines_that_cannot_be_opened_are_errors(url: str, says: str) -> None:
     with pytest.raises(BackendError, match=says):
         open_link(url)
+
+
+def test_a_device_answers_the_host_whose_session_it_is_not_the_last_to_speak() -> None:
+    device = UdpLink.at("127.0.0.1", 0)
+    hosts = [UdpLink.to("127.0.0.1", device.port) for _ in range(2)]
+    for session, host in enumerate(hosts):
+        host.send(encode(Frame(session, 0, Hello(bytes(32)))))
+    found: list[Frame] = []
+    while len(found) < 2:
+        found += device.receive()
+    device.send(encode(Frame(0, 1, Trouble(Reason.FAILED, "for the first"))))
+    device.send(encode(Frame(1, 1, Trouble(Reason.FAILED, "for the second"))))
+    for session, host in enumerate(hosts):
+        assert select.select((host,), (), (), 10)[0]
+        assert [frame.session for frame in host.receive()] == [session]
+    for link in (device, *hosts):
+        link.close()
 
 
 def test_a_serial_line_is_8n1_without_flow_control_whatever_it_was_before() -> None:
