@@ -15,6 +15,7 @@ import sys
 import tty
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,9 @@ from hawkvision.clock import MonotonicClock
 from hawkvision.errors import HawkVisionError
 
 DEFAULT_CLOCK_MHZ: Final = 100.0
+MIN_CLOCK_MHZ: Final = 1e-6
+MAX_CLOCK_MHZ: Final = 4000.0
+"""A greeting tells the clock in whole Hz, in 32 bits."""
 DEFAULT_WINDOW: Final = 4
 
 
@@ -49,7 +53,8 @@ class Emulator:
         encode(Frame(0, 0, welcome))  # now rather than when somebody greets
         self._session = DeviceSession(graph, welcome)
         self._kernel, self._cycles, self._service_s = kernel, cycles, cycles / clock_hz
-        self._queue: deque[Work] = deque()  # at most `window`, as the session sees to
+        self._queue: deque[Work] = deque()
+        """At most `window`, as the session sees to, and one that an earlier session's host has left in work."""
         self._done_at = 0.0
 
     @property
@@ -59,7 +64,10 @@ class Emulator:
 
     def receive(self, frame: Frame, now: float) -> list[bytes]:
         """What to send back at once."""
+        before = self._session.session
         replies, work = self._session.receive(frame)
+        if self._session.session != before:
+            self._queue = deque(islice(self._queue, 1))
         if work is not None:
             if not self._queue:
                 self._done_at = now + self._service_s
@@ -146,6 +154,13 @@ def _window(text: str) -> int:
     return value
 
 
+def _clock_mhz(text: str) -> float:
+    value = float(text)
+    if not MIN_CLOCK_MHZ <= value <= MAX_CLOCK_MHZ:
+        raise argparse.ArgumentTypeError(f"expected {MIN_CLOCK_MHZ:g}..{MAX_CLOCK_MHZ:g}, got {text}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m fpga.emulator", description="Stand in for an FPGA on a line. This is no hardware."
@@ -158,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     line.add_argument("--pty", action="store_true", help="a new pseudo-terminal instead; its name is printed")
     parser.add_argument("--report", type=Path, help="a build's report: its folding and clock")
     parser.add_argument("--folding", type=Path, help="in place of the report's; else one multiplication a cycle")
-    parser.add_argument("--clock-mhz", type=float, help=f"in place of the report's; else {DEFAULT_CLOCK_MHZ:g}")
+    parser.add_argument("--clock-mhz", type=_clock_mhz, help=f"in place of the report's; else {DEFAULT_CLOCK_MHZ:g}")
     parser.add_argument("--window", type=_window, default=DEFAULT_WINDOW, help="pictures that it holds at once")
     return parser
 

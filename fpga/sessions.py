@@ -360,7 +360,8 @@ class DeviceSession:
     def __init__(self, graph: Graph, device: Welcome) -> None:
         assert 1 <= device.window <= MAX_WINDOW
         self._model, self._device = model_of(graph), device
-        self._session: int | None = None
+        self.session: int | None = None
+        """Of the host that is served."""
         self._oldest = 0
         self._pictures: dict[int, _Receiving] = {}
         self._answers: OrderedDict[int, bytes] = OrderedDict()
@@ -370,7 +371,7 @@ class DeviceSession:
         match frame.message:
             case Hello(model):
                 return [self._greet(frame.session, model)], None
-            case Run() as run if frame.session == self._session:
+            case Run() as run if frame.session == self.session:
                 return self._fill(frame, run)
             case Run():
                 return [self._trouble(frame, Reason.SESSION, "no such session")], None
@@ -378,7 +379,7 @@ class DeviceSession:
 
     def finish(self, work: Work, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
         """The frame with a picture's answer; None if nobody waits for it any more."""
-        if work.session != self._session or self._pictures.pop(work.sequence, None) is None:
+        if work.session != self.session or self._pictures.pop(work.sequence, None) is None:
             return None
         answer = encode(Frame(work.session, work.sequence, Logits(cycles, logits)))
         self._answers[work.sequence] = answer
@@ -389,8 +390,8 @@ class DeviceSession:
     def _greet(self, session: int, model: bytes) -> bytes:
         if model != self._model:
             return encode(Frame(session, 0, Refuse(Reason.MODEL, self._model, "another model")))
-        if session != self._session:
-            self._session, self._oldest = session, 0
+        if session != self.session:
+            self.session, self._oldest = session, 0
             self._pictures.clear()
             self._answers.clear()
         return encode(Frame(session, 0, self._device))

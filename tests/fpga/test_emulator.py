@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpga import reference
-from fpga.emulator import Emulator
+from fpga.emulator import Emulator, main
 from fpga.framing import Frame, Logits, Reason, Run, Trouble, Welcome, decode, encode
 from fpga.kernel import Kernel
 from fpga.sessions import (
@@ -278,6 +278,30 @@ def test_the_emulator_answers_after_the_modelled_time_one_at_a_time() -> None:
     before = line.now
     line.classify(random_pictures(GRAPH, 3))
     assert line.now - before == pytest.approx(3 * CYCLES / CLOCK_HZ + 2e-4)
+
+
+def test_hosts_that_come_and_go_leave_no_work_behind_but_the_one_begun() -> None:
+    device, picture = emulator(window=2), random_pictures(GRAPH, 1).reshape(-1, 3)
+    for session in range(1, 10):
+        host = HostSession(GRAPH, session)
+        host.open(0.0)
+        host.receive(Frame(session, 0, Welcome(24, 24, 3, 5, 2, True, 1, 1)), 0.0)
+        for _ in range(2):
+            host.add(host.begin(0.0), picture, None, 0.0)
+        for frame in map(decode, host.take()):
+            assert frame is not None
+            device.receive(frame, 0.0)
+    service_s = CYCLES / CLOCK_HZ
+    assert len(device.advance(2.5 * service_s)) == 1, "the first was begun for the first host"
+    assert len(device.advance(3.5 * service_s)) == 1
+    assert device.wake_at is None
+
+
+@pytest.mark.parametrize("clock", ["0", "-1", "nan", "inf", "1e-9", "5000", "fast"])
+def test_a_clock_that_is_none_is_refused(clock: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model", "x", f"--clock-mhz={clock}"])
+    assert "argument --clock-mhz: " in capsys.readouterr().err
 
 
 def test_an_emulator_that_no_greeting_could_describe_is_refused() -> None:
