@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 @app.command()
 def plan(
     task: Annotated[str, typer.Option(help="The task whose quantised rung is meant.")] = "fashion_mnist",
-    rate: Annotated[float, typer.Option(min=0.001, help="Pictures per second.")] = 100.0,
+    rate: Annotated[float, typer.Option(min=0.001, max=1e9, help="Pictures per second.")] = 100.0,
     deadline_ms: Annotated[float, typer.Option(min=0.001, help="99 of 100 pictures are to be answered by then.")] = 20,
     power_w: Annotated[float | None, typer.Option(min=0, help="Of FPGA and busy cores; default: no limit.")] = None,
     variant: Annotated[str | None, typer.Option(help="Default: the ladder's for FPGAs, else tiny_w4.")] = None,
@@ -51,8 +51,8 @@ def plan(
     device: Annotated[str, typer.Option(help="lfe5u-25f, lfe5u-45f, lfe5u-85f, or none.")] = "lfe5u-45f",
     folding: Annotated[Path | None, typer.Option(help="Of the first task; default: its build, or by search.")] = None,
     report: Annotated[Path | None, typer.Option(help="A build's report, of the first task.")] = None,
-    clock_mhz: Annotated[float | None, typer.Option(min=1, help="Default: the build's, else 120.")] = None,
-    cpu_ms: Annotated[float | None, typer.Option(min=1e-6, help="Per picture; default: measured now.")] = None,
+    clock_mhz: Annotated[float | None, typer.Option(min=1, max=1e4, help="Default: the build's, else 120.")] = None,
+    cpu_ms: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Per picture; default: measured now.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="CPU times of the first task, measured earlier.")] = None,
     save: Annotated[Path | None, typer.Option("--save-calibration", help="Keep what is measured now.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, max=1024, help="Default: all usable ones.")] = None,
@@ -60,7 +60,9 @@ def plan(
     board_w: Annotated[float, typer.Option(min=0, help="What the FPGA's board draws beside the chip.")] = 0.0,
     link_mbit: Annotated[float, typer.Option(min=0.001, help="Between host and FPGA.")] = 100.0,
     link_ms: Annotated[float, typer.Option(min=0, help="One way, beside the transfer.")] = 0.1,
-    host_ms: Annotated[float, typer.Option(min=0, help="CPU time to send a picture and take its answer.")] = 0.2,
+    host_ms: Annotated[
+        float, typer.Option(min=0, max=1e6, help="CPU time to send a picture and take its answer.")
+    ] = 0.2,
     places: Annotated[int, typer.Option(min=1, max=200, help="Pictures on their way to the FPGA at once.")] = 16,
     objective: Annotated[str, typer.Option(help="What is to be small: cpu or energy.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
@@ -106,7 +108,7 @@ def _others(words: Any) -> list[tuple[str, float, float, str | None]]:
             task, rate, deadline_ms = parts[0], float(parts[1]), float(parts[2])
         except (IndexError, ValueError):
             raise ConfigError(f"--also: expected TASK:RATE:DEADLINE_MS[:VARIANT], got {word!r}") from None
-        if not (rate > 0 and deadline_ms > 0 and len(parts) <= 4):
+        if not (0 < rate < math.inf and deadline_ms > 0 and len(parts) <= 4):
             raise ConfigError(f"--also: expected a rate and a deadline above 0, got {word!r}")
         found.append((task, rate, deadline_ms, parts[3] if len(parts) == 4 else None))
     return found

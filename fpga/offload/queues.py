@@ -140,6 +140,9 @@ def one_server(rate_hz: float, service: Service, places: int | None = None) -> W
     step = mean / CELLS
     residual = _residual(service, step)
     cells = MAX_CELLS if places is None else min(MAX_CELLS, (places - 1) * CELLS + 1)
+    if load * residual[0] >= 1:
+        # More than the grid can tell, and only possible with `places`: they are all taken again as soon as one is free.
+        return Waiting(step, np.where(np.arange(cells) < cells - 1, 0.0, 1.0), taken=1 / load)
     work, empty = _work(load, residual, cells, 1 / (1 - load) if places is None else math.inf)
     if places is None:
         return Waiting(step, np.cumsum(work) * (1 - load) / empty)
@@ -185,8 +188,6 @@ def _work(load: float, residual: Floats, cells: int, total: float) -> tuple[Floa
 
     Ends early where all of `total`, the sum for an atom of 1, is found but for a millionth.
     """
-    if load * residual[0] >= 1:
-        raise ValueError(f"a load of {load:.1f} is beyond what the grid can tell")
     work, empty = np.zeros(cells), 1.0
     factor = load / (1 - load * residual[0])
     work[0] = 1 / (1 - load * residual[0])

@@ -67,9 +67,23 @@ def test_deadline_that_nothing_keeps_is_an_exit_status(cache: Path, found: Found
     assert "No placement keeps all bounds" in ran.stdout
 
 
+def test_rate_far_beyond_everything_is_an_exit_status(cache: Path, found: Found) -> None:
+    ran = plan(cache, found, "--rate", "1000000", "--cpu-ms", "2")
+    assert ran.exit_code == 1
+    assert "No placement keeps all bounds" in ran.stdout
+
+
+@pytest.mark.parametrize("option", ["--rate", "--clock-mhz", "--cpu-ms", "--host-ms"])
+def test_numbers_without_bound_are_refused(cache: Path, found: Found, option: str) -> None:
+    ran = plan(cache, found, option, "inf")
+    assert ran.exit_code == 2
+    assert f"Invalid value for '{option}'" in ran.output
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["--also", "cifar10:inf:5"], "expected a rate and a deadline above 0"),
         (["--objective", "speed"], "expected cpu or energy"),
         (["--also", "cifar10:fast"], "expected TASK:RATE:DEADLINE_MS"),
         (["--cpu-ms", "1", "--calibration", "c.json"], "give only one"),

@@ -36,6 +36,7 @@ def percentile(rate_hz: float, service: Service, servers: int, places: int | Non
         (80, Service.spread(10 * MS, 0.5), 1, None),
         (120, Service.constant(10 * MS), 1, 8),
         (300, Service.constant(10 * MS), 1, 64),
+        (10_000, Service.constant(10 * MS), 1, 8),
         (170, Service.constant(10 * MS), 2, None),
         (160, Service.spread(10 * MS, 0.5), 2, None),
         (320, Service.spread(10 * MS, 0.3), 4, None),
