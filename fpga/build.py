@@ -41,7 +41,8 @@ PICTURES_A_LANE: Final = 4
 """Through the netlist, one behind the other, so that the pipeline is in its steady state during the second."""
 SIMULATED_PICTURES: Final = 4
 UNCONSTRAINED: Final = (
-    "No pin file: the ports lie wherever the placer put them, and timing to and from them is not constrained."
+    "No pin file: but for the clock, ports lie wherever the placer put them, and timing to and from them is not "
+    "constrained."
 )
 
 

@@ -58,7 +58,10 @@ def build(
     seeds: Annotated[int, typer.Option(min=1, max=64, help="Placements to try.")] = 5,
     target_mhz: Annotated[float, typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for.")] = TARGET_MHZ,
     pins: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="An LPF file; without one, pins are anywhere.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="An LPF file; without one, all pins but the clock are anywhere."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Labelled pictures for proof and switching; default: noise.")

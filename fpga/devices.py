@@ -45,6 +45,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     option: str
     """What nextpnr is told."""
     package: str
+    clock_pin: str
+    """Where the clock enters if nobody says otherwise."""
     speed: int
     luts: Count
     ffs: Count

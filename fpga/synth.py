@@ -12,7 +12,6 @@ an LPF file with its pins, and mostly a PLL.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ PLACER_TIMING_WEIGHT: Final = 30
 TARGET_MHZ: Final = 130.0
 """What placer and router strive for: a little more than what designs reach."""
 NETLIST: Final = "netlist.json"
+PINS: Final = "pins.lpf"
 BITSTREAM: Final = "design.bit"
 COMB_OF: Final = {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6}
 """TRELLIS_COMB that nextpnr makes of a cell: a carry cell is two, 16x4 bits of memory four and two for its writing."""
@@ -128,11 +128,11 @@ def place_and_route(
     """
     _check_fits(made.resources, device)
     tool, folder = find("nextpnr-ecp5", say), made.netlist.parent
-    if pins is not None:
-        shutil.copyfile(pins, folder / "pins.lpf")
-    content = made.netlist.read_bytes() + (pins.read_bytes() if pins else b"")
+    placed = pins.read_bytes() if pins else f'LOCATE COMP "clk" SITE "{device.clock_pin}";\n'.encode()
+    (folder / PINS).write_bytes(placed)
+    content = made.netlist.read_bytes() + placed
     for seed in seeds:
-        arguments = route_arguments(device, seed, target_mhz, pins="pins.lpf" if pins else None)
+        arguments = route_arguments(device, seed, target_mhz)
         told_apart = " ".join([tool.version, str(cpu_limit_s), *arguments]).encode()
         kept = _Kept(folder / f"seed{seed}.done.json", hashlib.sha256(told_apart + content).hexdigest())
         attempt = kept.read()
@@ -145,15 +145,14 @@ def place_and_route(
         yield attempt
 
 
-def route_arguments(device: Device, seed: int, target_mhz: float, pins: str | None = None) -> list[str]:
+def route_arguments(device: Device, seed: int, target_mhz: float) -> list[str]:
     """What nextpnr-ecp5 is called with, in the netlist's folder."""
-    at_board = ["--lpf", pins] if pins else []
     return [
         *(device.option, "--package", device.package, "--speed", str(device.speed)),
         *("--json", NETLIST, "--textcfg", f"seed{seed}.config", "--report", f"seed{seed}.json"),
         *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--router", "router2"),
-        *("--placer-heap-timingweight", str(PLACER_TIMING_WEIGHT), "--timing-allow-fail", "--lpf-allow-unconstrained"),
-        *at_board,
+        *("--placer-heap-timingweight", str(PLACER_TIMING_WEIGHT), "--timing-allow-fail"),
+        *("--lpf", PINS, "--lpf-allow-unconstrained"),
         *("--quiet", "--log", f"seed{seed}.log"),
     ]
 
