@@ -1,14 +1,16 @@
 """`python -m tests.bench.fpga_energy --report FILE…`: energy an inference, FPGA against this CPU: estimates both.
 
-The CPU's side: ONNX Runtime, one thread, one picture at a time, the same network three ways: the float rung of the same
-shape, the integer network as `hawkvision models build` writes it, and the float rung quantised to 8 bits by ONNX
-Runtime. Measured are CPU-seconds an inference; watts a core are a range, not a measurement, since this machine has no
-energy counter that we may read. The FPGA's side is a build's report. Three comparisons, each low / mid / high, where
-low takes the CPU's least and the FPGA's most:
+The CPU's side: one thread, one picture at a time, the same network four ways: in ONNX Runtime the float rung of the
+same shape, the same quantised to 8 bits (`hawkvision.zoo.quantize`) and the integer network as `hawkvision models
+build` writes it; and the integer network as `fpga-ref` compiles it, the quickest that we know. Measured are CPU-seconds
+an inference; watts a core are a range, not a measurement, since this machine has no energy counter that we may read.
+The FPGA's side is a build's report. Three comparisons, each low / mid / high, where low takes the CPU's least and the
+FPGA's most:
 
     chip             the CPU's core against the FPGA's chip
     chip and board   the same with the board's power on the FPGA's side; the CPU's board, memory and supply left out
-    equal rate       both answer as many a second as the slower of the two can; the FPGA then mostly waits
+    equal rate       both answer as many a second as the slower of the two can; where that is the CPU, the FPGA waits,
+                     and its clock runs on
 """
 
 from __future__ import annotations
@@ -16,21 +18,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
 
+from fpga.artifact import graph_of
+from fpga.backends.ref import ReferenceBackend
 from fpga.devices import device
 from fpga.power import BOARD_W
 from fpga.report import Report, read, table
 from hawkvision.manifest import artifact_path, cache_dir
+from hawkvision.types import Pixels
+from hawkvision.zoo.quantize import quantise_model
+from hawkvision.zoo.ranges import measure_ranges
+
+Infer = Callable[[Pixels], object]
 
 WATTS_A_CORE: Final = (3.75, 6.0, 8.75)
 """Of a server processor's core under load: thermal design power divided by cores, 240 W / 64 to 280 W / 32; the share
@@ -39,6 +47,8 @@ FLOAT_VARIANT: Final = "tiny"
 WARM_UP: Final = 500
 RUNS: Final = 5
 INFERENCES: Final = 4000
+RANGED: Final = 64
+"""Pictures of noise that the ranges of int8 are measured on: what they are makes no difference to its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,51 +66,48 @@ class Cpu:
         return low, mid, high
 
 
-def session(content: bytes) -> ort.InferenceSession:
+def in_onnxruntime(content: bytes) -> Infer:
     """On one thread."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    running = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    (taken,) = running.get_inputs()
+    return lambda pictures: running.run(None, {taken.name: pictures})
 
 
-def cpu_us(content: bytes) -> float:
-    """CPU microseconds an inference of one picture of noise."""
-    running = session(content)
-    taken = running.get_inputs()[0]
-    size = [extent if isinstance(extent, int) else 1 for extent in taken.shape]
-    dtype = np.uint8 if taken.type == "tensor(uint8)" else np.float32
-    picture: NDArray[np.generic] = np.random.default_rng(0).integers(0, 256, size).astype(dtype)
-    fed = {taken.name: picture}
+def cpu_us(infer: Infer, picture: Pixels) -> float:
+    """CPU microseconds an inference of one picture."""
     for _ in range(WARM_UP):
-        running.run(None, fed)
+        infer(picture)
     found = []
     for _ in range(RUNS):
         begun = time.process_time()
         for _ in range(INFERENCES):
-            running.run(None, fed)
+            infer(picture)
         found.append((time.process_time() - begun) / INFERENCES * 1e6)
     return min(found)
 
 
-def quantised(content: bytes) -> bytes:
-    """The float network with 8-bit weights, activations quantised on the way (ONNX Runtime's dynamic quantisation)."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    with tempfile.TemporaryDirectory() as folder:
-        before, after = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        before.write_bytes(content)
-        quantize_dynamic(before, after, weight_type=QuantType.QUInt8)
-        return after.read_bytes()
+def quantised(content: bytes, pictures: Pixels) -> bytes:
+    """The float network with weights and activations of 8 bits, in the ranges that these pictures have."""
+    parsed = onnx.load_from_string(content)
+    model: bytes = quantise_model(parsed, measure_ranges(parsed, pictures), "just now").SerializeToString()
+    return model
 
 
 def measured(task: str, variant: str, cache: Path) -> list[Cpu]:
-    """All the ways for which a model is built."""
-    whole = artifact_path(cache, task, FLOAT_VARIANT).read_bytes()
-    ways = {f"{FLOAT_VARIANT}, fp32": whole, f"{FLOAT_VARIANT}, int8": quantised(whole)}
-    exact = artifact_path(cache, task, variant)
-    if exact.is_file():
-        ways[f"{variant}, its integers exactly"] = exact.read_bytes()
-    return [Cpu(name, cpu_us(content)) for name, content in ways.items()]
+    """All the ways, on noise, which takes as long as pictures do."""
+    whole, exact = (artifact_path(cache, task, name).read_bytes() for name in (FLOAT_VARIANT, variant))
+    graph = graph_of(exact)
+    size = (RANGED, graph.input.height, graph.input.width, 3)
+    noise = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    ways = {
+        f"{FLOAT_VARIANT}, fp32": in_onnxruntime(whole),
+        f"{FLOAT_VARIANT}, int8": in_onnxruntime(quantised(whole, noise)),
+        f"{variant}, its integers exactly": in_onnxruntime(exact),
+        f"{variant}, compiled (fpga-ref)": ReferenceBackend(graph).infer,
+    }
+    return [Cpu(name, cpu_us(infer, noise[:1])) for name, infer in ways.items()]
 
 
 def ratios(cpu: Cpu, report: Report) -> dict[str, tuple[float, float, float]]:
@@ -108,11 +115,12 @@ def ratios(cpu: Cpu, report: Report) -> dict[str, tuple[float, float, float]]:
     corners = (report.energy.high, report.energy.mid, report.energy.low)
     chip = tuple(energy / fpga.chip_uj for energy, fpga in zip(cpu.uj, corners, strict=True))
     board = tuple(energy / fpga.with_board_uj for energy, fpga in zip(cpu.uj, corners, strict=True))
-    # At the slower one's rate the FPGA's static power lasts longer; the CPU is taken to be off in between.
+    # At the slower one's rate the FPGA's static power lasts longer, and its clock runs on; the CPU is taken to be off.
     period_us = max(cpu.us, 1e6 / report.rate)
+    waiting = period_us * report.rate * 1e-6 - 1
     static = device(report.device).static_w[::-1]
     equal = tuple(
-        energy / (fpga.chip_uj - fpga.static_uj + (watts + board_w) * period_us)
+        energy / (fpga.chip_uj - fpga.static_uj + fpga.clock_uj * waiting + (watts + board_w) * period_us)
         for energy, fpga, watts, board_w in zip(cpu.uj, corners, static, BOARD_W[::-1], strict=True)
     )
     assert len(chip) == len(board) == len(equal) == 3
