@@ -159,8 +159,8 @@ class OffloadBackend:
     def close(self) -> None:
         """See `Backend.close`."""
         self._closed = True
+        self._fpga.close()  # before the threads: one may wait for a device that says nothing
         self._threads.shutdown(wait=True)
-        self._fpga.close()
         self._cpu.close()
 
     def _draw(self, n: int) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -46,6 +47,7 @@ class Twin:
         self.calls = self.pictures = 0
         self.wrong_by = 0.0
         self.hold: threading.Event | None = None
+        self.closing = threading.Event()
         self._lock = threading.Lock()
 
     @property
@@ -73,6 +75,7 @@ class Twin:
 
     def close(self) -> None:
         self.closed = True
+        self.closing.set()
 
 
 def plan(share: float, places: int = 8) -> Offload:
@@ -213,6 +216,19 @@ def test_closing_closes_both_sides() -> None:
     run = Running(1.0)
     run.both.close()
     assert run.fpga.closed
+    assert run.cpu.closed
+
+
+def test_closing_does_not_wait_for_a_probe_of_a_device_that_says_nothing() -> None:
+    run = Running(1.0)
+    run.pass_time(10)
+    run.fpga.dead = True
+    run.both.infer(run.pictures)
+    run.fpga.hold = run.fpga.closing
+    run.pass_time(2)
+    began = time.monotonic()
+    run.both.close()
+    assert time.monotonic() - began < 5
     assert run.cpu.closed
 
 
