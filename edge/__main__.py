@@ -142,7 +142,7 @@ def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant)
         from fpga.backends import Options
         from fpga.offload.door import open_offload
 
-        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz)
+        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
         model, deadline_s = load_variant(cache, config.task, variant), config.fpga_deadline_ms / 1e3
         return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock())
     return open_backend(

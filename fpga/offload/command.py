@@ -85,7 +85,7 @@ def plan(
     for number, (name, per_s, late_ms, rung) in enumerate([(task, rate, deadline_ms, variant), *_others(also or ())]):
         graph, rung = _graph(name, rung, cache)
         first = number == 0
-        cpu = _cpu(graph, cpu_ms if first else None, calibration if first else None, save if first else None)
+        cpu = _cpu(graph, cpu_ms if first else None, calibration if first else None, save if first else None, cache)
         ways: tuple[Way, ...] = ()
         if chip is not None:
             given = (folding, report) if first else (None, None)
@@ -122,7 +122,9 @@ def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[Graph, s
     return graph_of(path), rung
 
 
-def _cpu(graph: Graph, given_ms: float | None, calibration: Path | None, save: Path | None) -> Service:
+def _cpu(
+    graph: Graph, given_ms: float | None, calibration: Path | None, save: Path | None, cache: Path | None
+) -> Service:
     """Of one picture: given, measured earlier, or measured now with the compiled kernel."""
     if given_ms is not None and (calibration or save):
         raise ConfigError("--cpu-ms: it takes the place of a calibration, so give only one of them")
@@ -132,7 +134,7 @@ def _cpu(graph: Graph, given_ms: float | None, calibration: Path | None, save: P
         return load_calibration(calibration).one(str(calibration)).service
     from fpga.backends.ref import ReferenceBackend
 
-    backend = ReferenceBackend(graph)
+    backend = ReferenceBackend(graph, cache=cache)
     try:
         found = measure(backend, "fpga-ref", MEASURE_S)
     finally:

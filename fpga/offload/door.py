@@ -45,7 +45,7 @@ def open_offload(model: Path | bytes, options: Options, deadline_s: float, cores
         raise ConfigError("fpga-offload: missing the device's address, udp://HOST:PORT or serial:/dev/NAME")
     graph = graph_of(model)
     build = build_of(graph, options)
-    cpu = ReferenceBackend(graph, build)
+    cpu = ReferenceBackend(graph, build, cache=options.cache)
     fpga = BoardBackend(graph, options.device, build)
     try:
         cycles = fpga.device.cycles if build.folding is None else interval(graph, build.folding)

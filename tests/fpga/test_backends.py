@@ -29,9 +29,11 @@ from fpga.folding import Folding, StageFolding, format_folding, interval
 from fpga.framing import Frame, Hello, Reason, Trouble, Welcome, encode
 from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
+from fpga.offload.door import open_offload
 from fpga.power import Energy, Estimate
 from fpga.report import Proof, Report, Switching
 from fpga.sessions import MAX_PAUSE_S, DeviceSession
+from hawkvision.clock import MonotonicClock
 from hawkvision.errors import BackendError, CompileError, ConfigError
 from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.process import ServerProcess, running
@@ -208,6 +210,11 @@ def test_metrics_tell_estimates_from_counts() -> None:
 
 def test_compiled_code_lies_in_the_given_cache(model: Path, tmp_path: Path) -> None:
     open_fpga("fpga-ref", model, Options(cache=tmp_path)).close()
+    assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
+
+
+def test_offload_compiles_into_the_given_cache_too(model: Path, udp: str, tmp_path: Path) -> None:
+    open_offload(model, Options(udp, cache=tmp_path), 0.05, 1, MonotonicClock()).close()
     assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
 
 
