@@ -215,15 +215,20 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
     if compiler is None:
         raise CompileError(f"no C++ compiler ({', '.join(COMPILERS)}); install one, on Debian the package g++")
     command = [compiler, *FLAGS, *((_native(),) if native else ())]
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout  # noqa: S603
+    try:
+        asked = [compiler, "--version"]
+        version = subprocess.run(asked, capture_output=True, check=False, timeout=COMPILE_TIMEOUT_S).stdout  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{compiler} cannot be run: {error}") from None
     told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version, _processor())
     path = folder / f"kernel-{hashlib.sha256(b'|'.join(told_apart)).hexdigest()[:32]}.so"
     if not path.is_file():
         _compile(command, path)
     try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompileError(f"{path}: cannot be loaded: {error}") from None
+        library = _loaded(path)
+    except CompileError:  # a file that a failing disk has changed, or one made on another system
+        _compile(command, path)
+        library = _loaded(path)
     library.hv_logits.restype = ctypes.c_int32
     library.hv_logits.argtypes = [
         ctypes.POINTER(_Network),
@@ -234,6 +239,13 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         ctypes.c_void_p,
     ]
     return library
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompileError(f"{path}: cannot be loaded: {error}") from None
 
 
 def _native() -> str:
@@ -253,7 +265,11 @@ def _processor() -> bytes:
 
 
 def _compile(command: Sequence[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
+    try:
+        scratch_folder = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise CompileError(f"no folder for temporary files: {error.strerror}") from None
+    with scratch_folder as scratch:
         built = Path(scratch) / "kernel.so"
         try:
             done = subprocess.run(  # noqa: S603

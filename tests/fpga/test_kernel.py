@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,31 @@ def test_a_broken_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     with pytest.raises(CompileError, match=r"cannot compile kernel\.cpp: fatal error: no headers"):
         Kernel(random_graph(), tmp_path, how="compiled")
+
+
+def test_a_compiler_that_does_not_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c++").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompileError, match=r"c\+\+ cannot be run: .*Exec format error"):
+        Kernel(random_graph(), tmp_path, how="compiled")
+
+
+def test_without_a_folder_for_temporary_files_numpy_takes_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with caplog.at_level(logging.WARNING):
+        assert Kernel(random_graph(), tmp_path / "cache").how == "numpy"
+    assert "no folder for temporary files: No such file" in caplog.text
+
+
+def test_a_kept_file_that_cannot_be_loaded_is_compiled_anew(tmp_path: Path) -> None:
+    Kernel(random_graph(), tmp_path / "before")
+    (library,) = (tmp_path / "before").iterdir()
+    (tmp_path / "after").mkdir()
+    (tmp_path / "after" / library.name).write_bytes(b"no library")
+    assert Kernel(random_graph(), tmp_path / "after", how="compiled").how == "compiled"
 
 
 def test_other_arrays_are_refused() -> None:
