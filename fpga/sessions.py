@@ -304,6 +304,7 @@ class HostSession:
 
     def _refused(self, reason: int, model: bytes, text: str) -> list[Event]:
         self._hello_due = self.device = None
+        text = repr(text)  # a stranger's: no line breaks into the log
         if reason == Reason.MODEL:
             text = f"it holds the model {model.hex()[:16]}…, expected {self._model.hex()[:16]}…"
         why = f"the device refuses: {text}"
@@ -321,7 +322,7 @@ class HostSession:
         if reason == Reason.BUSY or sequence not in self._pictures:
             return []  # its timer sends the picture again
         del self._pictures[sequence]
-        return [Failed(sequence, f"the device says: {text}")]
+        return [Failed(sequence, f"the device says: {text!r}")]
 
     def _fail_all(self, why: str) -> list[Event]:
         events: list[Event] = [Failed(sequence, why) for sequence in self._pictures]

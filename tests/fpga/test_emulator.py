@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fpga import reference
 from fpga.emulator import Emulator, main
-from fpga.framing import Frame, Logits, Reason, Run, Trouble, Welcome, decode, encode
+from fpga.framing import Frame, Logits, Reason, Refuse, Run, Trouble, Welcome, decode, encode
 from fpga.kernel import Kernel
 from fpga.sessions import (
     FIRST_TIMEOUT_S,
@@ -381,6 +381,17 @@ def test_the_host_refuses_too_many_pixels_and_pictures() -> None:
         host.add(sequence, np.zeros((577, 3), np.uint8), None, 0.0)
     with pytest.raises(BackendError, match=r"the mask is float32 of shape \(2,\); expected bool of \(2,\)"):
         host.add(sequence, np.zeros((2, 3), np.uint8), np.ones(2, np.float32), 0.0)
+
+
+def test_what_a_device_says_stays_on_a_line_of_the_log() -> None:
+    host = HostSession(GRAPH, 1)
+    host.open(0.0)
+    host.receive(Frame(1, 0, Welcome(24, 24, 3, 5, 2, True, 1, 1)), 0.0)
+    sequence, said = host.begin(0.0), "hot\nERROR forged \x1b[2J"
+    events = host.receive(Frame(1, sequence, Trouble(Reason.FAILED, said)), 0.0)
+    assert events == [Failed(sequence, r"the device says: 'hot\nERROR forged \x1b[2J'")]
+    (refused,) = host.receive(Frame(1, 0, Refuse(Reason.VERSION, bytes(32), said)), 0.0)
+    assert refused == Refused(r"the device refuses: 'hot\nERROR forged \x1b[2J'")
 
 
 def test_the_host_ignores_what_is_not_for_it() -> None:
