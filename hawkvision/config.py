@@ -296,6 +296,10 @@ def _check_fpga(config: EdgeConfig) -> None:
         raise ConfigError(
             f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
         )
+    if config.backend.startswith("fpga-") and config.policy == "infaas":
+        raise ConfigError(
+            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
+        )
     for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
         if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
             raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")

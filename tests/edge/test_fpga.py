@@ -174,6 +174,7 @@ def test_a_backend_that_cannot_run_is_an_error_at_the_start(ladder: Ladder, more
     [
         (("--backend", "fpga-device"), "missing edge.fpga_device"),
         (("--backend", "fpga-ref", "--fpga-device", "udp://h:1"), "edge.fpga_device belongs to"),
+        (("--backend", "fpga-ref", "--policy", "infaas"), "edge.backend = 'fpga-ref' runs the quantised variants only"),
         (("--fpga-clock-mhz", "100"), "edge.fpga_clock_mhz belongs to an FPGA backend"),
     ],
 )
