@@ -5,6 +5,9 @@ Everything is done in one folder, which holds afterwards what each tool read and
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,6 +43,8 @@ from hawkvision.types import Pixels
 PICTURES_A_LANE: Final = 4
 """Through the netlist, one behind the other, so that the pipeline is in its steady state during the second."""
 SIMULATED_PICTURES: Final = 4
+LOCK: Final = ".lock"
+"""In a build's folder: held while it works, by whatever ends it let go."""
 UNCONSTRAINED: Final = (
     "No pin file: but for the clock, ports lie wherever the placer put them, and timing to and from them is not "
     "constrained."
@@ -69,11 +74,33 @@ def build(order: Order, say: Say) -> Report:
     """Do it all; `say` hears of each step.
 
     Raises:
-        CompileError: if a tool is missing or fails, no seed leads to a design, or the netlist gives other logits than
-            the reference, which would be a defect of ours or of a tool.
+        CompileError: if the folder cannot be written to, or another build works in it; if a tool is missing or fails,
+            no seed leads to a design, or the netlist gives other logits than the reference, which would be a defect of
+            ours or of a tool.
     """
+    check_folding(order.graph, order.folding)
+    with _alone(order.folder):
+        return _build(order, say)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two builds in one folder would place and pack one another's netlists."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("w")
+    except OSError as error:
+        raise CompileError(f"{folder}: cannot write the design: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CompileError(f"{folder}: another build works there; give this one another folder") from None
+        yield
+
+
+def _build(order: Order, say: Say) -> Report:
     graph, folder = order.graph, order.folder
-    check_folding(graph, order.folding)
     tools = {name: find(name, say).version for name in ("yosys", "nextpnr-ecp5", "ecppack")}
     emitted = emit(graph, order.folding, folder)
     (folder / "folding.json").write_bytes(format_folding(order.folding))

