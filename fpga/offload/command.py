@@ -46,7 +46,7 @@ def plan(
     rate: Annotated[float, typer.Option(min=0.001, max=1e9, help="Pictures per second.")] = 100.0,
     deadline_ms: Annotated[float, typer.Option(min=0.001, help="99 of 100 pictures are to be answered by then.")] = 20,
     power_w: Annotated[float | None, typer.Option(min=0, help="Of FPGA and busy cores; default: no limit.")] = None,
-    variant: Annotated[str | None, typer.Option(help="Default: the ladder's for FPGAs, else tiny_w4.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Default: the ladder's for FPGAs.")] = None,
     also: Annotated[list[str] | None, typer.Option(help="TASK:RATE:DEADLINE_MS[:VARIANT], another workload.")] = None,
     device: Annotated[str, typer.Option(help="lfe5u-25f, lfe5u-45f, lfe5u-85f, or none.")] = "lfe5u-45f",
     folding: Annotated[Path | None, typer.Option(help="Of the first task; default: its build, or by search.")] = None,
@@ -115,7 +115,9 @@ def _others(words: Any) -> list[tuple[str, float, float, str | None]]:
 
 
 def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[Graph, str]:
-    rung = variant or load_manifest(task, models_dir()).ladder.fpga or "tiny_w4"
+    rung = variant or load_manifest(task, models_dir()).ladder.fpga
+    if rung is None:
+        raise ConfigError(f"the ladder of {task!r} has no rung for FPGAs; name a quantised variant")
     path = artifact_path(cache_dir(cache), task, rung)
     if not path.is_file():
         raise ConfigError(f"{path}: no such model; build it: hawkvision models build {rung} --task {task}")

@@ -96,6 +96,11 @@ def test_wrong_settings_are_refused_by_name(cache: Path, found: Found, words: li
         plan(cache, found, *words)
 
 
+def test_ladder_without_a_rung_for_fpgas_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the ladder of 'imagenet' has no rung for FPGAs"):
+        CliRunner().invoke(app, ["--task", "imagenet"], catch_exceptions=False)
+
+
 def test_cuts_do_the_whole_network_between_them(found: Found) -> None:
     cpu = Service.constant(1e-3)
     whole = way_of_folding(GRAPH, found.folding, "w4", 120e6)
