@@ -155,10 +155,11 @@ def report(files: Annotated[list[Path], typer.Argument(help="JSON files of repor
 
 def _graph(task: str, variant: str, model: Path | None, cache: Path | None) -> Graph:
     if model is not None:
-        from fpga.qonnx import read_qonnx  # needs onnx, which devices do not have
+        from fpga.qonnx import MAX_BYTES, read_qonnx  # needs onnx, which devices do not have
 
         try:
-            return read_qonnx(model.read_bytes(), str(model))
+            with model.open("rb") as file:
+                return read_qonnx(file.read(MAX_BYTES + 1), str(model))
         except OSError as error:
             raise CompileError(f"{model}: cannot be read: {error.strerror}") from None
     path = artifact_path(cache_dir(cache), task, variant)

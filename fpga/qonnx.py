@@ -54,7 +54,7 @@ def read_qonnx(content: bytes, where: str) -> Graph:
         CompileError: if it is no such file, or has a part that is not taken, naming the node and what is expected.
     """
     if len(content) > MAX_BYTES:
-        raise CompileError(f"{where}: {len(content)} bytes; expected at most {MAX_BYTES}")
+        raise CompileError(f"{where}: more than {MAX_BYTES} bytes")
     try:
         return _Reader(onnx.load_from_string(content), where).graph()
     except (DecodeError, UnicodeDecodeError) as error:

@@ -93,6 +93,8 @@ def test_build_refuses_bad_options_before_any_work(cache: Path, tmp_path: Path, 
         (("--device", "lfe5u-12f"), "unknown device 'lfe5u-12f'"),
         (("--rate", "1000000"), "a second at 120 MHz would need"),
         (("--folding", "nowhere.json"), "nowhere.json: cannot be read"),
+        (("--model", "nowhere.onnx"), "nowhere.onnx: cannot be read"),
+        (("--model", "/dev/zero"), "/dev/zero: more than 25165824 bytes"),
         (("--folding", "nowhere.json", "--rate", "1"), "exclude one another"),
     ],
 )

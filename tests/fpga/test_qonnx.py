@@ -268,5 +268,5 @@ def test_damaged_files_are_read_or_refused(damage: list[tuple[int, int]]) -> Non
 
 
 def test_files_beyond_the_bound_are_refused_unread() -> None:
-    with pytest.raises(CompileError, match=f"expected at most {MAX_BYTES}"):
+    with pytest.raises(CompileError, match=f"more than {MAX_BYTES} bytes"):
         read_qonnx(bytes(MAX_BYTES + 1), "file")
