@@ -31,6 +31,7 @@ import onnxruntime as ort
 from fpga.artifact import graph_of
 from fpga.backends.ref import ReferenceBackend
 from fpga.devices import device
+from fpga.offload.command import CORE_W
 from fpga.power import BOARD_W
 from fpga.report import Report, read, table
 from hawkvision.manifest import artifact_path, cache_dir
@@ -40,9 +41,9 @@ from hawkvision.zoo.ranges import measure_ranges
 
 Infer = Callable[[Pixels], object]
 
-WATTS_A_CORE: Final = (3.75, 6.0, 8.75)
+WATTS_A_CORE: Final = (CORE_W.low, CORE_W.mid, CORE_W.high)
 """Of a server processor's core under load: thermal design power divided by cores, 240 W / 64 to 280 W / 32; the share
-of memory and fans is left out, which favours the CPU."""
+of memory and fans is left out, which favours the CPU. What `hawkvision plan` counts on as well."""
 FLOAT_VARIANT: Final = "tiny"
 WARM_UP: Final = 500
 RUNS: Final = 5
