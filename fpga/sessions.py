@@ -43,7 +43,6 @@ MAX_ATTEMPTS: Final = 6
 MAX_PAUSE_S: Final = 16.0
 """Between two pieces of a picture: as long as a device may be silent. It holds a place of the window meanwhile, and no
 picture is begun that is `SPAN` ahead of it."""
-NO_ANSWER: Final = f"no answer after {MAX_ATTEMPTS} attempts"
 
 Rows: TypeAlias = NDArray[np.uint8]
 """(count, channels): pixels in the order of rows."""
@@ -106,14 +105,16 @@ class HostSession:
     Args:
         graph: what the device must hold.
         session: a number that no recent session has had; a random one will do.
+        attempts: how often a picture is sent at most.
     """
 
-    def __init__(self, graph: Graph, session: int, first_timeout_s: float = FIRST_TIMEOUT_S) -> None:
+    def __init__(self, graph: Graph, session: int, attempts: int = MAX_ATTEMPTS) -> None:
         if graph.classes > MAX_CLASSES:
             raise BackendError(f"{graph.name}: {graph.classes} classes; a device answers at most {MAX_CLASSES}")
+        self._no_answer = f"no answer after {attempts} attempts"
         self._input, self._classes = graph.input, graph.classes
         self._area = graph.input.height * graph.input.width
-        self._model, self._session, self._first_timeout_s = model_of(graph), session, first_timeout_s
+        self._model, self._session, self._attempts = model_of(graph), session, attempts
         self._out: deque[bytes] = deque()
         self._pictures: dict[int, _Sending] = {}
         self._next = 1
@@ -242,16 +243,16 @@ class HostSession:
                 del self._pictures[sequence]
                 events.append(Failed(sequence, f"no more of its pixels came within {MAX_PAUSE_S:g} s"))
                 continue
-            if picture.attempts < MAX_ATTEMPTS:
+            if picture.attempts < self._attempts:
                 self.repeated += 1
                 self._resend(sequence, picture, now)
                 continue
-            if self._answered_at < picture.due - self._wait_s(MAX_ATTEMPTS):
+            if self._answered_at < picture.due - self._wait_s(self._attempts):
                 # Nor did others since: those that wait would only do so for as long again, one window after another.
                 self.device = None
-                return [*events, Refused(NO_ANSWER), *self._fail_all(NO_ANSWER)]
+                return [*events, Refused(self._no_answer), *self._fail_all(self._no_answer)]
             del self._pictures[sequence]
-            events.append(Failed(sequence, NO_ANSWER))
+            events.append(Failed(sequence, self._no_answer))
         return events
 
     @property
@@ -265,7 +266,7 @@ class HostSession:
 
     def _wait_s(self, attempt: int) -> float:
         """For an answer to the first, second, … attempt."""
-        return self._first_timeout_s * float(1 << (attempt - 1))
+        return FIRST_TIMEOUT_S * float(1 << (attempt - 1))
 
     def _send(self, sequence: int, run: Run) -> None:
         message = Run(run.start, run.pixels, run.mask, sequence - self._oldest)
@@ -295,11 +296,11 @@ class HostSession:
         events: list[Event] = [Opened(device)]
         for sequence, picture in list(self._pictures.items()):
             # A device that forgets its session again and again makes no timer run out.
-            if picture.attempts < MAX_ATTEMPTS:
+            if picture.attempts < self._attempts:
                 self._resend(sequence, picture, now)
             else:
                 del self._pictures[sequence]
-                events.append(Failed(sequence, NO_ANSWER))
+                events.append(Failed(sequence, self._no_answer))
         return events
 
     def _refused(self, reason: int, model: bytes, text: str) -> list[Event]:

@@ -28,7 +28,7 @@ from fpga.framing import Welcome
 from fpga.ir import Graph
 from fpga.links import Link, open_link
 from fpga.reference import Mask
-from fpga.sessions import Answered, Event, Failed, HostSession, Opened, Refused, Rows
+from fpga.sessions import MAX_ATTEMPTS, Answered, Event, Failed, HostSession, Opened, Refused, Rows
 from hawkvision.clock import MonotonicClock
 from hawkvision.errors import BackendError
 from hawkvision.metrics import Cycles, Seconds
@@ -231,6 +231,12 @@ def _fail(waiting: Future[_Answer] | Future[Welcome], why: str) -> None:
 class BoardBackend(FpgaBackend):
     """The device at `address` (`fpga.links.open_link`), which must hold just this graph.
 
+    Args:
+        graph: what it must hold.
+        address: where it is.
+        build: what is known of it.
+        attempts: how often a picture is sent at most: six fail after 16 s, three after 1.75 s.
+
     Raises:
         ConfigError: if the address is none.
         BackendError: if no device answers there, or it holds another graph.
@@ -238,9 +244,9 @@ class BoardBackend(FpgaBackend):
 
     name = "fpga-device"
 
-    def __init__(self, graph: Graph, address: str, build: Build = UNKNOWN) -> None:
+    def __init__(self, graph: Graph, address: str, build: Build = UNKNOWN, attempts: int = MAX_ATTEMPTS) -> None:
         super().__init__(graph, build)
-        self._address = address
+        self._address, self._attempts = address, attempts
         self._line_lock = threading.Lock()
         self._line = self._open()
         try:
@@ -324,7 +330,7 @@ class BoardBackend(FpgaBackend):
         return answered
 
     def _open(self) -> _Line:
-        return _Line(open_link(self._address), HostSession(self.graph, secrets.randbits(32)))
+        return _Line(open_link(self._address), HostSession(self.graph, secrets.randbits(32), self._attempts))
 
     def _current(self) -> _Line:
         """The line, opened anew if it broke."""

@@ -24,6 +24,8 @@ log = logging.getLogger("hawkvision.fpga")
 
 PLACES: Final = 16
 """Pictures on their way to the FPGA at once: four windows of a device (`fpga.emulator.DEFAULT_WINDOW`)."""
+ATTEMPTS: Final = 3
+"""A silent device is given up after 1.75 s rather than 16: there is a CPU to compute what it was sent."""
 MEASURE_S: Final = 0.3
 FIRST_RATE_HZ: Final = 1.0
 """The schedule is for all rates; a plan must begin with one."""
@@ -46,7 +48,7 @@ def open_offload(model: Path | bytes, options: Options, deadline_s: float, cores
     graph = graph_of(model)
     build = build_of(graph, options)
     cpu = ReferenceBackend(graph, build, cache=options.cache)
-    fpga = BoardBackend(graph, options.device, build)
+    fpga = BoardBackend(graph, options.device, build, ATTEMPTS)
     try:
         cycles = fpga.device.cycles if build.folding is None else interval(graph, build.folding)
         clock_hz = build.clock_hz or float(fpga.device.clock_hz)

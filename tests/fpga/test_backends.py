@@ -30,10 +30,12 @@ from fpga.framing import Frame, Hello, Reason, Trouble, Welcome, encode
 from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
 from fpga.offload.door import open_offload
+from fpga.offload.runtime import Offload, OffloadBackend
+from fpga.offload.search import Point, Schedule
 from fpga.power import Energy, Estimate
 from fpga.report import Proof, Report, Switching
 from fpga.sessions import MAX_PAUSE_S, DeviceSession
-from hawkvision.clock import MonotonicClock
+from hawkvision.clock import ManualClock, MonotonicClock
 from hawkvision.errors import BackendError, CompileError, ConfigError
 from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.process import ServerProcess, running
@@ -216,6 +218,24 @@ def test_compiled_code_lies_in_the_given_cache(model: Path, tmp_path: Path) -> N
 def test_offload_compiles_into_the_given_cache_too(model: Path, udp: str, tmp_path: Path) -> None:
     open_offload(model, Options(udp, cache=tmp_path), 0.05, 1, MonotonicClock()).close()
     assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
+
+
+def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> None:
+    everything = Offload(Schedule((Point(1.0, 1.0, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, 8, 2)
+    clock, right = ManualClock(), ReferenceBackend(GRAPH).infer(pictures(3))
+    with contextlib.ExitStack() as stack:
+        with emulated(model) as process:
+            sides = BoardBackend(GRAPH, process.url, attempts=1), ReferenceBackend(GRAPH)
+            both = stack.enter_context(contextlib.closing(OffloadBackend(*sides, everything, clock)))
+            while both.offloaded().share < 1.0:
+                clock.advance(0.25)
+                both.infer(pictures(1))
+            np.testing.assert_array_equal(both.infer(pictures(3)), right)
+            answered = both.offloaded().fpga
+        np.testing.assert_array_equal(both.infer(pictures(3)), right)
+        counts = both.offloaded()
+    assert counts.fpga == answered >= 3
+    assert (counts.failed, counts.fpga_up) == (3, False)
 
 
 def test_what_is_not_known_is_not_counted() -> None:

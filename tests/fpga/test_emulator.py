@@ -23,7 +23,6 @@ from fpga.sessions import (
     FIRST_TIMEOUT_S,
     MAX_ATTEMPTS,
     MAX_PAUSE_S,
-    NO_ANSWER,
     SPAN,
     Answered,
     DeviceSession,
@@ -40,6 +39,9 @@ from tests.fpga.graphs import random_graph, random_pictures
 GRAPH = random_graph(side=24, planes=3, classes=5)
 """A picture takes two frames."""
 CYCLES, CLOCK_HZ = 1000, 1_000_000
+
+
+NO_ANSWER = f"no answer after {MAX_ATTEMPTS} attempts"
 
 
 @cache
@@ -180,6 +182,15 @@ def test_a_line_that_dies_later_fails_its_pictures() -> None:
     line.loss = 0.0
     (sequence,) = line.classify(random_pictures(GRAPH, 1))
     assert sequence in line.answers()
+
+
+def test_a_host_with_another_way_to_compute_gives_up_sooner() -> None:
+    line = Line()
+    line.host = HostSession(GRAPH, 78, attempts=3)
+    line.classify(random_pictures(GRAPH, 1))
+    line.loss, begun = 1.0, line.now
+    line.classify(random_pictures(GRAPH, 1))
+    assert line.now - begun == pytest.approx(1.75)
 
 
 def test_pictures_that_get_no_answer_take_the_others_with_them_unless_these_get_some() -> None:
