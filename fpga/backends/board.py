@@ -330,7 +330,12 @@ class BoardBackend(FpgaBackend):
         return answered
 
     def _open(self) -> _Line:
-        return _Line(open_link(self._address), HostSession(self.graph, secrets.randbits(32), self._attempts))
+        link, session = open_link(self._address), HostSession(self.graph, secrets.randbits(32), self._attempts)
+        try:
+            return _Line(link, session)
+        except OSError as error:  # no descriptor is left, for instance
+            link.close()
+            raise BackendError(f"{self._address}: {error.strerror}") from None
 
     def _current(self) -> _Line:
         """The line, opened anew if it broke."""

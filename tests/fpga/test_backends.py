@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import resource
@@ -379,6 +380,15 @@ def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> No
         connections.callback(os.close, opened)
         with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
             assert backend.infer(pictures(1)).shape == (1, 5)
+
+
+def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(flags: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pipe2", none_left)
+    with pytest.raises(BackendError, match=f"{udp}: Too many open files"):
+        BoardBackend(GRAPH, udp)
 
 
 def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
