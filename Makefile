@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 # Two workers, because most tests wait for processes and sockets: they share two cores well.
 test: $(VENV)/.test
 	$(BIN)/hawkvision models build
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses 2 --dist load
 
 test-fast: $(VENV)/.test
 	$(BIN)/pytest -m "not slow and not models"

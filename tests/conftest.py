@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
@@ -17,8 +17,17 @@ settings.register_profile("hawkvision", deadline=None)
 settings.load_profile("hawkvision")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, for they share fixtures, where several workers run them."""
-    for item in items:
-        file = item.path.relative_to(ROOT).as_posix()
-        item.add_marker(pytest.mark.xdist_group("machine" if file.startswith(MACHINE) else file))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file together, for they share fixtures, where several workers run them.
+
+    Not by `--dist loadgroup`: it marks names of tests in a way that pytest 9.2 no longer reads.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist gives no types away
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0].removeprefix(f"{ROOT.name}/")
+            return "machine" if file.startswith(MACHINE) else file
+
+    return ByFile(config, log)

@@ -181,6 +181,8 @@ async def _open(
     if stop.is_set():
         return False
     await step(lambda: _start_ray(config, catalog))
+    # Ray's core has put a handler before ours by now: it prints the stack, and aborts if that takes three seconds.
+    _stop_on_signal(stop)
     if stop.is_set():
         return False
     variants = await step(lambda: _deploy_here(config, catalog))
