@@ -10,7 +10,7 @@ import pytest
 from fpga.report import markdown, read, summary, table
 from hawkvision.errors import CompileError
 
-COMMITTED = sorted((Path(__file__).parents[2] / "fpga" / "reports").glob("*-lfe5u-*.json"))
+COMMITTED = sorted((Path(__file__).parents[2] / "fpga" / "reports").glob("*-lfe5u-??f.json"))
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 1, "task": "t"}'])
