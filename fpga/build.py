@@ -198,7 +198,7 @@ def _compare(order: Order, streamed: Streamed, made: Synthesised) -> Proof:
     expected = reference.logits(order.graph, order.pictures[np.arange(len(given)) % len(order.pictures)])
     return Proof(
         pictures=distinct,
-        pictures_from=order.pictures_from,
+        pictures_from=f"the first of {order.pictures_from}",
         logits=distinct * order.graph.classes,
         differing=int((given != expected).sum()),
         cycles_per_picture=float(streamed.activity.cycles),
