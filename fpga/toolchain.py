@@ -131,7 +131,9 @@ def locate(name: str, beside: Path, path: str) -> str:
 
 def _version(name: str, lines: Sequence[str]) -> str:
     named = [line for line in lines if "Version" in line or line.startswith("Yosys ")]
-    return (named or [f"{name}, no version given"])[0].strip().replace('"', "")
+    # Without the paths of the machine that built the tool.
+    words = (named or [f"{name}, no version given"])[0].replace('"', "").split()
+    return " ".join(word for word in words if "/" not in word)
 
 
 def _prepared(name: str) -> bool:
