@@ -10,8 +10,8 @@ them. So a job that can no longer be in time leaves the line; it is run when nob
 and it is the first to be shed. Measured with one worker at 1.5 times its capacity, which can meet 67 % of the
 deadlines: 66 % met, against 4 % by the order alone.
 
-Where many jobs wait, a worker takes several of a kind at once and runs them together, if all are still in time then: a
-model that is given four pictures needs a ninth less time for each (`MAX_TOGETHER`). Nobody waits for companions.
+Where jobs wait, a worker takes several of a kind at once and runs them together, if all of them are still in time then:
+a model that is given four pictures needs a ninth less time for each (`MAX_TOGETHER`). Nobody waits for companions.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ MAX_TOGETHER: Final = 4
 """Jobs that one worker runs together. ONNX Runtime's time per picture, one thread of a shared EPYC core, at 1, 2, 4 and
 8 pictures: mobilenet_v2_int8 3.68, 3.38, 3.27 and 3.28 ms; efficientnet_lite0_int8 4.48, 4.19, 4.02 and 4.06 ms (least
 of 37 runs each). The logits are those of one at a time, bit for bit, with each of the ladders' 18 models."""
-SHARED_FROM: Final = 4
-"""Jobs that wait for one worker, from which it runs some together."""
 
 Together: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
 """Runs several jobs: each one's result, or what it raised, in order."""
@@ -207,14 +205,14 @@ class WorkerPool(Generic[T]):
 
 
 def together_of(waiting: int) -> int:
-    """How many of the jobs that wait for one worker it runs together: from four on half of them, up to `MAX_TOGETHER`.
+    """How many of the jobs that wait for one worker it runs together: half of them, but two of two or three.
 
-    Sharing pays where a queue is about to grow, and delays the first of a pair where it is not. Simulated with the
-    times of `MAX_TOGETHER`, 0.8 ms of other work each and Poisson arrivals at 0.3, 0.6, 0.8, 0.9 and 0.95 of what one
-    at a time can serve, the 99th percentile is 14.8, 28.8, 50.5, 69.7 and 88.8 ms; one at a time it is 14.8, 28.7,
-    57.6, 114 and 221, and sharing from two on 15.1, 29.2, 49.5, 69.3 and 87.1.
+    Simulated with the times of `MAX_TOGETHER`, 0.45 ms of decoding each and Poisson arrivals at 0.3, 0.6, 0.8, 0.9 and
+    0.95 of what one at a time can serve, the 99th percentile is 12.0, 21.6, 36.3, 50.8 and 62.0 ms. One at a time it is
+    12.0, 22.7, 45.0, 78.0 and 132.9; taking all that wait, up to four, 13.7, 23.6, 37.6, 50.1 and 60.2, for then the
+    first waits for the last.
     """
-    return 1 if waiting < SHARED_FROM else min(MAX_TOGETHER, waiting // 2)
+    return min(MAX_TOGETHER, max(min(2, waiting), waiting // 2))
 
 
 def _run(jobs: Sequence[_Job[T]]) -> list[tuple[_Job[T], T | BaseException]]:
