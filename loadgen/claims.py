@@ -1,8 +1,13 @@
 """What a comparison of policies shows: rounds put together, each contender's figures, and the claims they bear out.
 
-Pure: runs in, rows and claims out. A claim on latency holds only at equal accuracy: where ours is no more than
-`EQUAL_ACCURACY` below theirs. Equal can mean two things, and each has a verdict of its own: accuracy of the answers,
-however late they came (`met`), and the share of all requests that were answered right and in time (`met_in_time`).
+Pure: runs in, rows and claims out. A claim on latency holds only at equal accuracy, which can mean two things, and each
+has a verdict of its own:
+
+- Accuracy of the answers, however late they came (`met`). A rival that is more accurate than ours is made equal, by
+  another version of it or by dilution (`equal_accuracy`); the ratio and its interval are those of the rival so made. If
+  it cannot be, nothing can be said.
+- The share of all requests that were answered right and in time (`met_in_time`): the rival as it was tested, where ours
+  is no more than `EQUAL_ACCURACY` below it.
 """
 
 from __future__ import annotations
@@ -14,16 +19,18 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.compare import compare
+from loadgen.compare import Ratio, compare
+from loadgen.equal_accuracy import EQUAL_ACCURACY, Dilution, Opponent, opponent
 from loadgen.promises import Estimate, Verdict
 from loadgen.record import LinkSample, Run
 from loadgen.summary import Summary, summarise
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
 """The second without the lossy transport, so that nobody can say it was only that."""
-EQUAL_ACCURACY: Final = 0.002
 VOLATILE_P99: Final[Mapping[str, float]] = {"infaas": 3.0, "static": 2.0}
 """How many times ours theirs shall be, at least, on a link that changes."""
+DILUTING: Final = "all-edge"
+"""The contender whose answers dilute a rival."""
 STEADY_P50: Final = 4.0
 STEADY_P99: Final = 1.15
 UPLINK: Final = 3.0
@@ -87,6 +94,7 @@ class Claim(msgspec.Struct, frozen=True):
     what: str
     ours: str
     against: str
+    """A contender; of several with the same policy (`static@0.55`), the one that is best for that policy."""
     value: float | None
     low: float | None
     """95 % interval, where there is one."""
@@ -96,7 +104,9 @@ class Claim(msgspec.Struct, frozen=True):
     """None: it cannot be said."""
     note: str
     met_in_time: bool | None = None
-    """Of latencies: with accuracies of what came in time."""
+    """Of latencies: with accuracies of what came in time, and the rival undiluted."""
+    dilution: Dilution | None = None
+    """What made a more accurate rival equal; None where nothing had to, or could."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -197,7 +207,9 @@ def judge(cell: Cell) -> tuple[list[Row], list[Claim]]:
             continue
         if not cell.steady:
             claims += [
-                _latency(cell, rows, "P99", ours, rival, goal) for rival, goal in VOLATILE_P99.items() if rival in rows
+                _latency(cell, rows, "P99", ours, rival, goal)
+                for rival, goal in VOLATILE_P99.items()
+                if _versions(cell, rival)
             ]
         if "split" in rows:
             claims += _against_split(cell, rows, ours)
@@ -223,23 +235,44 @@ def _against_split(cell: Cell, rows: Mapping[str, Row], ours: str) -> list[Claim
     ]
 
 
-def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, rival: str, goal: float) -> Claim:
+def _versions(cell: Cell, policy: str) -> list[Run]:
+    """The runs of a policy: alone, and with every setting that it was tested with."""
+    return [result.run for name, result in cell.results.items() if name.partition("@")[0] == policy]
+
+
+def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, policy: str, goal: float) -> Claim:
     """Their latency over ours, at equal accuracy."""
-    found = compare(cell.results[ours].run, cell.results[rival].run).ratio(figure)
+    run, edge = cell.results[ours].run, cell.results.get(DILUTING)
+    rival = opponent(figure, run, _versions(cell, policy), None if edge is None else edge.run)
+    plain = rival.ratio if rival.dilution is None else compare(run, cell.results[rival.name].run).ratio(figure)
+    mine, theirs = rows[ours], rows[rival.name]
+    equal = None if rival.unequal else True
+    return Claim(
+        cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival.name,
+        rival.ratio.ratio, rival.ratio.low, rival.ratio.high, f"≥ {goal:.3g}",
+        _both(_reached(rival.ratio, goal), equal), _latency_note(rival, mine, theirs),
+        _both(_reached(plain, goal), _equal(mine.effective, theirs.effective)), rival.dilution,
+    )  # fmt: skip
+
+
+def _reached(found: Ratio, goal: float) -> bool | None:
     # A percentile of ours that unanswered requests reach is larger than it says, and shows nothing.
-    reached = None if found.ratio is None else found.ratio >= goal and not found.first_at_least
-    mine, theirs = rows[ours], rows[rival]
-    note = (
+    return None if found.ratio is None else found.ratio >= goal and not found.first_at_least
+
+
+def _latency_note(rival: Opponent, mine: Row, theirs: Row) -> str:
+    found, dilution = rival.ratio, rival.dilution
+    diluted = (
+        f", {dilution.accuracy:.1%} with {dilution.share:.1%} of requests answered as {dilution.by} did"
+        if dilution is not None
+        else f" ({rival.unequal})" * bool(rival.unequal)
+    )
+    return (
         f"{'≥ ' * found.first_at_least}{found.first:.1f} ms and {'≥ ' * found.other_at_least}{found.other:.1f} ms"
         f"{', on few requests' * found.few}; "
-        f"accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}, "
+        f"accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}{diluted}; "
         f"right in time {_share(mine.effective)} and {_share(theirs.effective)}"
     )
-    equal, in_time = _equal(mine.accuracy, theirs.accuracy), _equal(mine.effective, theirs.effective)
-    return Claim(
-        cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival, found.ratio, found.low, found.high,
-        f"≥ {goal:.3g}", _both(reached, equal), note, _both(reached, in_time),
-    )  # fmt: skip
 
 
 def _equal(ours: Estimate | None, theirs: Estimate | None) -> bool | None:
@@ -294,12 +327,18 @@ def show_claims(claims: Sequence[Claim], console: Console) -> None:
         table.add_column(column, overflow="fold")
     for claim in claims:
         table.add_row(
-            claim.link, f"{claim.rate:g}", claim.what, claim.ours, claim.against,
+            claim.link, f"{claim.rate:g}", claim.what, claim.ours, _against(claim),
             "" if claim.value is None else f"{claim.value:.3g}",
             "" if claim.low is None or claim.high is None else f"{claim.low:.2f}–{claim.high:.2f}",
             claim.goal, _WORDS[claim.met], "" if claim.met_in_time is None else _WORDS[claim.met_in_time], claim.note,
         )  # fmt: skip
     console.print(table)
+
+
+def _against(claim: Claim) -> str:
+    if claim.dilution is None:
+        return claim.against
+    return f"{claim.against}, {claim.dilution.share:.0%} as {claim.dilution.by}"
 
 
 _WORDS: Final = {True: "yes", False: "NO", None: "?"}

@@ -103,7 +103,7 @@ def compare(first: Run, other: Run) -> Comparison:
     resampled = _paired(ours, theirs, first.origin.seed) if paired else _unpaired(ours, theirs, first.origin.seed)
     ratios = []
     for place, figure in enumerate(FIGURES):
-        found = _ratio(figure, float(values[place]), float(other_values[place]), resampled[:, place])
+        found = ratio_of(figure, float(values[place]), float(other_values[place]), resampled[:, place])
         if figure in LATENCIES:
             found = _qualified(found, ours, theirs)
         ratios.append(found)
@@ -149,8 +149,8 @@ def _statistic(counted: Counted) -> Callable[[Places], Floats]:
             [
                 quantiles(latency[places], shares),
                 judging * effective[places].mean(axis=1),
-                _divide(right[places].sum(axis=1), labelled[places].sum(axis=1)),
-                _divide(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
+                divided(right[places].sum(axis=1), labelled[places].sum(axis=1)),
+                divided(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
                 sent[places].mean(axis=1),
             ]
         )
@@ -161,7 +161,7 @@ def _statistic(counted: Counted) -> Callable[[Places], Floats]:
 def _paired(ours: Counted, theirs: Counted, seed: int) -> Floats:
     one, two = _statistic(ours), _statistic(theirs)
     block = max(ours.block(), theirs.block())
-    return bootstrap(len(ours.outcomes), block, seed, lambda places: _divide(two(places), one(places)))
+    return bootstrap(len(ours.outcomes), block, seed, lambda places: divided(two(places), one(places)))
 
 
 def _unpaired(ours: Counted, theirs: Counted, seed: int) -> Floats:
@@ -170,17 +170,18 @@ def _unpaired(ours: Counted, theirs: Counted, seed: int) -> Floats:
     one = bootstrap(len(ours.outcomes), ours.block(), our_seed, _statistic(ours))
     two = bootstrap(len(theirs.outcomes), theirs.block(), their_seed, _statistic(theirs))
     rows = min(len(one), len(two))
-    return _divide(two[:rows], one[:rows])
+    return divided(two[:rows], one[:rows])
 
 
-def _divide(top: Floats, bottom: Floats) -> Floats:
+def divided(top: Floats, bottom: Floats) -> Floats:
     """One over the other; NaN where there is nothing to divide by."""
     ratio: Floats = np.full(top.shape, math.nan)
     np.divide(top, bottom, out=ratio, where=bottom != 0)
     return ratio
 
 
-def _ratio(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
+def ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
+    """A figure of another run over that of the first, with the interval of its resamples."""
     low, high = interval(resampled)
     if first == other == 0.0:
         return Ratio(figure, first, other, None, None, None, Verdict.SAME)

@@ -9,8 +9,8 @@ A round begins with every policy's models loaded and both tiers connected, over 
 lose nothing; the weather begins with the schedule. What the best rung says of every picture, to pair drops with, is
 asked once beforehand.
 
-Settings of policies that have any come from the environment (`HAWKVISION_EDGE_STATIC_THRESHOLD`,
-`HAWKVISION_EDGE_RESIDENT_MEMORY_MB`), as for any edge node.
+`static@0.55` among the policies is `static` with that threshold; a comparison at equal accuracy needs one that makes it
+about as accurate as ours, or `all-edge`, whose answers dilute a rival that is more accurate (`equal_accuracy`).
 
 Writes, into a folder: a record per link, rate and policy, all rounds together; the single rounds; a page per link and
 rate; what servers said; and `summary.json` with the figures and the claims they bear out.

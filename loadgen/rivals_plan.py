@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from hawkvision.errors import ConfigError
 from loadgen import mix
+from loadgen.compare import MOST_RUNS
 from loadgen.dataset import SPLITS
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC
 from loadgen.links import LinkProfile, load_profile, names
@@ -18,24 +20,28 @@ from loadgen.setup import positive
 
 Transport: TypeAlias = Literal["tcp", "lossy"]
 POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
+ADJUSTABLE: Final = "static"
+"""The policy that may be tested with settings: `static@0.55` has that threshold."""
 PLACES: Final = (CLIENT_EDGE, EDGE_DC)
 DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy, and how pictures travel."""
+    """A policy, its setting if it has one, and how pictures travel."""
 
     name: str
     policy: str
     transport: Transport
+    static_threshold: float | None = None
+    """Of `static`; None is the policy's own."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of `hawkvision edge up`."""
-        if self.transport == "tcp":
-            return ("--policy", self.policy)
-        return ("--policy", self.policy, "--lossy-port", "0", "--dc-transport", "auto")
+        setting = () if self.static_threshold is None else ("--static-threshold", f"{self.static_threshold:g}")
+        lossy = () if self.transport == "tcp" else ("--lossy-port", "0", "--dc-transport", "auto")
+        return ("--policy", self.policy, *setting, *lossy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help=f"{', '.join(names())}, or TOML files")
     parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
     parser.add_argument("--client-link", metavar="LINK", help="between client and edge, in the place of --links")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument(
+        "--policies",
+        default=",".join(POLICIES),
+        help=f"{ADJUSTABLE}@0.55 has that threshold, and may come several times (default: %(default)s)",
+    )
     parser.add_argument(
         "--transport",
         default="hawkvision=lossy",
@@ -124,13 +134,20 @@ def read_plan(given: argparse.Namespace) -> Plan:
     )
 
 
-def contenders(policies: Sequence[str], transports: str) -> tuple[Contender, ...]:
+def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
     """Who is tested. HawkVision with its lossy transport comes with a second contender that is without.
 
+    Args:
+        words: policies, `static@0.55` with a setting; a transport is its policy's, whatever the setting.
+        transports: as `--transport` says.
+
     Raises:
-        ConfigError: for an unknown policy or transport.
+        ConfigError: for an unknown policy, setting or transport, or more contenders than a page shows.
     """
-    _known("--policies", policies, POLICIES)
+    settings = [_setting(word) for word in words]
+    names = [policy if value is None else f"{policy}@{value:g}" for policy, value in settings]
+    versions = tuple(name for name, (_, value) in zip(names, settings, strict=True) if value is not None)
+    _known("--policies", names, (*POLICIES, *versions))
     chosen: dict[str, Transport] = {}
     for part in _words(transports):
         policy, _, transport = part.partition("=")
@@ -139,12 +156,32 @@ def contenders(policies: Sequence[str], transports: str) -> tuple[Contender, ...
             raise ConfigError(f"--transport: expected POLICY=tcp or POLICY=lossy, got {part!r}")
         chosen[policy] = "lossy" if transport == "lossy" else "tcp"
     found = []
-    for policy in policies:
+    for name, (policy, value) in zip(names, settings, strict=True):
         transport_ = chosen.get(policy, "tcp")
-        found.append(Contender(policy, policy, transport_))
+        found.append(Contender(name, policy, transport_, value))
         if policy == "hawkvision" and transport_ == "lossy":
             found.append(Contender("hawkvision-tcp", policy, "tcp"))
+    if len(found) > MOST_RUNS:
+        raise ConfigError(f"--policies: expected at most {MOST_RUNS} contenders, which a page shows; got {len(found)}")
     return tuple(found)
+
+
+def _setting(word: str) -> tuple[str, float | None]:
+    """A policy, and the threshold after `@` if it has one.
+
+    Raises:
+        ConfigError: for a policy without settings, or what is no threshold.
+    """
+    policy, at, written = word.partition("@")
+    if not at:
+        return policy, None
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if policy != ADJUSTABLE or not 0.0 <= value <= 1.0:
+        raise ConfigError(f"--policies: expected a policy or {ADJUSTABLE}@THRESHOLD with 0 to 1, got {word!r}")
+    return policy, value
 
 
 def _words(text: str) -> tuple[str, ...]:

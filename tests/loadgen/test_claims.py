@@ -43,8 +43,40 @@ def test_being_fast_and_less_accurate_bears_nothing_out() -> None:
     claim = claims_of(False, result("hawkvision", 50.0, wrong=2), result("static", 500.0))["P99", "static"]
     assert claim.value is not None
     assert claim.value > 2.0
-    assert (claim.met, claim.met_in_time) == (False, True), "theirs is right, and comes after the deadline"
-    assert "accuracy 99.0% and 100.0%, right in time 99.0% and 0.0%" in claim.note
+    assert (claim.met, claim.met_in_time) == (None, True), "theirs is right, and comes after the deadline"
+    assert (
+        "accuracy 99.0% and 100.0% (theirs is more accurate, and all-edge was not tested); "
+        "right in time 99.0% and 0.0%" in claim.note
+    )
+
+
+def test_a_more_accurate_rival_is_compared_when_diluted_to_our_accuracy() -> None:
+    ours, rival, edge = (
+        result("hawkvision", 50.0, wrong=10),
+        result("infaas", 500.0),
+        result("all-edge", 20.0, wrong=40),
+    )
+    claim = claims_of(False, ours, rival, edge)["P99", "infaas"]
+    assert (claim.met, claim.met_in_time) == (True, True)
+    assert claim.dilution is not None
+    assert claim.dilution.by == "all-edge"
+    assert claim.dilution.share == pytest.approx(0.25)
+    assert "accuracy 95.0% and 100.0%, 95.0% with 25.0% of requests answered as all-edge did" in claim.note
+
+
+def test_a_rival_that_is_slow_only_where_it_need_not_be_does_not_bear_the_claim_out() -> None:
+    """It must be diluted so much that its slow answers are fewer than one in a hundred."""
+    ours, edge = result("hawkvision", 50.0, wrong=40), result("all-edge", 20.0, wrong=40)
+    claim = claims_of(False, ours, result("infaas", 500.0), edge)["P99", "infaas"]
+    assert claim.value == pytest.approx(22 / 52)
+    assert (claim.met, claim.met_in_time) == (False, True)
+
+
+def test_any_threshold_of_static_is_static_and_the_best_for_it_is_compared() -> None:
+    versions = [result("static", 500.0), result("static@0.3", 90.0, wrong=10), result("static@0.1", 20.0, wrong=40)]
+    claims = claims_of(False, result("hawkvision", 50.0, wrong=10), *versions)
+    assert [against for what, against in claims if what == "P99"] == ["static@0.3"]
+    assert claims["P99", "static@0.3"].met is False
 
 
 def test_the_bytes_to_the_datacenter_are_those_of_the_link() -> None:

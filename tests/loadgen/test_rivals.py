@@ -39,6 +39,13 @@ def test_a_transport_is_chosen_per_policy() -> None:
     assert found[1].arguments == ("--policy", "static", "--lossy-port", "0", "--dc-transport", "auto")
 
 
+def test_a_policy_may_be_tested_with_several_settings() -> None:
+    found = contenders(("static", "static@0.550", "static@0"), "static=lossy")
+    assert [each.name for each in found] == ["static", "static@0.55", "static@0"]
+    assert found[1].arguments[:4] == ("--policy", "static", "--static-threshold", "0.55")
+    assert {each.transport for each in found} == {"lossy"}
+
+
 def test_every_round_begins_with_another_policy() -> None:
     found = plan_of("--policies", "hawkvision,infaas", "--transport", "hawkvision=tcp").contenders
     firsts = [rotated(found, number)[0].name for number in range(3)]
@@ -58,6 +65,11 @@ def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
     [
         (("--policies", "hawkvision,best"), "--policies: expected some of hawkvision, infaas"),
         (("--policies", "split,split"), "each once"),
+        (("--policies", "static@0.5,static@.50"), "each once"),
+        (("--policies", "static@1.5"), "static@THRESHOLD with 0 to 1, got 'static@1.5'"),
+        (("--policies", "static@"), "got 'static@'"),
+        (("--policies", "infaas@0.5"), "expected a policy or static@THRESHOLD"),
+        (("--policies", ",".join(f"static@{n / 20}" for n in range(13))), "at most 12 contenders"),
         (("--transport", "split=pigeon"), "expected POLICY=tcp or POLICY=lossy, got 'split=pigeon'"),
         (("--where", "edge-moon"), "--where: expected some of client-edge, edge-dc"),
         (("--links", "lan,wlan"), "'wlan': expected one of lan"),
