@@ -5,7 +5,7 @@ has a verdict of its own:
 
 - Accuracy of the answers, however late they came (`met`). A rival that is more accurate than ours is made equal, by
   another version of it or by dilution (`equal_accuracy`); the ratio and its interval are those of the rival so made. If
-  it cannot be, nothing can be said.
+  it cannot be, a claim that fails against the rival as it was tested fails, and of others nothing can be said.
 - The share of all requests that were answered right and in time (`met_in_time`): the rival as it was tested, where ours
   is no more than `EQUAL_ACCURACY` below it.
 """
@@ -280,7 +280,10 @@ def _equal(ours: Estimate | None, theirs: Estimate | None) -> bool | None:
 
 
 def _both(one: bool | None, other: bool | None) -> bool | None:
-    return None if one is None or other is None else one and other
+    """Whether both hold; what is known to fail fails whatever cannot be said of the other."""
+    if one is False or other is False:
+        return False
+    return None if one is None or other is None else True
 
 
 def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:

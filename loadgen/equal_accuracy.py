@@ -56,7 +56,7 @@ class Opponent:
     """Its latency over ours, diluted if it is."""
     dilution: Dilution | None
     unequal: str
-    """Why its accuracy cannot be made equal to ours; empty where it can, or where it is less accurate anyway."""
+    """Why it, more accurate, cannot be made equal to ours; empty where it can, or where it is less accurate anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,9 @@ def opponent(figure: str, ours: Run, versions: Sequence[Run], edge: Run | None) 
     """The rival, one or more versions of it, as its figure of `LATENCIES` is compared with ours.
 
     Taken is the fastest way to be at least as accurate as ours (less `EQUAL_ACCURACY`). If all versions are less
-    accurate, it is the most accurate one as it was tested. If they are more accurate and cannot be diluted, it is the
-    fastest as it was tested, and `unequal` says why. The interval is that of the way taken, as if it was the only one.
+    accurate, it is the most accurate one as it was tested. If nothing can be made equal, it is the fastest of those
+    that are more accurate, as it was tested, and `unequal` says why: diluted, it might be faster still. The interval is
+    that of the way taken, as if it was the only one.
 
     Args:
         figure: a key of `LATENCIES`.
@@ -95,10 +96,10 @@ def opponent(figure: str, ours: Run, versions: Sequence[Run], edge: Run | None) 
     others = [*versions, *([] if edge is None else [edge])]
     equal += [mixed for way in above for mixed in _mixtures(figure, ours, way.rival, others)]
     if equal:
-        return _opponent(figure, ours, min(equal, key=_speed))
+        return _opponent(figure, ours, min([*equal, *above], key=_speed))
     if above:
-        lacking = "all-edge was not tested" if edge is None else "all-edge is more accurate too, or sent other requests"
-        return _opponent(figure, ours, min(above, key=_speed), f"theirs is more accurate, and {lacking}")
+        fastest = min(above, key=_speed)
+        return _opponent(figure, ours, fastest, f"theirs is more accurate, and {_lacking(ours, fastest.rival, edge)}")
     return _opponent(figure, ours, max(plain, key=lambda way: way.accuracy))
 
 
@@ -151,16 +152,34 @@ def _as_tested(figure: str, run: Run) -> _Way:
 
 
 def _mixtures(figure: str, ours: Run, rival: Run, others: Sequence[Run]) -> Iterator[_Way]:
-    """The rival diluted to our accuracy with each of the others that can do it."""
+    """The rival diluted to our accuracy with each of the others that can do it.
+
+    One that is more accurate than ours, but equal to it, takes the rival's place altogether.
+    """
     for by in others:
-        mixture = _Mixture(*(counted_of(run) for run in (ours, rival, by)))
-        pairs = ((rival, mixture.rival), (by, mixture.by))
-        if by is rival or not all(same_schedule(ours, run, mixture.ours, counted) for run, counted in pairs):
+        if by is rival or not _aligned(ours, rival, by):
             continue
-        share = float(mixture.share(mixture.whole)[0])
-        if math.isfinite(share):
+        mixture = _Mixture(*(counted_of(run) for run in (ours, rival, by)))
+        mine, its = accuracy_of(mixture.ours), accuracy_of(mixture.by)
+        if its <= mine + EQUAL_ACCURACY:
+            share = 1.0 if its > mine else float(mixture.share(mixture.whole)[0])
             ms = float(mixture.latency(mixture.whole, np.array([share]), LATENCIES[figure])[0])
             yield _Way(rival, by, share, mixture.accuracy(share), ms)
+
+
+def _aligned(ours: Run, *others: Run) -> bool:
+    """Whether all were sent the same requests."""
+    counted = counted_of(ours)
+    return all(same_schedule(ours, other, counted, counted_of(other)) for other in others)
+
+
+def _lacking(ours: Run, rival: Run, edge: Run | None) -> str:
+    """Why a rival cannot be diluted."""
+    if edge is None:
+        return "all-edge was not tested"
+    if not _aligned(ours, rival, edge):
+        return "all-edge or it was not sent the same requests"
+    return "all-edge is more accurate too"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ def test_being_fast_and_less_accurate_bears_nothing_out() -> None:
     )
 
 
+def test_a_rival_that_is_fast_enough_without_giving_up_accuracy_needs_no_dilution_to_refute_a_claim() -> None:
+    claim = claims_of(False, result("hawkvision", 50.0, wrong=2), result("static", 60.0))["P99", "static"]
+    assert (claim.met, claim.dilution) == (False, None)
+
+
 def test_a_more_accurate_rival_is_compared_when_diluted_to_our_accuracy() -> None:
     ours, rival, edge = (
         result("hawkvision", 50.0, wrong=10),

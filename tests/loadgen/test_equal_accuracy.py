@@ -21,9 +21,7 @@ COUNTS = st.tuples(st.integers(0, 500), st.integers(1, 500)).map(lambda pair: (m
 
 def run(name: str, wrong: int, latencies: Sequence[float]) -> Run:
     """As many requests as latencies, the first few of them wrong."""
-    return run_of(
-        [answer(n / 20, ms, right=n >= wrong, picture=n) for n, ms in enumerate(latencies)], name=name, warm_up_s=0.0
-    )
+    return run_of([answer(n / 20, ms, right=n >= wrong, picture=n) for n, ms in enumerate(latencies)], name=name)
 
 
 def steady(name: str, wrong: int, ms: float) -> Run:
@@ -134,25 +132,47 @@ def test_a_version_is_diluted_with_another_where_that_is_faster() -> None:
     assert (found.name, found.dilution.by) == ("static", "static@0.2")
 
 
-@pytest.mark.parametrize("edge", [None, steady("all-edge", 120, 20.0), run("all-edge", 180, [20.0] * 999)])
-def test_a_more_accurate_rival_that_cannot_be_diluted_cannot_be_compared(edge: Run | None) -> None:
+@pytest.mark.parametrize(
+    ("edge", "why"),
+    [
+        (None, "all-edge was not tested"),
+        (steady("all-edge", 120, 20.0), "all-edge is more accurate too"),
+        (run("all-edge", 180, [20.0] * 999), "all-edge or it was not sent the same requests"),
+    ],
+)
+def test_a_more_accurate_rival_that_cannot_be_diluted_cannot_be_compared(edge: Run | None, why: str) -> None:
     found = against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=edge)
-    assert found.dilution is None
-    assert found.unequal.startswith("theirs is more accurate, and all-edge")
+    assert (found.dilution, found.unequal) == (None, f"theirs is more accurate, and {why}")
     assert found.ratio.ratio == 8.0
 
 
+def test_a_rival_is_not_diluted_with_an_edge_that_is_slower() -> None:
+    found = against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=steady("all-edge", 190, 900.0))
+    assert (found.dilution, found.unequal, found.ratio.other) == (None, "", 800.0)
+
+
+def test_nobody_is_diluted_with_what_answers_nothing() -> None:
+    silent = run_of([refusal(n / 20, 5.0, picture=n) for n in range(1_000)], name="all-edge")
+    assert against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=silent).unequal
+
+
+@pytest.mark.parametrize("wrong", [148, 150])
+def test_a_rival_is_replaced_altogether_where_the_edge_alone_is_as_accurate_as_ours(wrong: int) -> None:
+    found = against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=steady("all-edge", wrong, 20.0))
+    assert found.dilution is not None
+    assert found.dilution.share == 1.0
+    assert found.ratio.other == 40.0
+
+
 def test_nothing_is_equal_without_labels() -> None:
-    unlabelled = run_of([answer(1.0, 20.0, right=None)], name="ours", warm_up_s=0.0)
+    unlabelled = run_of([answer(1.0, 20.0, right=None)], name="ours")
     assert math.isnan(accuracy_of(counted_of(unlabelled)))
     assert against(unlabelled, unlabelled).unequal == "accuracy was not measured"
 
 
 def test_requests_without_an_answer_make_a_diluted_percentile_a_lower_bound() -> None:
     answers = [answer(n / 20, 30.0, right=n >= 100, picture=n) for n in range(900)]
-    broken = run_of(
-        [*answers, *(refusal(n / 20, 30.0, picture=n) for n in range(900, 1_000))], name="static", warm_up_s=0.0
-    )
+    broken = run_of([*answers, *(refusal(n / 20, 30.0, picture=n) for n in range(900, 1_000))], name="static")
     found = against(steady("ours", 150, 50.0), broken, edge=steady("all-edge", 180, 20.0))
     assert found.dilution is not None
     assert found.ratio.other_at_least

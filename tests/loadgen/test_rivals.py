@@ -93,8 +93,8 @@ def test_a_record_says_of_each_link_what_it_was_given() -> None:
 
 @needs_a_link
 @pytest.mark.slow
-def test_two_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> None:
-    """Client, edge and datacenter in three namespaces; Ctrl-C after a round of both leaves a report and no trace."""
+def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> None:
+    """Client, edge and datacenter in three namespaces; Ctrl-C after a round of all leaves a report and no trace."""
     for label in range(3):
         (tmp_path / "data" / str(label)).mkdir(parents=True)
         (tmp_path / "data" / str(label) / "a.jpg").write_bytes(encoded(height=300, width=300, seed=label))
@@ -109,7 +109,7 @@ def test_two_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path)
             "--links",
             "wifi-busy",
         ),
-        *("--policies", "hawkvision,all-edge", "--transport", "hawkvision=tcp", "--targets", "quality:best"),
+        *("--policies", "hawkvision,all-edge,static@0.5", "--transport", "hawkvision=tcp", "--targets", "quality:best"),
         *("--rate", "20", "--duration-s", "1", "--warm-up-s", "0.2", "--rounds", "100"),
     )
     command = [sys.executable, "-m", "loadgen", "rivals", *words]
@@ -124,8 +124,9 @@ def test_two_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path)
         said += list(bench.stdout)
     assert bench.returncode == 130, "".join(said)
     report = msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes(), type=Report)
-    assert [row.name for row in report.rows] == ["hawkvision", "all-edge"]
-    ours, alone = (load(tmp_path / "out" / f"wifi-busy-20-{row.name}.json.gz") for row in report.rows)
+    assert [row.name for row in report.rows] == ["hawkvision", "all-edge", "static@0.5"]
+    assert [claim.against for claim in report.claims if claim.what.startswith("P99")] == ["static@0.5"]
+    ours, alone, _ = (load(tmp_path / "out" / f"wifi-busy-20-{row.name}.json.gz") for row in report.rows)
     assert [(each.due_s, each.picture) for each in ours.outcomes] == [
         (each.due_s, each.picture) for each in alone.outcomes
     ]
