@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -42,7 +43,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
-from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
+from hawkvision.errors import BackendError, ConfigError, HawkVisionError, ManifestError
 from hawkvision.hop import Transports
 from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
@@ -80,8 +81,8 @@ class Loaded:
     """What `infaas` knows of all variants."""
 
 
-def load_parts(config: EdgeConfig) -> Loaded:
-    """Load the edge rung, its policy and what its certificates are about.
+def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Loaded:
+    """Load the edge rung, its policy and what its certificates are about; `given_up` ends the waiting for a device.
 
     Raises:
         HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
@@ -103,7 +104,7 @@ def load_parts(config: EdgeConfig) -> Loaded:
     measured = profile.rung(variant.name)
     if config.backend != "noop":
         check_rung(measured, manifest, f"profile of {config.task!r}")
-    backend = _open(config, manifest, cache, variant)
+    backend = _open(config, manifest, cache, variant, given_up)
     rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {name: profile.rung(name).fingerprint for name in asked}
@@ -126,7 +127,9 @@ def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
     return manifest.ladder.fpga
 
 
-def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant) -> Backend:
+def _open(
+    config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant, given_up: Future[None] | None = None
+) -> Backend:
     """A variant's backend, of verified bytes.
 
     Raises:
@@ -137,14 +140,15 @@ def _open(config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant)
         from fpga.backends import Options, open_fpga
 
         options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
-        return open_fpga(config.backend, load_variant(cache, config.task, variant), options)
+        return open_fpga(config.backend, load_variant(cache, config.task, variant), options, given_up)
     if config.backend == "fpga-offload":
         from fpga.backends import Options
-        from fpga.offload.door import open_offload
+        from fpga.offload.door import DEFAULT_DEADLINE_S, open_offload
 
         options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
-        model, deadline_s = load_variant(cache, config.task, variant), config.fpga_deadline_ms / 1e3
-        return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock())
+        model, deadline_ms = load_variant(cache, config.task, variant), config.fpga_deadline_ms
+        deadline_s = DEFAULT_DEADLINE_S if deadline_ms is None else deadline_ms / 1e3
+        return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock(), given_up)
     return open_backend(
         config.backend,
         b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
@@ -280,18 +284,22 @@ async def serve(config: EdgeConfig) -> None:
         )
     )
     lossy: LossyDoor | None = None
+    node: EdgeNode | None = None
+    given_up: Future[None] = Future()
 
     def stop() -> None:
         server.stop()
+        # Nothing was accepted before there is a node, so nobody waits for what a device might still say.
+        if node is None and not given_up.done():
+            given_up.set_result(None)
         if lossy is not None:
             lossy.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    node: EdgeNode | None = None
     try:
-        loaded = await asyncio.to_thread(load_parts, config)
+        loaded = await asyncio.to_thread(load_parts, config, given_up)
         if isinstance(loaded.rung.backend, CountsFpga):
             metrics.watch_fpga(loaded.rung.backend.counts)
         if isinstance(loaded.rung.backend, CountsOffload):
@@ -312,6 +320,10 @@ async def serve(config: EdgeConfig) -> None:
         if lossy is not None:
             print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
         await serving
+    except BackendError as error:
+        if not given_up.done():
+            raise
+        log.info("told to stop while it was loading: %s", error)
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

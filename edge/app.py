@@ -35,6 +35,7 @@ from edge.oip import encode_answers, parse_infer
 from edge.targets import describe_targets
 from hawkvision.clock import Clock
 from hawkvision.errors import (
+    BackendUnavailable,
     BadField,
     BadImage,
     HawkVisionError,
@@ -486,7 +487,7 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
 def _error_headers(error: HawkVisionError) -> Headers:
     if isinstance(error, Overloaded):
         return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
-    if isinstance(error, NotReady):
+    if isinstance(error, NotReady | BackendUnavailable):
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):
         return [(b"www-authenticate", b"Bearer")]

@@ -23,7 +23,7 @@ _ERRORS: Final = {
     "429": "A bounded queue is full; see Retry-After",
     "431": "The headers are larger than 64 KiB",
     "500": "A defect; the node's log says more",
-    "503": "Loading, shutting down or out of connections; see Retry-After",
+    "503": "Loading, shutting down, out of connections or without its FPGA; see Retry-After",
     "504": "The deadline passed, only with on_miss=fail",
 }
 

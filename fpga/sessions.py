@@ -36,10 +36,13 @@ SPAN: Final = 64
 """Sequence numbers between the oldest unanswered picture and the newest: the answers that a device keeps."""
 MAX_WINDOW: Final = SPAN - 1
 FIRST_TIMEOUT_S: Final = 0.25
-"""Before the first repetition; doubled for each that follows. A full window of a slow folding (16 pictures of 10 ms)
-fits in."""
+"""Before the first repetition; doubled for each that follows."""
+WINDOWS: Final = 2
+"""Nor is a picture sent again before the device had the time to compute so many full windows: a repetition of what is
+still in its queue tells it nothing, and takes the line from others."""
 MAX_ATTEMPTS: Final = 6
-"""Of a greeting or a picture: 0.25 + 0.5 + … + 8 s, after which the line is taken for dead, unless it gave others."""
+"""Of a greeting or a picture: 0.25 + 0.5 + … + 8 s, after which the line is taken for dead, unless it gave others; of a
+device that says it is slow, at most 96 s (`MAX_PAUSE_S` each)."""
 MAX_PAUSE_S: Final = 16.0
 """Between two pieces of a picture: as long as a device may be silent. It holds a place of the window meanwhile, and no
 picture is begun that is `SPAN` ahead of it."""
@@ -82,6 +85,8 @@ class Failed:
 
     sequence: int
     why: str
+    for_now: bool = True
+    """Whether there was nobody to answer; else the device, or the caller, has spoilt this very picture."""
 
 
 Event = Opened | Refused | Answered | Failed
@@ -241,7 +246,7 @@ class HostSession:
                 continue
             if picture.pixels < self._area:
                 del self._pictures[sequence]
-                events.append(Failed(sequence, f"no more of its pixels came within {MAX_PAUSE_S:g} s"))
+                events.append(Failed(sequence, f"no more of its pixels came within {MAX_PAUSE_S:g} s", False))
                 continue
             if picture.attempts < self._attempts:
                 self.repeated += 1
@@ -266,7 +271,10 @@ class HostSession:
 
     def _wait_s(self, attempt: int) -> float:
         """For an answer to the first, second, … attempt."""
-        return FIRST_TIMEOUT_S * float(1 << (attempt - 1))
+        slowest_s, device = 0.0, self.device
+        if device is not None and device.clock_hz:
+            slowest_s = min(MAX_PAUSE_S, WINDOWS * device.window * device.cycles / device.clock_hz)
+        return max(slowest_s, FIRST_TIMEOUT_S * float(1 << (attempt - 1)))
 
     def _send(self, sequence: int, run: Run) -> None:
         message = Run(run.start, run.pixels, run.mask, sequence - self._oldest)
@@ -323,7 +331,7 @@ class HostSession:
         if reason == Reason.BUSY or sequence not in self._pictures:
             return []  # its timer sends the picture again
         del self._pictures[sequence]
-        return [Failed(sequence, f"the device says: {text!r}")]
+        return [Failed(sequence, f"the device says: {text!r}", False)]
 
     def _fail_all(self, why: str) -> list[Event]:
         events: list[Event] = [Failed(sequence, why) for sequence in self._pictures]

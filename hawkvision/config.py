@@ -56,9 +56,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
     fpga_clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
     """A clock in place of the report's; without both, cycles are not told in seconds."""
-    fpga_deadline_ms: Millis = 50.0
+    fpga_deadline_ms: Millis | None = None
     """With `fpga-offload`: when a picture given to the backend should be answered, 99 times of 100; a device that does
-    not keep that gets fewer."""
+    not keep that gets fewer. None: 50."""
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -303,6 +303,8 @@ def _check_fpga(config: EdgeConfig) -> None:
     for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
         if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
             raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")
+    if config.fpga_deadline_ms is not None and config.backend != "fpga-offload":
+        raise ConfigError(f"edge.fpga_deadline_ms belongs to edge.backend = 'fpga-offload', got {config.backend!r}")
 
 
 def _path(kind: type, value: object) -> Path:

@@ -22,6 +22,7 @@
     ├── ManifestError           a manifest or profile breaks its schema
     ├── ArtifactError           a model file is missing, corrupt or of another build
     ├── BackendError            a backend cannot load or run a model
+    │   └── BackendUnavailable  503 unavailable        its device does not answer now, and may later
     ├── CompileError            a model, folding or device that the FPGA compiler cannot take
     └── EscalationFailed        the datacenter tier did not answer; never shown to callers as an error
 
@@ -203,6 +204,13 @@ class BackendError(HawkVisionError):
     """A backend cannot load or run a model."""
 
     code = "bad_backend"
+
+
+class BackendUnavailable(BackendError):
+    """The device that a backend works with does not answer now; once it is switched on again, it may."""
+
+    code = "unavailable"
+    status = 503
 
 
 class CompileError(HawkVisionError):

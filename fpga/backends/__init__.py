@@ -5,6 +5,7 @@ Nobody takes another's place: a backend that cannot run is an error when it is o
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -38,8 +39,10 @@ class Options:
     """The cache folder, for what is compiled; None takes the usual one."""
 
 
-def open_fpga(kind: FpgaKind, model: Path | bytes, options: Options) -> FpgaBackend:
-    """A backend for a built variant that carries its integer graph.
+def open_fpga(
+    kind: FpgaKind, model: Path | bytes, options: Options, given_up: Future[None] | None = None
+) -> FpgaBackend:
+    """A backend for a built variant that carries its integer graph; `given_up` ends the waiting for a device.
 
     Raises:
         CompileError: if the model carries none, or the folding or report is another graph's or broken.
@@ -63,7 +66,7 @@ def open_fpga(kind: FpgaKind, model: Path | bytes, options: Options) -> FpgaBack
 
             if options.device is None:
                 raise ConfigError("fpga-device: missing its address, udp://HOST:PORT or serial:/dev/NAME")
-            return BoardBackend(graph, options.device, build)
+            return BoardBackend(graph, options.device, build, given_up=given_up)
         case _:
             raise BackendError(f"no FPGA backend is called {kind!r}; expected fpga-ref, fpga-sim or fpga-device")
 

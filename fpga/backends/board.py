@@ -30,7 +30,7 @@ from fpga.links import Link, open_link
 from fpga.reference import Mask
 from fpga.sessions import MAX_ATTEMPTS, Answered, Event, Failed, HostSession, Opened, Refused, Rows
 from hawkvision.clock import MonotonicClock
-from hawkvision.errors import BackendError
+from hawkvision.errors import BackendError, BackendUnavailable
 from hawkvision.metrics import Cycles, Seconds
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_open
@@ -66,10 +66,10 @@ class _Asked:
 
 
 class _Line:
-    """The thread that owns a link and a session, from greeting to hanging up."""
+    """The thread that owns a link and a session, from greeting to hanging up; at most `most` pictures wait for it."""
 
-    def __init__(self, link: Link, session: HostSession) -> None:
-        self._link, self._session, self._clock = link, session, MonotonicClock()
+    def __init__(self, link: Link, session: HostSession, most: int) -> None:
+        self._link, self._session, self._most, self._clock = link, session, most, MonotonicClock()
         self._lock = threading.Lock()
         self._news: deque[_Asked] = deque()
         self._waiting: deque[_Asked] = deque()
@@ -98,13 +98,13 @@ class _Line:
         """There are new pieces of it.
 
         Raises:
-            BackendError: if the line is broken, or too many wait.
+            BackendUnavailable: if the line is broken, or too many wait.
         """
         with self._lock:
             if self.broken is not None:
-                raise BackendError(self.broken)
-            if len(self._waiting) + len(self._news) >= MAX_WAITING:
-                raise BackendError(f"fpga-device: {MAX_WAITING} pictures are waiting for the device")
+                raise BackendUnavailable(self.broken)
+            if len(self._waiting) + len(self._news) >= self._most:
+                raise BackendUnavailable(f"fpga-device: {self._most} pictures are waiting for the device")
             self._news.append(asked)
             self._ring()
 
@@ -144,8 +144,8 @@ class _Line:
             os.close(self._wake)
             self._link.close()
         for asked in left:
-            _fail(asked.answer, why)
-        _fail(self._opened, why)
+            _fail(asked.answer, BackendUnavailable(why))
+        _fail(self._opened, BackendUnavailable(why))
 
     def _step(self) -> None:
         session, now = self._session, self._clock.now()
@@ -190,7 +190,7 @@ class _Line:
                 self._session.add(asked.sequence, pixels, mask, now)
             except BackendError as error:
                 self._forget(asked)
-                _fail(asked.answer, error.message)
+                _fail(asked.answer, error)
                 return
 
     def _forget(self, asked: _Asked) -> None:
@@ -208,24 +208,27 @@ class _Line:
                 if not self._opened.done():
                     self._opened.set_result(device)
             case Refused(why):
-                _fail(self._opened, f"fpga-device: {why}")
+                if self._opened.done():
+                    log.warning("fpga-device: %s", why)
+                _fail(self._opened, BackendUnavailable(f"fpga-device: {why}"))
                 while self._waiting:
-                    _fail(self._waiting.popleft().answer, f"fpga-device: {why}")
+                    _fail(self._waiting.popleft().answer, BackendUnavailable(f"fpga-device: {why}"))
             case Answered(sequence):
                 asked = self._sent.pop(sequence, None)
                 if asked is not None:
                     answering = self._session.device
                     assert answering is not None, "a session answers while it is open"
                     asked.answer.set_result(_Answer(event, now - asked.since, answering))
-            case Failed(sequence, why):
+            case Failed(sequence, why, for_now):
                 asked = self._sent.pop(sequence, None)
                 if asked is not None:
-                    _fail(asked.answer, f"fpga-device: {why}")
+                    said = f"fpga-device: {why}"
+                    _fail(asked.answer, BackendUnavailable(said) if for_now else BackendError(said))
 
 
-def _fail(waiting: Future[_Answer] | Future[Welcome], why: str) -> None:
+def _fail(waiting: Future[_Answer] | Future[Welcome], error: BackendError) -> None:
     if not waiting.done():
-        waiting.set_exception(BackendError(why))
+        waiting.set_exception(error)
 
 
 class BoardBackend(FpgaBackend):
@@ -236,24 +239,37 @@ class BoardBackend(FpgaBackend):
         address: where it is.
         build: what is known of it.
         attempts: how often a picture is sent at most: six fail after 16 s, three after 1.75 s.
+        most: pictures in line for the device, beside those that it holds.
+        given_up: when it is done, nobody wants this backend any more: it closes, even while the device is greeted.
 
     Raises:
         ConfigError: if the address is none.
-        BackendError: if no device answers there, or it holds another graph.
+        BackendUnavailable: if no device answers there, or it holds another graph, or all was given up meanwhile.
+        BackendError: if the line cannot be opened.
     """
 
     name = "fpga-device"
 
-    def __init__(self, graph: Graph, address: str, build: Build = UNKNOWN, attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        address: str,
+        build: Build = UNKNOWN,
+        attempts: int = MAX_ATTEMPTS,
+        most: int = MAX_WAITING,
+        given_up: Future[None] | None = None,
+    ) -> None:
         super().__init__(graph, build)
-        self._address, self._attempts = address, attempts
+        self._address, self._attempts, self._most = address, attempts, most
         self._line_lock = threading.Lock()
         self._line = self._open()
+        if given_up is not None:
+            given_up.add_done_callback(lambda _: self.close())
         try:
             self.device = self._line.device()
         except BackendError as error:
             self._line.close()
-            raise BackendError(f"{address}: {error}") from None
+            raise type(error)(f"{address}: {error}") from None
         if self.device.emulated:
             log.warning("fpga-device: at %s is an emulator, not hardware; its times are modelled", address)
 
@@ -274,6 +290,7 @@ class BoardBackend(FpgaBackend):
         What an iterator that ends early leaves out has not arrived.
 
         Raises:
+            BackendUnavailable: if the device does not answer, or too many wait for it.
             BackendError: as `infer`, and if the pieces are more than a picture.
         """
         check_open(self.name, self._closed)
@@ -332,16 +349,23 @@ class BoardBackend(FpgaBackend):
     def _open(self) -> _Line:
         link, session = open_link(self._address), HostSession(self.graph, secrets.randbits(32), self._attempts)
         try:
-            return _Line(link, session)
+            return _Line(link, session, self._most)
         except OSError as error:  # no descriptor is left, for instance
             link.close()
             raise BackendError(f"{self._address}: {error.strerror}") from None
 
     def _current(self) -> _Line:
-        """The line, opened anew if it broke."""
+        """The line, opened anew if it broke.
+
+        Raises:
+            BackendUnavailable: if it cannot be.
+        """
         with self._line_lock:
             check_open(self.name, self._closed)
             if self._line.broken is not None:
                 self._line.close()
-                self._line = self._open()
+                try:
+                    self._line = self._open()
+                except BackendError as error:
+                    raise BackendUnavailable(error.message) from None
             return self._line

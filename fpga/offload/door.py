@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from hawkvision.errors import BackendError, ConfigError
 
 log = logging.getLogger("hawkvision.fpga")
 
+DEFAULT_DEADLINE_S: Final = 0.05
 PLACES: Final = 16
 """Pictures on their way to the FPGA at once: four windows of a device (`fpga.emulator.DEFAULT_WINDOW`)."""
 ATTEMPTS: Final = 3
@@ -33,10 +35,18 @@ UNLIMITED_BYTES_PER_S: Final = 1e12
 """The transfer is part of the delay that is measured."""
 
 
-def open_offload(model: Path | bytes, options: Options, deadline_s: float, cores: int, clock: Clock) -> OffloadBackend:
+def open_offload(
+    model: Path | bytes,
+    options: Options,
+    deadline_s: float,
+    cores: int,
+    clock: Clock,
+    given_up: Future[None] | None = None,
+) -> OffloadBackend:
     """The device at `options.device` and the compiled kernel on `cores`, as one backend.
 
-    Cycles and clock are the build's if `options` name one, else what the device says of itself.
+    Cycles and clock are the build's if `options` name one, else what the device says of itself. `given_up` ends the
+    waiting for a device.
 
     Raises:
         CompileError: if the model carries no graph, or the build is another's.
@@ -48,7 +58,7 @@ def open_offload(model: Path | bytes, options: Options, deadline_s: float, cores
     graph = graph_of(model)
     build = build_of(graph, options)
     cpu = ReferenceBackend(graph, build, cache=options.cache)
-    fpga = BoardBackend(graph, options.device, build, ATTEMPTS)
+    fpga = BoardBackend(graph, options.device, build, ATTEMPTS, given_up=given_up)
     try:
         cycles = fpga.device.cycles if build.folding is None else interval(graph, build.folding)
         clock_hz = build.clock_hz or float(fpga.device.clock_hz)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import resource
 import select
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -20,14 +18,14 @@ import numpy as np
 import pytest
 
 from fpga import reference
-from fpga.backends import Options, board, build_of, open_fpga
+from fpga.backends import Options, build_of, open_fpga
 from fpga.backends.base import Build, FpgaBackend
 from fpga.backends.board import BoardBackend
 from fpga.backends.ref import ReferenceBackend
 from fpga.backends.simulated import SimulatedBackend
 from fpga.devices import Resources
 from fpga.folding import Folding, StageFolding, format_folding, interval
-from fpga.framing import Frame, Hello, Reason, Trouble, Welcome, encode
+from fpga.framing import Frame, Hello, Reason, Run, Trouble, Welcome, encode
 from fpga.integer_onnx import write
 from fpga.links import UdpLink, open_link
 from fpga.offload.door import open_offload
@@ -35,9 +33,9 @@ from fpga.offload.runtime import Offload, OffloadBackend
 from fpga.offload.search import Point, Schedule
 from fpga.power import Energy, Estimate
 from fpga.report import Proof, Report, Switching
-from fpga.sessions import MAX_PAUSE_S, DeviceSession
+from fpga.sessions import MAX_ATTEMPTS, MAX_PAUSE_S, DeviceSession
 from hawkvision.clock import ManualClock, MonotonicClock
-from hawkvision.errors import BackendError, CompileError, ConfigError
+from hawkvision.errors import BackendError, BackendUnavailable, CompileError, ConfigError
 from hawkvision.metrics import EdgeMetrics, FpgaCounts
 from hawkvision.process import ServerProcess, running
 from hawkvision.testing import BackendConformance
@@ -66,16 +64,18 @@ def emulated(model: Path, *line: str) -> Iterator[ServerProcess]:
 
 
 @contextlib.contextmanager
-def not_emulated() -> Iterator[int]:
-    """The port of a device that does not say that it is a program; its logits are all 0."""
+def not_emulated(window: int = 2, begun: threading.Event | None = None) -> Iterator[int]:
+    """The port of a device that does not say that it is a program; its logits are all 0. `begun`: it has pixels."""
     at, link, stop = GRAPH.input, UdpLink.at("127.0.0.1", 0), threading.Event()
-    session = DeviceSession(GRAPH, Welcome(at.height, at.width, at.channels, GRAPH.classes, 2, False, 0, 7))
+    session = DeviceSession(GRAPH, Welcome(at.height, at.width, at.channels, GRAPH.classes, window, False, 0, 7))
 
     def answer() -> None:
         while not stop.is_set():
             select.select((link,), (), (), 0.05)
             for frame in link.receive():
                 replies, work = session.receive(frame)
+                if begun is not None and isinstance(frame.message, Run):
+                    begun.set()
                 done = None if work is None else session.finish(work, 7, np.zeros(GRAPH.classes, np.int32))
                 for reply in [*replies, *([] if done is None else [done])]:
                     link.send(reply)
@@ -287,16 +287,22 @@ def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) 
             yield row, None
         row[:] = 0
 
+    in_line = threading.Event()
     with (
         emulated(model, "--window", "1", "--clock-mhz", "0.05") as process,
         ThreadPoolExecutor() as pool,
         contextlib.closing(BoardBackend(GRAPH, process.url)) as backend,
     ):
-        before = pool.submit(backend.infer, pictures(1))
-        while not backend._line._sent:
-            time.sleep(0.001)
+        before = pool.submit(backend.infer_pieces, whole(picture, in_line))
+        assert in_line.wait(10)
         np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(picture[None])[0])
         before.result()
+
+
+def whole(picture: np.ndarray, in_line: threading.Event) -> Iterator[tuple[np.ndarray, None]]:
+    """A picture in one piece; says when it has its place in the line."""
+    yield picture.reshape(64, 1), None
+    in_line.set()
 
 
 def test_a_round_trip_begins_when_a_picture_is_sent_not_when_it_gets_in_line(model: Path) -> None:
@@ -339,22 +345,26 @@ def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> No
         assert backend.infer(pictures(1)).shape == (1, 5)
 
 
-def test_a_caller_turned_away_halfway_leaves_the_device_to_others(udp: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_many(backend: BoardBackend) -> Iterator[tuple[np.ndarray, None]]:
+def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
+    begun, in_line, (picture,) = threading.Event(), threading.Event(), reference.planes(GRAPH, pictures(1))
+
+    def turned_away(backend: BoardBackend, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, None]]:
         yield np.zeros((8, 1), np.uint8), None
-        while not backend._line._sent:
-            time.sleep(0.001)
-        monkeypatch.setattr(board, "MAX_WAITING", 0)
+        assert begun.wait(10), "the device has its first pixels, so it has the only place"
+        others.append(pool.submit(backend.infer_pieces, whole(picture, in_line)))
+        assert in_line.wait(10), "another picture waits, and no more than one may"
         yield np.zeros((8, 1), np.uint8), None
 
-    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
-        for _ in range(3):  # the window
-            with pytest.raises(BackendError, match="are waiting for the device"):
-                backend.infer_pieces(too_many(backend))
-            monkeypatch.undo()
-        began = time.monotonic()
-        assert backend.infer(pictures(1)).shape == (1, 5)
-        assert time.monotonic() - began < MAX_PAUSE_S / 2
+    others: list[Future[np.ndarray]] = []
+    with (
+        not_emulated(window=1, begun=begun) as port,
+        ThreadPoolExecutor() as pool,
+        contextlib.closing(BoardBackend(GRAPH, f"udp://127.0.0.1:{port}", most=1)) as backend,
+    ):
+        with pytest.raises(BackendUnavailable, match="1 pictures are waiting for the device"):
+            backend.infer_pieces(turned_away(backend, pool))
+        # Long before the first, if it were still in its place, would have to leave it.
+        assert others[0].result(MAX_PAUSE_S / 2).shape == (5,)
 
 
 def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:
@@ -382,20 +392,47 @@ def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> No
             assert backend.infer(pictures(1)).shape == (1, 5)
 
 
-def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(flags: int) -> tuple[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(os, "pipe2", none_left)
-    with pytest.raises(BackendError, match=f"{udp}: Too many open files"):
-        BoardBackend(GRAPH, udp)
+def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -> None:
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 2, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        os.close(taken.pop())  # one is enough for the socket, not for what wakes its thread
+        with pytest.raises(BackendError, match=f"{udp}: Too many open files"):
+            BoardBackend(GRAPH, udp)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
     with emulated(model, "--pty") as process:
         backend = BoardBackend(GRAPH, process.url)
-    with contextlib.closing(backend), pytest.raises(BackendError, match=r"fpga-device: the line broke|serial:"):
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match=r"fpga-device: the line broke|serial:"):
+            backend.infer(pictures(1))
+    backend.close()
+
+
+def test_a_device_that_falls_silent_is_unavailable_not_a_defect(model: Path) -> None:
+    with emulated(model) as process:
+        backend = BoardBackend(GRAPH, process.url, attempts=1)
+    with contextlib.closing(backend), pytest.raises(BackendUnavailable, match="no answer after 1 attempts"):
         backend.infer(pictures(1))
+
+
+def test_a_backend_that_is_given_up_waits_for_no_device() -> None:
+    given_up: Future[None] = Future()
+    with contextlib.closing(UdpLink.at("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(BoardBackend, GRAPH, f"udp://127.0.0.1:{silent.port}", given_up=given_up)
+        assert select.select((silent,), (), (), 10)[0]
+        given_up.set_result(None)
+        with pytest.raises(BackendUnavailable, match="the backend is closed"):
+            opening.result()
+        assert len(silent.receive()) < MAX_ATTEMPTS
 
 
 def test_a_serial_line_has_one_host(serial: tuple[str, str]) -> None:

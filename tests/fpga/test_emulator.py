@@ -49,8 +49,8 @@ def kernel() -> Kernel:
     return Kernel(GRAPH)
 
 
-def emulator(window: int = 4) -> Emulator:
-    return Emulator(GRAPH, kernel(), CYCLES, CLOCK_HZ, window)
+def emulator(window: int = 4, cycles: int = CYCLES) -> Emulator:
+    return Emulator(GRAPH, kernel(), cycles, CLOCK_HZ, window)
 
 
 @dataclass
@@ -63,6 +63,7 @@ class Line:
     changed: float = 0.0
     jitter_s: float = 0.0
     window: int = 4
+    cycles: int = CYCLES
     host: HostSession = field(init=False)
     device: Emulator = field(init=False)
     now: float = 0.0
@@ -71,7 +72,7 @@ class Line:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.host, self.device = HostSession(GRAPH, 77), emulator(self.window)
+        self.host, self.device = HostSession(GRAPH, 77), emulator(self.window, self.cycles)
         self.flying: list[tuple[float, int, bool, bytes]] = []
 
     def carry(self, frames: list[bytes], to_device: bool) -> None:
@@ -210,7 +211,7 @@ def test_pictures_that_get_no_answer_take_the_others_with_them_unless_these_get_
 def test_one_picture_without_an_answer_fails_alone_while_others_get_theirs() -> None:
     host, (picture,) = HostSession(GRAPH, 1), random_pictures(GRAPH, 1)
     host.open(0.0)
-    host.receive(Frame(1, 0, Welcome(24, 24, 3, 5, 4, True, 1, 1)), 0.0)
+    host.receive(Frame(1, 0, Welcome(24, 24, 3, 5, 4, True, 1, 0)), 0.0)
     lost, events, now = host.begin(0.0), list[Event](), 0.0
     host.add(lost, picture.reshape(-1, 3), None, now)
     while not events:
@@ -221,6 +222,25 @@ def test_one_picture_without_an_answer_fails_alone_while_others_get_theirs() -> 
         events += host.advance(now)
     assert events == [Failed(lost, NO_ANSWER)]
     assert host.room
+
+
+def test_a_slow_device_is_given_the_time_of_its_window_before_a_picture_is_repeated() -> None:
+    line, pictures = Line(window=8, cycles=CLOCK_HZ // 10), random_pictures(GRAPH, 20)
+    assert len(line.answers() if line.classify(pictures) else ()) == 20
+    assert line.host.repeated == 0
+
+
+def test_a_device_that_calls_itself_endlessly_slow_is_given_up_after_a_bounded_time() -> None:
+    host, events, now = HostSession(GRAPH, 1), list[Event](), 0.0
+    host.open(now)
+    host.receive(Frame(1, 0, Welcome(24, 24, 3, 5, 63, False, 1, (1 << 32) - 1)), now)
+    host.add(host.begin(now), random_pictures(GRAPH, 1).reshape(-1, 3), None, now)
+    while not events:
+        assert host.wake_at is not None
+        now = host.wake_at
+        events += host.advance(now)
+    assert events[0] == Refused(NO_ANSWER)
+    assert now == MAX_ATTEMPTS * MAX_PAUSE_S
 
 
 def test_a_device_that_was_switched_off_and_on_is_greeted_again() -> None:
@@ -400,7 +420,7 @@ def test_what_a_device_says_stays_on_a_line_of_the_log() -> None:
     host.receive(Frame(1, 0, Welcome(24, 24, 3, 5, 2, True, 1, 1)), 0.0)
     sequence, said = host.begin(0.0), "hot\nERROR forged \x1b[2J"
     events = host.receive(Frame(1, sequence, Trouble(Reason.FAILED, said)), 0.0)
-    assert events == [Failed(sequence, r"the device says: 'hot\nERROR forged \x1b[2J'")]
+    assert events == [Failed(sequence, r"the device says: 'hot\nERROR forged \x1b[2J'", for_now=False)]
     (refused,) = host.receive(Frame(1, 0, Refuse(Reason.VERSION, bytes(32), said)), 0.0)
     assert refused == Refused(r"the device refuses: 'hot\nERROR forged \x1b[2J'")
 

@@ -95,8 +95,11 @@ def inputs_of(bodies: Sequence[bytes], side: int) -> Pixels:
     return np.stack([load_input(body, spec, max_pixels=10**6)[0] for body in bodies])
 
 
-def write_ladder(root: Path) -> tuple[Path, Path, Manifest]:
-    """The task with a ladder of random weights, measured as `models train` does: models folder, pictures, manifest."""
+def write_ladder(root: Path, channels: tuple[int, ...] = (16, 32, 32)) -> tuple[Path, Path, Manifest]:
+    """The task with a ladder of random weights, measured as `models train` does: models folder, pictures, manifest.
+
+    `channels` are the quantised network's.
+    """
     models, data = write_task(root)
     recipe, pictures = load_recipe("shapes", models), pictures_of(data)
     rng = np.random.default_rng(5)
@@ -104,7 +107,7 @@ def write_ladder(root: Path) -> tuple[Path, Path, Manifest]:
         network.name: safetensors.numpy.save(convnet_state(CONVNETS[network.architecture], rng, 12, len(LABELS)))
         for network in recipe.networks
     }
-    twin = random_net(side=12, planes=3, channels=(16, 32, 32), classes=len(LABELS))
+    twin = random_net(side=12, planes=3, channels=channels, classes=len(LABELS))
     weights["tiny_w4"] = write_qonnx(twin, "shapes_tiny_w4")
     split = split_after_training(training_of(recipe, pictures), pictures, SPLIT_SEED)
     manifest = measured_ladder(recipe, len(LABELS), weights, pictures, inputs_of(pictures.bodies, 12), split).manifest
