@@ -54,6 +54,12 @@ def test_equal_weights_weigh_nothing(values: list[float], share: float, weight: 
     assert weighted_quantile(given_, np.ones(len(values)), share) == quantiles(given_, [share])[0]
 
 
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.lists(st.floats(0, 1e6), max_size=40), SHARES)
+def test_a_rival_mixed_with_nothing_is_the_rival(rival: list[float], by: list[float], share: float) -> None:
+    weights = np.repeat([1.0, 0.0], [len(rival), len(by)])
+    assert weighted_quantile(np.array(rival + by), weights, share) == quantiles(np.array(rival), [share])[0]
+
+
 @given(COUNTS, COUNTS, st.floats(0.0, 1.0))
 def test_a_mixture_is_as_accurate_as_was_asked_or_the_rival_is_not_diluted(
     rival: tuple[int, int], by: tuple[int, int], accuracy: float
