@@ -11,10 +11,8 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import reference
+from fpga.cache import check_ours, mark_used, tidy
 from fpga.ir import Conv, Graph, Stage
 from fpga.reference import Mask
+from fpga.toolchain import run
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ArtifactError, BackendError, CompileError
 from hawkvision.manifest import cache_dir
@@ -36,8 +36,8 @@ log = logging.getLogger("hawkvision.fpga")
 SOURCE: Final = Path(__file__).with_name("kernel.cpp")
 COMPILERS: Final = ("c++", "g++", "clang++")
 FLAGS: Final = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared", "-Wno-psabi")
-COMPILE_TIMEOUT_S: Final = 120.0
-"""A minute is what it takes on a Raspberry Pi under load; here it is two seconds."""
+COMPILE_CPU_S: Final = 120
+"""A minute is what it takes on a Raspberry Pi; here it is two seconds."""
 EXACT_BELOW: Final = 1 << 24
 """Integers that single precision holds."""
 
@@ -55,7 +55,8 @@ class Kernel:
 
     Raises:
         CompileError: if `how` is "compiled" and it cannot be had.
-        BackendError: if it gives other logits than `fpga.reference`: a defect of the compiler, or ours.
+        BackendError: if it gives other logits than `fpga.reference`: a defect of the compiler, or ours. Or if another
+            user may have written the compiled code that is kept.
     """
 
     def __init__(
@@ -210,20 +211,23 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
 
     Raises:
         CompileError: if there is no compiler that can, or nowhere to put the result.
+        BackendError: if another user may have written what is there.
     """
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise CompileError(f"no C++ compiler ({', '.join(COMPILERS)}); install one, on Debian the package g++")
     command = [compiler, *FLAGS, *((_native(),) if native else ())]
     try:
-        asked = [compiler, "--version"]
-        version = subprocess.run(asked, capture_output=True, check=False, timeout=COMPILE_TIMEOUT_S).stdout  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as error:
+        version = run(compiler, ["--version"], cpu_limit_s=COMPILE_CPU_S).output
+    except OSError as error:
         raise CompileError(f"{compiler} cannot be run: {error}") from None
-    told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version, _processor())
+    told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version.encode(), _processor())
     path = folder / f"kernel-{hashlib.sha256(b'|'.join(told_apart)).hexdigest()[:32]}.so"
-    if not path.is_file():
+    if path.is_file():
+        mark_used(path)
+    else:
         _compile(command, path)
+    check_ours(path)
     try:
         library = _loaded(path)
     except CompileError:  # a file that a failing disk has changed, or one made on another system
@@ -266,30 +270,21 @@ def _processor() -> bytes:
 
 def _compile(command: Sequence[str], path: Path) -> None:
     try:
-        scratch_folder = tempfile.TemporaryDirectory()
-    except OSError as error:
-        raise CompileError(f"no folder for temporary files: {error.strerror}") from None
-    with scratch_folder as scratch:
-        built = Path(scratch) / "kernel.so"
-        try:
-            done = subprocess.run(  # noqa: S603
-                [*command, "-o", str(built), str(SOURCE)],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=COMPILE_TIMEOUT_S,
-                check=False,
-                env={**os.environ, "LC_ALL": "C"},
-            )
-        except subprocess.TimeoutExpired:
-            raise CompileError(f"{command[0]}: no end within {COMPILE_TIMEOUT_S:.0f} s") from None
-        if done.returncode:
-            said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
-            raise CompileError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
-        try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tidy(path.parent)
+        with tempfile.TemporaryDirectory(prefix=".kernel-", dir=path.parent) as scratch:
+            built = Path(scratch) / "kernel.so"
+            words = [*command[1:], "-o", str(built), str(SOURCE)]
+            ran = run(command[0], words, cpu_limit_s=COMPILE_CPU_S, env={"LC_ALL": "C"})
+            if ran.status > 0:
+                said = next((line for line in ran.output.splitlines() if "error" in line), ran.output[-200:])
+                raise CompileError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
+            ran.check()
             write_atomic(path, built.read_bytes())
-        except ArtifactError as error:
-            raise CompileError(error.message) from None
+    except OSError as error:
+        raise CompileError(f"{path}: cannot write: {error.strerror}") from None
+    except ArtifactError as error:
+        raise CompileError(error.message) from None
 
 
 class _Vectorised:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import emit
+from fpga.cache import check_ours
 from fpga.folding import Folding, interval
 from fpga.ir import Graph
 from fpga.reference import Mask
@@ -22,7 +23,7 @@ from hawkvision.types import Pixels
 
 DRIVER: Final = emit.RTL / "sim" / "stream_driver.cpp"
 PATIENCE: Final = 8
-"""A run is given up after so many times the cycles that it should take; random stalls cost a small factor."""
+"""Random stalls cost a small factor."""
 
 Cycles = NDArray[np.int64]
 
@@ -73,7 +74,7 @@ class Simulation:
 
     Raises:
         CompileError: if the folding does not fit the graph, or a tool is missing or fails.
-        BackendError: if the library cannot be loaded.
+        BackendError: if the library cannot be loaded, or another user may have written it.
     """
 
     def __init__(self, graph: Graph, folding: Folding, cache: Path | None = None) -> None:
@@ -81,6 +82,7 @@ class Simulation:
         self.graph = graph
         self._interval = interval(graph, folding)
         self._lock = threading.Lock()
+        check_ours(path)
         try:
             self._code = ctypes.CDLL(str(path))
         except OSError as error:
@@ -104,17 +106,19 @@ class Simulation:
         *,
         arrives: Cycles | None = None,
         stalls: Stalls | None = None,
+        patience: float = PATIENCE,
     ) -> Run:
         """Stream pictures (n, height, width, channels) through the device, one directly behind the other.
 
         `mask` (n, height, width) says which pixels arrived; all did without. `arrives` (n, height) is the cycle from
-        which a row can be taken; they are sent in order, each as soon as it is there and the device takes it.
+        which a row can be taken; they are sent in order, each as soon as it is there and the device takes it. A run is
+        given up after `patience` times the cycles that it should take.
 
         Raises:
             BackendError: if the shapes do not fit the graph, or the device does not answer as it should.
         """
         n = len(pixels)
-        job, logits, times = self._job(pixels, mask, arrives, stalls or Stalls())
+        job, logits, times = self._job(pixels, mask, arrives, stalls or Stalls(), patience)
         with self._lock:
             self._code.hv_run(self._handle, ctypes.byref(job))
             sound = job.given == n * self.graph.classes and not job.misplaced
@@ -139,7 +143,7 @@ class Simulation:
             self._code.hv_run(self._handle, ctypes.byref(job))
 
     def _job(
-        self, pixels: Pixels, mask: Mask | None, arrives: Cycles | None, stalls: Stalls
+        self, pixels: Pixels, mask: Mask | None, arrives: Cycles | None, stalls: Stalls, patience: float = PATIENCE
     ) -> tuple[_Job, NDArray[np.int32], Cycles]:
         at, n = self.graph.input, len(pixels)
         if pixels.dtype != np.uint8 or pixels.shape != (n, at.height, at.width, at.channels):
@@ -163,7 +167,7 @@ class Simulation:
             n, at.height, at.width, at.channels, self.graph.classes,
             *(None if array is None else array.ctypes.data for array in arrays),
             stalls.into, stalls.out_of, stalls.seed,
-            last + int(PATIENCE * slower * self._interval * (n + len(self.graph.stages) + 1)),
+            last + int(patience * slower * self._interval * (n + len(self.graph.stages) + 1)),
             n * at.height * at.width,
             logits.ctypes.data, times[0].ctypes.data, times[1].ctypes.data, times[2].ctypes.data,
         )  # fmt: skip

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -149,11 +149,17 @@ def run(
     cpu_limit_s: int,
     folder: Path | None = None,
     title: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run a command to its end, or to that of its CPU time; it is told nothing on standard input.
 
+    `env` is added to our own environment.
+
     The kernel enforces the limit (RLIMIT_CPU), so it holds on a loaded machine. On Linux the tool does not outlive us
     either: it would go on writing into a folder in which the next build works.
+
+    Raises:
+        OSError: if it cannot be started, or there is no folder for temporary files.
     """
 
     def limit() -> None:
@@ -168,6 +174,7 @@ def run(
             stdout=said,
             stderr=subprocess.STDOUT,
             cwd=folder,
+            env=None if env is None else {**os.environ, **env},
             preexec_fn=limit,
         )
         guard = threading.Timer(60 + WALL_PER_CPU * cpu_limit_s, process.kill)

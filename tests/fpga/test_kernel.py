@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,9 +99,11 @@ def test_code_for_any_processor_of_the_kind_is_exact_too(make: Callable[[], Grap
 def test_code_is_compiled_once_per_machine(tmp_path: Path) -> None:
     Kernel(random_graph(), tmp_path)
     (library,) = tmp_path.iterdir()
-    before = library.stat().st_mtime_ns
+    before = library.stat().st_ino
+    os.utime(library, (0, 0))
     Kernel(random_graph(1), tmp_path)
-    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [before]
+    assert [path.stat().st_ino for path in tmp_path.iterdir()] == [before]
+    assert library.stat().st_mtime > 0, "it was used, so it stays longer than what was not"
 
 
 def test_without_a_compiler_numpy_takes_over_and_says_so(
@@ -140,13 +141,19 @@ def test_a_compiler_that_does_not_run_is_said(tmp_path: Path, monkeypatch: pytes
         Kernel(random_graph(), tmp_path, how="compiled")
 
 
-def test_without_a_folder_for_temporary_files_numpy_takes_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+def test_without_a_place_for_compiled_code_numpy_takes_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        assert Kernel(random_graph(), tmp_path / "cache").how == "numpy"
-    assert "no folder for temporary files: No such file" in caplog.text
+        assert Kernel(random_graph(), tmp_path / "file" / "fpga").how == "numpy"
+    assert "cannot write: Not a directory" in caplog.text
+
+
+def test_kept_code_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
+    Kernel(random_graph(), tmp_path)
+    (library,) = tmp_path.iterdir()
+    library.chmod(0o646)
+    with pytest.raises(BackendError, match=r"expected code that only its owner may write, found mode 646; remove it"):
+        Kernel(random_graph(), tmp_path)
 
 
 def test_a_kept_file_that_cannot_be_loaded_is_compiled_anew(tmp_path: Path) -> None:

@@ -67,14 +67,10 @@ def test_reset_in_the_midst_of_a_picture_leaves_nothing_behind(case: Case, devic
     assert (run.logits == reference.logits(case.graph, pictures)).all()
 
 
-def test_run_that_is_given_up_leaves_nothing_behind(
-    case: Case, device: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_is_given_up_leaves_nothing_behind(case: Case, device: Simulation) -> None:
     pictures = random_pictures(case.graph, 4, seed=7)
-    monkeypatch.setattr("fpga.sim.PATIENCE", 0.1)
     with pytest.raises(BackendError, match="the simulated device gave"):
-        device.run(pictures[:1])
-    monkeypatch.undo()
+        device.run(pictures[:1], patience=0.1)
     run = device.run(pictures[1:])
     assert (run.logits == reference.logits(case.graph, pictures[1:])).all()
 
