@@ -161,18 +161,30 @@ class Call:
         return score < (self.route.threshold if control is None else control.control.bar)
 
     def _decide(self, score: float) -> Decision:
-        uplink, control = self.node.uplink, self.watched.edge
+        control = self.watched.edge
         decision = decide(
             self.route,
             score,
             slack_ms=self.slack_ms(),
-            predicted_ms=uplink.predict_ms() if uplink else None,
+            predicted_ms=self._predicted_ms(),
             on_miss=self.request.on_miss,
             threshold=None if control is None else control.control.threshold,
         )
         if isinstance(decision, Miss) and not self._falls_short(score):
             return Accept()  # only debt asked for more, and there is no time to repay it here
         return decision
+
+    def _predicted_ms(self) -> float | None:
+        """How long the datacenter would take; None if it cannot be reached.
+
+        With `fail`, a caller who is told at once that there is no time has lost nothing, so it is the time that is
+        hardly ever exceeded. Otherwise the edge's answer stands by, and an escalation that is more likely to be in
+        time than not is worth its bytes.
+        """
+        uplink = self.node.uplink
+        if uplink is None:
+            return None
+        return uplink.predict_ms() if self.request.on_miss is OnMiss.FAIL else uplink.expect_ms()
 
     def _edge_is_too_busy(self) -> bool:
         """Whether the edge would be late and the datacenter would not; one who waits is better off in the queue."""

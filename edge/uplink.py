@@ -140,8 +140,12 @@ class Uplink:
         return None if self._lossy is None else self._lossy.view.rtt_s
 
     def predict_ms(self) -> float | None:
-        """How long an escalation would take now; None while the datacenter is left alone after a failure."""
+        """What an escalation would hardly take longer than; None while the datacenter is left alone after a failure."""
         return self._hop.link.predict_ms(self._clock.now())
+
+    def expect_ms(self) -> float | None:
+        """What it would take on average; None likewise."""
+        return self._hop.link.expect_ms(self._clock.now())
 
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
@@ -197,13 +201,15 @@ class Uplink:
         self, hop: Hop, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
     ) -> Escalated:
         self._asked_at = started = self._clock.now()
+        predicted_ms = hop.link.predict_ms(started)
+        early = predicted_ms is not None and predicted_ms <= timeout_s * 1e3
         try:
             status, payload = await hop.send(body, request, trace, timeout_s, exact=exact)
         except HopBroken:
             self._failed(hop)
             raise
         except HopLate:
-            self._was_late(hop, request, self._clock.now() - started)
+            self._was_late(hop, request, self._clock.now() - started, early=early)
             raise
         now = self._clock.now()
         if status != 200:
@@ -211,7 +217,7 @@ class Uplink:
         reply = self._checked(hop, payload, request)
         round_trip_ms = (now - started) * 1e3
         hop.link.succeeded(round_trip_ms, now)
-        if hop is self._http and request.deadline_ms is not None:
+        if hop is self._http and request.deadline_ms is not None and early:
             self._late.append(False)
         self._learn_pace(hop, reply, round_trip_ms)
         return Escalated(reply, round_trip_ms)
@@ -224,12 +230,13 @@ class Uplink:
         own_ms = reply.timing_ms.total
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
-    def _was_late(self, hop: Hop, request: HopRequest, waited_s: float) -> None:
+    def _was_late(self, hop: Hop, request: HopRequest, waited_s: float, *, early: bool) -> None:
+        """Learn from it; `early`: it should have been back long before."""
         waited_ms = waited_s * 1e3
         hop.link.late(waited_ms, self._clock.now())
         if request.deadline_ms is None:
             self._failed(hop)  # nobody hurried it, and still it did not answer
-        elif hop is self._http:
+        elif hop is self._http and early:
             self._late.append(self._dc_ms <= OWN_SHARE * waited_ms)
 
     def _checked(self, hop: Hop, payload: bytes, request: HopRequest) -> HopReply:

@@ -11,8 +11,8 @@ but by whoever watches it (`edge.node` asks for the served rungs at growing inte
 at no extra cost. At 1 % loss its P99 is 334 ms (CUBIC) or 299 ms (BBR) where datagrams take 27, and each percent more
 makes it worse (20 KB, 20 Mbit/s, 40 ms; measured before any of this was built). So:
 
-             loss ≥ 1 % for 3 s, on at least two lost datagrams; or two of the last
-             32 escalations had not come back by their deadlines for no fault of the tier's
+             loss ≥ 1 % for 3 s, on at least two lost datagrams; or two of the last 32 escalations
+             that should have been early had not come back by their deadlines for no fault of the tier's
         ┌─────┐ ──────────────────────────────────────────────────────────────► ┌───────┐
         │ TCP │                                                                 │ LOSSY │
         └─────┘ ◄────────────────────────────────────────────────────────────── └───────┘
@@ -67,11 +67,21 @@ class LinkEstimate:
         self.up = True
 
     def predict_ms(self, now: float) -> float | None:
-        """How long an escalation would take, pessimistically; None while the link is down."""
+        """What an escalation would hardly take longer than; None while the link is down."""
         if not self.up:
             return None
         self._decay(now)
         return self.mean_ms + DEVIATIONS * self.deviation_ms
+
+    def expect_ms(self, now: float) -> float | None:
+        """What an escalation would take on average; None while the link is down.
+
+        Round trips have a long tail, so more than half of them are shorter.
+        """
+        if not self.up:
+            return None
+        self._decay(now)
+        return self.mean_ms
 
     def _learn(self, round_trip_ms: float, now: float) -> None:
         self._decay(now)
@@ -101,7 +111,7 @@ LOST_TO_LEAVE: Final = 2
 LEAVE_AFTER_S: Final = 3.0
 LATE_TO_LEAVE: Final = 2
 LATE_AMONG: Final = 32
-"""Escalations over TCP; the prediction leaves four deviations, so two of 32 are not chance."""
+"""Escalations over TCP that four deviations of the estimate left time for, so two of 32 are not chance."""
 LOSS_TO_RETURN: Final = 0.003
 RETURN_AFTER_S: Final = 30.0
 TCP_DWELL_S: Final = 10.0
