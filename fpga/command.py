@@ -33,9 +33,10 @@ PLANNED_MHZ: Final = 120.0
 MAX_MHZ: Final = 1000.0
 """More than any supported device's clock network."""
 NOISE_PICTURES: Final = 64
+DEFAULT_VARIANT: Final = "tiny_w4"
 
 Task = Annotated[str, typer.Option(help="The task whose quantised rung is meant.")]
-Variant = Annotated[str, typer.Option(help="A quantised variant of it.")]
+Variant = Annotated[str | None, typer.Option(help="A quantised variant of it; default: tiny_w4, or the model's name.")]
 ModelFile = Annotated[Path | None, typer.Option("--model", help="A QONNX file instead of the task's built variant.")]
 DeviceName = Annotated[str, typer.Option("--device", help="lfe5u-25f, lfe5u-45f or lfe5u-85f.")]
 FoldingFile = Annotated[Path | None, typer.Option("--folding", help="A folding file; default: found by search.")]
@@ -49,7 +50,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; def
 @app.command()
 def build(
     task: Task = "fashion_mnist",
-    variant: Variant = "tiny_w4",
+    variant: Variant = None,
     model: ModelFile = None,
     device: DeviceName = "lfe5u-45f",
     folding: FoldingFile = None,
@@ -80,6 +81,7 @@ def build(
     graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
     chosen = _folding(graph, chip, folding, rate, mhz)
     pictures, where = _pictures(task, graph, data)
+    variant = variant or (DEFAULT_VARIANT if model is None else model.stem)
     name = f"{task}-{variant}-{chip.name}"
     words = {
         "--model": model and model.name,
@@ -99,12 +101,14 @@ def build(
         folding=chosen,
         pictures=pictures,
         pictures_from=where,
-        command=f"hawkvision fpga build --task {task} --variant {variant} --device {chip.name}{given} --seeds {seeds}",
+        command=shlex.join(["hawkvision", "fpga", "build", "--task", task, "--variant", variant, "--device", chip.name])
+        + f"{given} --seeds {seeds}",
         folder=out or Path(f"fpga-{name}"),
         seeds=seeds,
         target_mhz=target_mhz,
         pins=pins,
     )
+    typer.echo(f"{order.command}, in {order.folder}", err=True)
     made = run(order, lambda line: typer.echo(line, err=True))
     for folder in filter(None, (order.folder, reports_dir)):
         written = reports.write(made, folder, name)
@@ -114,7 +118,7 @@ def build(
 @app.command()
 def fold(
     task: Task = "fashion_mnist",
-    variant: Variant = "tiny_w4",
+    variant: Variant = None,
     model: ModelFile = None,
     device: DeviceName = "lfe5u-45f",
     rate: Rate = None,
@@ -133,7 +137,7 @@ def fold(
 @app.command()
 def estimate(
     task: Task = "fashion_mnist",
-    variant: Variant = "tiny_w4",
+    variant: Variant = None,
     model: ModelFile = None,
     device: DeviceName = "lfe5u-45f",
     folding: FoldingFile = None,
@@ -153,7 +157,7 @@ def report(files: Annotated[list[Path], typer.Argument(help="JSON files of repor
     typer.echo(reports.markdown(read[0]) if len(read) == 1 else reports.summary(read), nl=False)
 
 
-def _graph(task: str, variant: str, model: Path | None, cache: Path | None) -> Graph:
+def _graph(task: str, variant: str | None, model: Path | None, cache: Path | None) -> Graph:
     if model is not None:
         from fpga.qonnx import MAX_BYTES, read_qonnx  # needs onnx, which devices do not have
 
@@ -162,6 +166,7 @@ def _graph(task: str, variant: str, model: Path | None, cache: Path | None) -> G
                 return read_qonnx(file.read(MAX_BYTES + 1), str(model))
         except OSError as error:
             raise CompileError(f"{model}: cannot be read: {error.strerror}") from None
+    variant = variant or DEFAULT_VARIANT
     path = artifact_path(cache_dir(cache), task, variant)
     if not path.is_file():
         raise CompileError(f"{path} is missing; build it with `hawkvision models build --task {task} {variant}`")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fpga.build import Order
+from fpga.build import LOCK
 from fpga.folding import check_folding, parse_folding
 from fpga.integer_onnx import write
-from fpga.report import Report
-from fpga.toolchain import Say
 from hawkvision.cli import app
-from hawkvision.errors import CompileError
+from hawkvision.zoo.qonnx_export import write_qonnx
 from tests.fpga.graphs import fashion_shape
+from tests.fpga.quantised_nets import random_net
 
 GRAPH = fashion_shape()
 
@@ -59,20 +61,33 @@ def test_folding_that_cannot_be_written_is_an_error(cache: Path, tmp_path: Path,
     assert "cannot write" in said
 
 
-def test_command_of_a_report_names_every_option_that_decides_the_build(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders = []
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """A folder in which another build works, so that one there says what it would do and ends."""
+    folder.mkdir()
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
-    def build(order: Order, say: Say) -> Report:
-        orders.append(order)
-        raise CompileError("seen")
 
-    monkeypatch.setattr("fpga.build.build", build)
+def test_command_of_a_build_names_every_option_that_decides_it(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "my board.lpf").write_text("")
     words = ["--rate", "500", "--mhz", "100", "--target-mhz", "110", "--pins", str(tmp_path / "my board.lpf")]
-    run("build", "--cache-dir", str(cache), *words)
-    assert " --rate 500 --mhz 100 --target-mhz 110 --pins 'my board.lpf' " in orders[0].command
+    with in_use(tmp_path / "out"):
+        status, said = run("build", "--cache-dir", str(cache), *words, "--out", str(tmp_path / "out"))
+    assert status == 1
+    assert " --rate 500 --mhz 100 --target-mhz 110 --pins 'my board.lpf' " in said
+    assert "another build works there" in said
+
+
+def test_build_of_a_file_is_named_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.onnx").write_bytes(write_qonnx(random_net(side=8, planes=1), "own"))
+    with in_use(Path("fpga-fashion_mnist-own-lfe5u-45f")):
+        status, said = run("build", "--model", "own.onnx")
+    assert status == 1
+    assert "--variant own --device lfe5u-45f --model own.onnx " in said
+    assert "fpga-fashion_mnist-own-lfe5u-45f: another build works there" in said
 
 
 @pytest.mark.parametrize(
