@@ -2,7 +2,7 @@
 //
 // A row's pairs first (the left pixel waits in a memory of one pixel), then pairs of rows (the upper maximum waits in a
 // memory of half a row). An odd last row or column is left out. Never waits: one beat a cycle if they come so.
-// Latency: 5 cycles from the beat that completes a square. Memories are written before they are read for every W >= 2.
+// Latency: 6 cycles from the beat that completes a square. Memories are written before they are read for every W >= 2.
 module hv_pool #(
   parameter H = 8,
   parameter W = 8,
@@ -57,39 +57,44 @@ module hv_pool #(
 
   // Pairs of a row.
   (* ram_style = "distributed" *) reg [LANES*OB-1:0] left [0:GROUPS-1];
-  reg                v2, lower2;
-  reg [AW-1:0]       at2;
-  reg [LANES*OB-1:0] d2;
-  wire at_last = at2 == HALF - 1;
+  reg                v2, v3, lower2, lower3;
+  reg [AW-1:0]       at3;
+  reg [LANES*OB-1:0] l2, d2, d3;
+  wire at_last = at3 == HALF - 1;
   always @(posedge clk) begin
     if (v1 & ~right1) left[c1] <= d1;
     v2     <= v1 & right1;
-    d2     <= greater(d1, left[c1]);
+    d2     <= d1;
+    l2     <= left[c1];
     lower2 <= lower1;
-    if (v2) at2 <= at_last ? 0 : at2 + 1'b1;
+    v3     <= v2;
+    d3     <= greater(d2, l2);
+    lower3 <= lower2;
+    if (v3) at3 <= at_last ? 0 : at3 + 1'b1;
     if (rst) begin
       v2  <= 0;
-      at2 <= 0;
+      v3  <= 0;
+      at3 <= 0;
     end
   end
 
   // Pairs of rows.
   (* no_rw_check *) reg [LANES*OB-1:0] upper [0:HALF-1];
-  reg                v3, v4;
-  reg [LANES*OB-1:0] u3, u4, d3, d4;
+  reg                v4, v5;
+  reg [LANES*OB-1:0] u4, u5, d4, d5;
   always @(posedge clk) begin
-    if (v2 & ~lower2) upper[at2] <= d2;
-    u3 <= upper[at2];
-    d3 <= d2;
-    v3 <= v2 & lower2;
-    u4 <= u3;
+    if (v3 & ~lower3) upper[at3] <= d3;
+    u4 <= upper[at3];
     d4 <= d3;
-    v4 <= v3;
-    out_data  <= greater(d4, u4);
-    out_valid <= v4;
+    v4 <= v3 & lower3;
+    u5 <= u4;
+    d5 <= d4;
+    v5 <= v4;
+    out_data  <= greater(d5, u5);
+    out_valid <= v5;
     if (rst) begin
-      v3 <= 0;
       v4 <= 0;
+      v5 <= 0;
       out_valid <= 0;
     end
   end

@@ -75,7 +75,7 @@ module hv_requantise #(
         reg [KEPT-1:0] u;
         wire signed [MB+KEPT+1:0] product;
         hv_mul #(.WA(MB+1), .WB(KEPT+1), .LUT(LUT)) mul (
-          .clk(clk), .a({1'b0, multiplier_u}), .b({1'b0, u}), .p(product)
+          .clk(clk), .used(1'b1), .a({1'b0, multiplier_u}), .b({1'b0, u}), .p(product)
         );
         reg [MB+KEPT:0] scaled;
         wire [MB+KEPT:0] rounded = scaled >> SHIFT;

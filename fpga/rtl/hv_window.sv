@@ -9,7 +9,7 @@
 //           TAPS = K     one column of the kernel at once, columns one after the other; tap 0 is the upper one
 //           TAPS = K·K   all at once, tap = row · K + column; CH must be CIN
 //         `first` and `last` mark a group's beats. `weight` is the index of a beat within its position, 0 to
-//         GROUPS x beats − 1, two cycles before the beat itself, so that hv_rom's word comes with the beat.
+//         GROUPS x beats − 1, a cycle before the beat itself, so that hv_rom's word comes a cycle after it (hv_mac).
 //
 // Rows    Row r lies in bank r mod BANKS: one bank for TAPS = 1, else K of them, so that any K rows can be read at
 //         once. A word holds WORD = max(CH, IN_LANES) activations; a row's words begin at a power of two.
@@ -273,10 +273,10 @@ module hv_window #(
   reg [ROWS-1:0]  rows1, rows2, rows3;
   reg [BB-1:0]    bank1, bank2, bank3;
   reg [QB-1:0]    part1, part2, part3;
-  reg [WB-1:0]    beat1, beat2, beat3;
+  reg [WB-1:0]    beat1, beat2, beat3, beat4;
   reg [BANKS*SB-1:0]      slots1;
   reg [BANKS*WORD*AB-1:0] read3;
-  assign weight = ALL ? beat3 : beat2;
+  assign weight = ALL ? beat4 : beat3;
   assign {out_valid, out_first, out_last} = {valids[DEPTH-1], firsts[DEPTH-1], lasts[DEPTH-1]};
   always @(posedge clk) begin
     valids  <= {valids, run & ~filling};
@@ -292,7 +292,7 @@ module hv_window #(
     {rows2, rows3} <= {rows1, rows2};
     {bank2, bank3} <= {bank1, bank2};
     {part2, part3} <= {part1, part2};
-    {beat2, beat3} <= {beat1, beat2};
+    {beat2, beat3, beat4} <= {beat1, beat2, beat3};
     {step2, step3, step4} <= {step1, step2, step3};
     if (rst) valids <= 0;
   end

@@ -22,6 +22,7 @@ module hv_all #(
   output wire        least_out_valid,
   output wire [15:0] least_out_data,
 
+  input  wire        mul_used,
   input  wire signed [16:0] mul_a,
   input  wire signed [8:0]  mul_b,
   output wire signed [25:0] mul_dsp,
@@ -77,11 +78,11 @@ module hv_all #(
     .clk(clk), .rst(rst), .in_valid(least_in_valid), .in_data(least_in_data),
     .out_valid(least_out_valid), .out_data(least_out_data)
   );
-  hv_mul #(.WA(17), .WB(9)) dsp (.clk(clk), .a(mul_a), .b(mul_b), .p(mul_dsp));
-  hv_mul #(.WA(4), .WB(9), .LUT(1)) lut_4 (.clk(clk), .a(mul_a[3:0]), .b(mul_b), .p(mul_lut_4));
-  hv_mul #(.WA(5), .WB(9), .LUT(1)) lut_5 (.clk(clk), .a(mul_a[4:0]), .b(mul_b), .p(mul_lut_5));
-  hv_mul #(.WA(10), .WB(9), .LUT(1)) lut_10 (.clk(clk), .a(mul_a[9:0]), .b(mul_b), .p(mul_lut_10));
-  hv_mul #(.WA(16), .WB(9), .LUT(1)) lut_16 (.clk(clk), .a(mul_a[15:0]), .b(mul_b), .p(mul_lut_16));
+  hv_mul #(.WA(17), .WB(9)) dsp (.clk(clk), .used(mul_used), .a(mul_a), .b(mul_b), .p(mul_dsp));
+  hv_mul #(.WA(4), .WB(9), .LUT(1)) lut_4 (.clk(clk), .used(mul_used), .a(mul_a[3:0]), .b(mul_b), .p(mul_lut_4));
+  hv_mul #(.WA(5), .WB(9), .LUT(1)) lut_5 (.clk(clk), .used(mul_used), .a(mul_a[4:0]), .b(mul_b), .p(mul_lut_5));
+  hv_mul #(.WA(10), .WB(9), .LUT(1)) lut_10 (.clk(clk), .used(mul_used), .a(mul_a[9:0]), .b(mul_b), .p(mul_lut_10));
+  hv_mul #(.WA(16), .WB(9), .LUT(1)) lut_16 (.clk(clk), .used(mul_used), .a(mul_a[15:0]), .b(mul_b), .p(mul_lut_16));
   hv_mac #(.N(3), .PE(3), .AB(8), .WB(5), .ACCW(20), .PACK(1)) mac_pack (
     .clk(clk), .rst(rst), .valid(mac_valid), .first(mac_first), .last(mac_last), .a(mac_a), .w(mac_w),
     .done(mac_pack_done), .acc(mac_pack_acc)

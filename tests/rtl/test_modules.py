@@ -79,7 +79,7 @@ def test_multipliers_give_a_product_each_cycle_four_cycles_later(bench: Bench) -
     pairs = edges + [(int(rng.integers(-(1 << 16), 1 << 16)), int(rng.integers(-256, 256))) for _ in range(400)]
     for number in range(len(pairs) + 3):
         a, b = pairs[min(number, len(pairs) - 1)]
-        bench.cycle(mul_a=a & 0x1FFFF, mul_b=b & 0x1FF)
+        bench.cycle(mul_used=1, mul_a=a & 0x1FFFF, mul_b=b & 0x1FF)
         if number >= 3:
             a, b = pairs[number - 3]
             assert signed(bench.get("mul_dsp"), 26) == a * b
@@ -87,12 +87,23 @@ def test_multipliers_give_a_product_each_cycle_four_cycles_later(bench: Bench) -
                 assert signed(bench.get(f"mul_lut_{bits}"), bits + 9) == signed(a, bits) * b, (bits, a, b)
 
 
+def test_a_block_that_is_not_used_gives_zero_and_the_next_product_is_right(bench: Bench) -> None:
+    rng = np.random.default_rng(8)
+    sent: deque[int] = deque()
+    for _ in range(400):
+        a, b, used = int(rng.integers(-99, 99)), int(rng.integers(-256, 256)), bool(rng.random() < 0.5)
+        bench.cycle(mul_used=used, mul_a=a & 0x1FFFF, mul_b=b & 0x1FF)
+        sent.append(a * b if used else 0)
+        if len(sent) == 4:
+            assert signed(bench.get("mul_dsp"), 26) == sent.popleft()
+
+
 @pytest.mark.parametrize(("name", "shared"), [("mac_pack", True), ("mac_lut", False)])
 def test_sums_of_products_begin_and_end_where_they_are_marked(bench: Bench, name: str, shared: bool) -> None:
     rng = np.random.default_rng(7)
     expected: deque[list[int]] = deque()
     total = np.zeros(3, np.int64)
-    left, found = 0, 0
+    left, found, weights = 0, 0, 0
     for cycle in range(1200):
         valid = cycle < 1180 and rng.random() < 0.7
         first = left == 0
@@ -100,7 +111,7 @@ def test_sums_of_products_begin_and_end_where_they_are_marked(bench: Bench, name
             left, total = int(rng.integers(1, 5)), np.zeros(3, np.int64)
         # Now and then the extremes: every weight the lowest or highest, every activation 255.
         extreme = rng.random() < 0.2
-        a = np.full(3, 255) if extreme else rng.integers(0, 256, 3)
+        a = np.full(3, 255) if extreme else rng.integers(0, 256, 3) * (rng.random(3) < 0.7)
         w = rng.choice([-15, 15], (3, 3)) if extreme else rng.integers(-15, 16, (3, 3))
         if valid:
             left -= 1
@@ -112,8 +123,9 @@ def test_sums_of_products_begin_and_end_where_they_are_marked(bench: Bench, name
             sent[1] -= w[0] < 0
         bench.cycle(
             mac_valid=valid, mac_first=first, mac_last=left == 0, mac_a=joined(a.tolist(), 8),
-            mac_w=joined(sent.reshape(-1).tolist(), 5),
+            mac_w=weights,
         )  # fmt: skip
+        weights = joined(sent.reshape(-1).tolist(), 5)  # a cycle after their activations
         if bench.get(f"{name}_done"):
             sums = [signed(value, 20) for value in fields(bench.get(f"{name}_acc"), 20, 3)]
             assert sums == expected.popleft()
