@@ -44,7 +44,8 @@ def test_what_is_expected_lies_below_what_is_hardly_exceeded_and_between_what_wa
     for number in range(200):
         link.succeeded(60.0 if number % 2 else 120.0, number * 0.1)
     expected, predicted = link.expect_ms(20.0), link.predict_ms(20.0)
-    assert expected is not None and predicted is not None
+    assert expected is not None
+    assert predicted is not None
     assert 60.0 < expected < 120.0 < predicted
     link.failed()
     assert link.expect_ms(20.0) is None
