@@ -13,16 +13,14 @@ import base64
 from typing import Any, Final
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from fpga.artifact import GRAPH_KEY
 from fpga.ir import KEPT_BITS, Conv, Graph, Requantise, Stage, to_bytes
 from fpga.reference import LUMINANCE
+from hawkvision.onnx_graph import GraphWriter
 
-OPSET: Final = 17
-IR_VERSION: Final = 8
 PRODUCER: Final = "hawkvision.fpga"
 EXACT: Final = 1 << 24
 """Whole numbers below it are exact in float32."""
@@ -30,13 +28,16 @@ EXACT: Final = 1 << 24
 
 def write(graph: Graph) -> bytes:
     """The model's bytes, always the same for the same graph."""
-    writer = _Writer()
+    writer = _Writer(graph.name, PRODUCER)
     x = writer.planes(graph.input.channels)
     *inner, last = graph.stages
     for stage in inner:
         x = writer.stage(x, stage)
     writer.head(x, last, graph.logit_scale)
-    return writer.model(graph)
+    carried = {GRAPH_KEY: base64.b64encode(to_bytes(graph)).decode("ascii")}
+    model = writer.model(graph.input.height, graph.input.width, graph.classes, carried)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
 
 
 def exact_in_float32(conv: Conv, activation_bits: int) -> bool:
@@ -45,21 +46,8 @@ def exact_in_float32(conv: Conv, activation_bits: int) -> bool:
     return max(-low, high) < EXACT
 
 
-class _Writer:
-    """Collects nodes and constants in order; each method returns the name of what it adds."""
-
-    def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
-
-    def constant(self, name: str, value: NDArray[Any]) -> str:
-        if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
-        return name
-
-    def node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-        return output
+class _Writer(GraphWriter):
+    """`GraphWriter` with the operations of integer graphs."""
 
     def cast(self, x: str, output: str, to: int) -> str:
         return self.node("Cast", [x], output, to=to)
@@ -141,20 +129,3 @@ class _Writer:
         narrow = self.cast(x, f"{name}.bytes", TensorProto.UINT8)
         products = self.node(op, [narrow, self.constant(f"{name}.weight", weights)], f"{name}.products", **how)
         return self.node("Add", [products, self.constant(f"{name}.bias", bias)], f"{name}.sums")
-
-    def model(self, graph: Graph) -> bytes:
-        """The finished, checked model."""
-        shape = ["n", graph.input.height, graph.input.width, 3]
-        made = helper.make_graph(
-            self._nodes,
-            graph.name,
-            [helper.make_tensor_value_info("image", TensorProto.UINT8, shape)],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", graph.classes])],
-            list(self._constants.values()),
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER)
-        helper.set_model_props(model, {GRAPH_KEY: base64.b64encode(to_bytes(graph)).decode("ascii")})
-        onnx.checker.check_model(model, full_check=True)
-        data: bytes = model.SerializeToString(deterministic=True)
-        return data

@@ -26,6 +26,7 @@ L1 = frozenset(
         "hawkvision.pictures",
         "hawkvision.pictures_idx",
         "hawkvision.process",
+        "hawkvision.onnx_graph",
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec
+from hawkvision.onnx_graph import GraphWriter
 from hawkvision.zoo.checkpoint import StateDict
 
 F32: TypeAlias = NDArray[np.float32]
 Pads: TypeAlias = tuple[int, int, int, int]
 """Top, left, bottom, right, as ONNX orders them."""
 
-OPSET = 17
-IR_VERSION = 8
 PRODUCER = "hawkvision.zoo"
 NO_PADS: Pads = (0, 0, 0, 0)
 
@@ -84,24 +83,11 @@ class Weights:
             raise ArtifactError(f"{self._where}: {len(self._state)} weights fit no layer of this architecture: {left}")
 
 
-class GraphBuilder:
-    """Collects nodes and constants in order. Each method adds a layer and returns the name of its output."""
+class GraphBuilder(GraphWriter):
+    """`GraphWriter` with the layers of the zoo's networks."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
-
-    def constant(self, name: str, value: NDArray[Any]) -> str:
-        """A constant; the same name is stored once."""
-        if name not in self._constants:
-            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
-        return name
-
-    def node(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """A node with one output, which names it."""
-        self._nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-        return output
+        super().__init__(name, PRODUCER)
 
     def conv(
         self, x: str, name: str, kernel: F32, bias: F32, stride: int = 1, pads: Pads = NO_PADS, groups: int = 1
@@ -143,20 +129,6 @@ class GraphBuilder:
         """A linear layer (classes, features) into `logits`."""
         constants = [self.constant("logits.weight", kernel), self.constant("logits.bias", bias)]
         self.node("Gemm", [x, *constants], "logits", transB=1)
-
-    def model(self, height: int, width: int, classes: int) -> onnx.ModelProto:
-        """The finished, checked model."""
-        graph = helper.make_graph(
-            self._nodes,
-            self._name,
-            [helper.make_tensor_value_info("image", TensorProto.UINT8, ["n", height, width, 3])],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", classes])],
-            list(self._constants.values()),
-        )
-        opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER)
-        onnx.checker.check_model(model, full_check=True)
-        return model
 
 
 def same_pads(size: tuple[int, int], kernel: int, stride: int) -> Pads:

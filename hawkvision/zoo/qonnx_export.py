@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from fpga.qonnx import FILL_KEY, QUANT_DOMAIN
-from hawkvision.zoo.graphs import IR_VERSION, OPSET, PRODUCER
+from hawkvision.onnx_graph import IR_VERSION, OPSET
+from hawkvision.zoo.graphs import PRODUCER
 
 ACTIVATION_BITS: Final = 8
 PIXEL_STEP: Final = 1 / 255
