@@ -1,9 +1,16 @@
-"""What a backend takes per picture on this machine: measured here, or kept in a file from an earlier time."""
+"""What a backend takes per picture on this machine: measured here, or kept in a file from an earlier time.
+
+Time is measured on one picture after the other. CPU-seconds are not: a server's pictures come at random, are handed
+from thread to thread, find a core at rest or at work, and what one takes depends on all of that. So they are measured
+on pictures that come so, at a few rates.
+"""
 
 from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from fpga.offload.model import Link
+from fpga.offload.model import Link, Work
 from fpga.offload.queues import Service
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
@@ -22,6 +29,10 @@ BATCHES: Final = (1, 4)
 LEAST_RUNS: Final = 50
 WARM_UP_RUNS: Final = 10
 MAX_RUNS: Final = 20_000
+IN_FLIGHT: Final = 40
+"""Pictures that are on their way at once, at most, while CPU-seconds are measured: more than a device's places."""
+LEAST_PICTURES: Final = 10
+"""At each rate."""
 
 Durations = Annotated[tuple[Annotated[float, Meta(gt=0.0)], ...], Meta(min_length=1, max_length=200)]
 
@@ -93,23 +104,56 @@ def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
     return Calibration(backend=name, machine=f"{platform.machine()} {platform.node()}", timings=tuple(timings))
 
 
-def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, pictures: int = 200) -> Link:
+def measure_work(
+    backend: Backend, rates_hz: Sequence[float], seconds: float, most: int = MAX_RUNS, seed: int = 0
+) -> Work:
+    """CPU-seconds of this process per picture, at each of the rates for about `seconds` or `most` pictures.
+
+    Pictures come at random (Poisson) and each has a thread of its own while it is on its way, as in a server. All that
+    the process does meanwhile counts, but for the calling thread: whatever else it does should rest. Rates that this
+    machine cannot keep up with are told as what they came to.
+
+    Raises:
+        BackendError: as `backend.infer`.
+    """
+    rng = np.random.default_rng(seed)
+    noise = rng.integers(0, 256, (16, *backend.input_shape), dtype=np.uint8)
+    found = []
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        for _ in range(WARM_UP_RUNS):
+            pool.submit(backend.infer, noise[:1]).result()
+        for rate_hz in rates_hz:
+            n = min(max(LEAST_PICTURES, round(rate_hz * seconds)), most)
+            due = rng.exponential(1 / rate_hz, n).cumsum()
+            begun, process_s, own_s = time.perf_counter(), time.process_time(), time.thread_time()
+            waiting = []
+            for i, arrival in enumerate(due.tolist()):
+                time.sleep(max(0.0, begun + arrival - time.perf_counter()))
+                waiting.append(pool.submit(backend.infer, noise[i % 16 : i % 16 + 1]))
+            for answer in waiting:
+                answer.result()
+            work_s = time.process_time() - process_s - (time.thread_time() - own_s)
+            found.append((n / (time.perf_counter() - begun), work_s / n))
+    found.sort()
+    return Work(tuple(rate for rate, _ in found), tuple(each_s for _, each_s in found))
+
+
+def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: Work, seconds: float = 1.0) -> Link:
     """What the way to an idle FPGA and back takes beside the device's own time, one picture after the other.
 
-    `host_s` is the CPU time of this whole process meanwhile: whatever else it does should rest.
+    `host` is what `measure_work` found for it.
     """
     noise = np.random.default_rng(0).integers(0, 256, (16, *fpga.input_shape), dtype=np.uint8)
     for i in range(WARM_UP_RUNS):
         fpga.infer(noise[i : i + 1])
     taken: list[float] = []
-    before = time.process_time()
-    for i in range(pictures):
+    end = time.perf_counter() + seconds
+    while len(taken) < LEAST_PICTURES or (time.perf_counter() < end and len(taken) < MAX_RUNS):
         started = time.perf_counter()
-        fpga.infer(noise[i % 16 : i % 16 + 1])
+        fpga.infer(noise[len(taken) % 16 :][:1])
         taken.append(time.perf_counter() - started)
-    host_s = (time.process_time() - before) / pictures
-    around_s = max(0.0, float(np.mean(taken)) - device_s - host_s)
-    return Link(bytes_per_s, around_s / 2, host_s)
+    around_s = max(0.0, float(np.mean(taken)) - device_s - host.at(0.0))
+    return Link(bytes_per_s, around_s / 2, host)
 
 
 def load_calibration(path: Path) -> Calibration:

@@ -21,7 +21,7 @@ from fpga.folding import Folding, parse_folding
 from fpga.ir import Graph
 from fpga.offload.calibrate import load_calibration, measure, save_calibration
 from fpga.offload.images import cuts, way_of_folding, way_of_report
-from fpga.offload.model import Link, Machine, Range, Way, Workload
+from fpga.offload.model import Link, Machine, Range, Way, Work, Workload
 from fpga.offload.queues import Service
 from fpga.offload.search import Objective, Plan, search
 from fpga.search import fastest, slowest_that_keeps_up
@@ -76,7 +76,7 @@ def plan(
     machine = Machine(
         cores=cores or len(os.sched_getaffinity(0)),
         core_w=CORE_W if core_w is None else Range(core_w, core_w, core_w),
-        link=Link(link_mbit * 1e6 / 8, link_ms * 1e-3, host_ms * 1e-3),
+        link=Link(link_mbit * 1e6 / 8, link_ms * 1e-3, Work.always(host_ms * 1e-3)),
         device=chip,
         places=places,
         board_w=Range(board_w, board_w, board_w),

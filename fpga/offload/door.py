@@ -13,7 +13,7 @@ from fpga.backends.board import BoardBackend
 from fpga.backends.ref import ReferenceBackend
 from fpga.folding import interval
 from fpga.ir import Graph
-from fpga.offload.calibrate import measure, measure_link
+from fpga.offload.calibrate import measure, measure_link, measure_work
 from fpga.offload.images import FRAMING_BYTES
 from fpga.offload.model import ZERO, Machine, Way, Workload
 from fpga.offload.runtime import OffloadBackend, offload_of
@@ -29,6 +29,11 @@ PLACES: Final = 16
 ATTEMPTS: Final = 3
 """A silent device is given up after 1.75 s rather than 16: there is a CPU to compute what it was sent."""
 MEASURE_S: Final = 0.3
+LOADS: Final = (0.2, 0.8)
+"""Of what the device can do, the rates at which both sides' CPU-seconds are measured."""
+WORK_S: Final = 0.5
+WORK_PICTURES: Final = 200
+"""… for half a second each, or as long as so many pictures take."""
 FIRST_RATE_HZ: Final = 1.0
 """The schedule is for all rates; a plan must begin with one."""
 UNLIMITED_BYTES_PER_S: Final = 1e12
@@ -65,9 +70,12 @@ def open_offload(
         if not (cycles and clock_hz):
             raise ConfigError("fpga-offload: the device does not say how fast it is; expected fpga_report")
         way = _way(graph, cycles, clock_hz)
+        device_s = cycles / clock_hz
         service = measure(cpu, "fpga-ref", MEASURE_S).one("measured now").service
-        machine = Machine(cores, ZERO, measure_link(fpga, cycles / clock_hz, UNLIMITED_BYTES_PER_S), places=PLACES)
-        workload = Workload(graph.name, FIRST_RATE_HZ, deadline_s, service, (way,))
+        host, work = (measure_work(s, [load / device_s for load in LOADS], WORK_S, WORK_PICTURES) for s in (fpga, cpu))
+        link = measure_link(fpga, device_s, UNLIMITED_BYTES_PER_S, host, MEASURE_S)
+        machine = Machine(cores, ZERO, link, places=PLACES)
+        workload = Workload(graph.name, FIRST_RATE_HZ, deadline_s, service, (way,), work)
         plan = offload_of(search([workload], machine), machine)
     except (BackendError, ConfigError):
         fpga.close()
@@ -76,8 +84,8 @@ def open_offload(
     log.info(
         "fpga-offload: a picture takes %.3f ms of a core here, or %.3f ms of one and %.3f ms of the device there; "
         "of few pictures %.0f %% go to the device",
-        service.mean_s * 1e3,
-        machine.link.host_s * 1e3,
+        work.at(FIRST_RATE_HZ) * 1e3,
+        host.at(FIRST_RATE_HZ) * 1e3,
         plan.service_s * 1e3,
         100 * plan.schedule.share(0.0),
     )

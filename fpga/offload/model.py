@@ -5,7 +5,8 @@
              └─ 1 − share ──→┴→ CPU queue → cores ←──────────┘→ answer
 
 *CPU*: service times measured in this process (`fpga.offload.calibrate`), a queue in front of the cores (M/G/c). What
-the host does for a picture that it sends to the FPGA is work of the same cores.
+the host does for a picture that it sends to the FPGA is work of the same cores. CPU-seconds are measured at a few
+rates, for a core that rests between two pictures takes longer for each than one that they keep awake.
 
 *FPGA*: cycles from the compiler (`fpga.folding`) ÷ clock: constant service in a queue of bounded length (M/D/1/K); what
 finds no place goes to the CPU. A link slower than the device takes its place as what pictures wait for: of constant
@@ -22,6 +23,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from fpga.devices import Device, Resources
 from fpga.offload.queues import NO_WAITING, Latency, Service, Waiting, mixed, one_server, quantile, several_servers
@@ -48,14 +51,35 @@ ZERO: Final = Range(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """CPU-seconds that a picture takes of this machine, by how many of them come in a second.
+
+    Straight lines between what was measured; the ends hold beyond them, so nothing is extrapolated.
+    """
+
+    rates_hz: tuple[float, ...]
+    """Ascending."""
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def always(cls, seconds: float) -> Work:
+        """The same at every rate."""
+        return cls((0.0,), (seconds,))
+
+    def at(self, rate_hz: float) -> float:
+        """Of each picture, when so many come."""
+        return float(np.interp(rate_hz, self.rates_hz, self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """What lies between host and FPGA."""
 
     bytes_per_s: float
     latency_s: float
     """One way, beside the transfer itself."""
-    host_s: float
-    """CPU-seconds of the host per picture: packing, sending, receiving, checking."""
+    host: Work
+    """Of the host, for a picture that is sent: packing, sending, receiving, checking."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,8 @@ class Workload:
     cpu: Service
     """Of one picture on one core, by the twin that gives the same bits."""
     ways: tuple[Way, ...] = ()
+    work: Work | None = None
+    """What that takes with all that is around it; None: the service times and no more."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +218,8 @@ def service_s(way: Way, link: Link) -> float:
 def idle_latency_s(way: Way, link: Link) -> float:
     """From giving a picture to the link until its logits are back, if nothing else is there."""
     moved = (way.bytes_in + way.bytes_out) / link.bytes_per_s
-    return moved + 2 * link.latency_s + max(way.latency_cycles, way.interval_cycles) / way.clock_hz + link.host_s
+    device_s = max(way.latency_cycles, way.interval_cycles) / way.clock_hz
+    return moved + 2 * link.latency_s + device_s + link.host.at(0.0)
 
 
 def fpga_queue(workload: Workload, choice: Choice, machine: Machine) -> Waiting:
@@ -204,15 +231,16 @@ def fpga_queue(workload: Workload, choice: Choice, machine: Machine) -> Waiting:
 
 
 def cost(workload: Workload, choice: Choice, machine: Machine) -> Cost:
-    """What a choice takes of the machine."""
-    streams = _cpu_streams(workload, choice, machine)
-    cpu_load = math.fsum(rate * service.mean_s for rate, service in streams)
-    if choice.way is None:
-        return Cost(cpu_load, ZERO, NOTHING, 0.0, False)
-    way = choice.way
-    rate = workload.rate_hz * choice.share * fpga_queue(workload, choice, machine).taken
-    link_load = rate * max(way.bytes_in, way.bytes_out) / machine.link.bytes_per_s
-    return Cost(cpu_load, way.clock_w + way.joules * rate, way.resources, link_load, True)
+    """What a choice takes of the machine. A core is taken to be as awake as this workload's pictures keep it."""
+    rate, way = workload.rate_hz, choice.way
+    each_s = workload.cpu.mean_s if workload.work is None else workload.work.at(rate)
+    if way is None:
+        return Cost(rate * each_s, ZERO, NOTHING, 0.0, False)
+    sent = _sent_hz(workload, choice, machine)
+    sent_s = machine.link.host.at(rate) + (0.0 if way.rest is None else way.rest.mean_s)
+    link_load = sent * max(way.bytes_in, way.bytes_out) / machine.link.bytes_per_s
+    cpu_load = (rate - sent) * each_s + sent * sent_s
+    return Cost(cpu_load, way.clock_w + way.joules * sent, way.resources, link_load, True)
 
 
 def watts(total: Cost, machine: Machine) -> Range:
@@ -237,17 +265,21 @@ def forecast(workloads: Sequence[Workload], choices: Sequence[Choice], machine: 
 
 def _cpu_streams(workload: Workload, choice: Choice, machine: Machine) -> list[tuple[float, Service]]:
     """Rates, and service times, of what the cores are given."""
-    sent = workload.rate_hz * choice.share if choice.way is not None else 0.0
-    taken = sent * fpga_queue(workload, choice, machine).taken
+    sent = _sent_hz(workload, choice, machine)
     streams = []
-    if workload.rate_hz > taken:
-        streams.append((workload.rate_hz - taken, workload.cpu))
-    if taken and choice.way is not None:
-        if machine.link.host_s:
-            streams.append((taken, Service.constant(machine.link.host_s)))
+    if workload.rate_hz > sent:
+        streams.append((workload.rate_hz - sent, workload.cpu))
+    if sent and choice.way is not None:
+        if host_s := machine.link.host.at(workload.rate_hz):
+            streams.append((sent, Service.constant(host_s)))
         if choice.way.rest is not None:
-            streams.append((taken, choice.way.rest))
+            streams.append((sent, choice.way.rest))
     return streams
+
+
+def _sent_hz(workload: Workload, choice: Choice, machine: Machine) -> float:
+    """Pictures per second that the FPGA is given, and has a place for."""
+    return workload.rate_hz * choice.share * fpga_queue(workload, choice, machine).taken if choice.way else 0.0
 
 
 def _predict(workload: Workload, choice: Choice, machine: Machine, cpu_queue: Waiting) -> Prediction:

@@ -8,10 +8,10 @@ held against the prediction here is the queueing, the sharing and the controller
 real CPU work; not the hardware. (The tasks' own rungs are a hundred times smaller: a core computes one in less time
 than it needs to send its pixels, and the planner leaves all of them on the CPU.)
 
-First each side is measured by itself, idle. Then pictures arrive at random (open loop; latencies count from when a
-picture was due) at a low rate, one above what the FPGA can do, and the low one again. Of each spell, the first
-`SETTLE_S` are the controller's, the rest is compared. It needs a machine that does nothing else, and says where it
-had none.
+First each side is measured by itself: how long a picture takes when idle, and at a few rates how much CPU time. Then
+pictures arrive at random (open loop; latencies count from when a picture was due) at a low rate, one above what the
+FPGA can do, and the low one again. Of each spell, the first `SETTLE_S` are the controller's, the rest is compared. It
+needs a machine that does nothing else, and says where it had none.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from fpga.devices import device
 from fpga.folding import format_folding
 from fpga.integer_onnx import write
 from fpga.ir import Graph
+from fpga.offload.calibrate import measure_work
 from fpga.offload.images import way_of_folding
-from fpga.offload.model import Choice, Link, Machine, Prediction, Range, Way, Workload, forecast, service_s
+from fpga.offload.model import Choice, Forecast, Link, Machine, Range, Way, Workload, forecast, service_s
 from fpga.offload.queues import Service
 from fpga.offload.runtime import Offload, OffloadBackend, offload_of
 from fpga.offload.search import Point, Schedule, search
@@ -58,6 +59,9 @@ SETTLE_S: Final = 10.0
 PLACES: Final = 24
 IDLE_RATE_HZ: Final = 6.0
 IDLE_S: Final = 20.0
+WORK_LOADS: Final = (0.15, 0.5, 0.85)
+"""Of what the FPGA can do, the rates at which both sides' CPU-seconds are measured; none is that of a spell."""
+WORK_S: Final = 15.0
 LOOPBACK_BYTES_PER_S: Final = 1e9
 """Of no consequence beside the device."""
 VOID: Final = 0.05
@@ -76,11 +80,6 @@ class Samples:
     seconds: float = 0.0
     late_start_s: list[float] = field(default_factory=list)
     """How long after its time each picture was handed over: the load generator's own error."""
-
-    @property
-    def cpu_s_each(self) -> float:
-        """CPU-seconds of this process per picture, without the load generator's own thread."""
-        return self.cpu_s / (self.fpga + self.cpu)
 
 
 def main() -> int:
@@ -130,45 +129,44 @@ def run(graph: Graph, way: Way, address: str, build: Build, given: argparse.Name
     pictures = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
     rng = np.random.default_rng(given.seed)
     device_s, deadline_s = way.interval_cycles / way.clock_hz, given.deadline_ms / 1e3
-    there, here = (idle(fpga, cpu, share, device_s, deadline_s, pictures, rng) for share in (1.0, 0.0))
-    around_s = max(0.0, float(np.median(there.latency_s)) - device_s - there.cpu_s_each)
-    link = Link(LOOPBACK_BYTES_PER_S, around_s / 2, there.cpu_s_each)
+    sides = [one_side(fpga, cpu, share, device_s, deadline_s) for share in (1.0, 0.0)]
+    there, here = (spell(side, pictures, IDLE_RATE_HZ, IDLE_S, 2.0, rng) for side in sides)
+    host, work = (measure_work(side, [load / device_s for load in WORK_LOADS], WORK_S) for side in sides)
+    around_s = max(0.0, float(np.median(there.latency_s)) - device_s - host.at(0.0))
+    link = Link(LOOPBACK_BYTES_PER_S, around_s / 2, host)
     machine = Machine(1, NO_WATTS, link, places=PLACES)
     capacity = 1 / service_s(way, link)
     low, high = given.low * capacity, given.high * capacity
     alone = Service.measured(here.latency_s)
-    workload = Workload("wide", low, deadline_s, alone, (way,))
+    workload = Workload("wide", low, deadline_s, alone, (way,), work)
     offload = offload_of(search([workload], machine), machine)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} at the start")
     print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.how} kernel")
-    print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}, {here.cpu_s_each * 1e3:.3f} ms of CPU time")
+    print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}")
     print(
         f"FPGA, emulated: {way.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
-        f"{link.latency_s * 1e3:.3f} ms each way, {link.host_s * 1e3:.3f} ms of the host's CPU"
+        f"{link.latency_s * 1e3:.3f} ms each way"
     )
+    for what, each in (("sent to the FPGA", host), ("computed on the CPU", work)):
+        shown = ", ".join(f"{s * 1e3:.3f} at {r:.1f}/s" for r, s in zip(each.rates_hz, each.seconds, strict=True))
+        print(f"CPU-ms of a picture {what}: {shown}")
     both = OffloadBackend(fpga, cpu, offload, MonotonicClock(), given.seed)
     titles = ("P50 ms", "P99 ms", "per s", "CPU-s/s")
     print(f"{'spell':27}{'share':>8}" + "".join(f"{title:>9}" for title in titles) + f"{'n':>8}{'late start':>12}")
     try:
         for name, rate in (("low", low), ("high", high), ("low again", low)):
             samples = spell(both, pictures, rate, given.seconds, SETTLE_S, rng)
-            show(name, rate, samples, predict(workload, rate, offload, machine, here.cpu_s_each), both)
+            show(name, rate, samples, predict(workload, rate, offload, machine), both)
     finally:
         both.close()
 
 
-def idle(
-    fpga: BoardBackend,
-    cpu: ReferenceBackend,
-    share: float,
-    device_s: float,
-    deadline_s: float,
-    pictures: Pixels,
-    rng: np.random.Generator,
-) -> Samples:
-    """One side by itself, at a rate that makes no queue, on the same way through threads and locks as later."""
+def one_side(
+    fpga: BoardBackend, cpu: ReferenceBackend, share: float, device_s: float, deadline_s: float
+) -> OffloadBackend:
+    """All on the one side or the other, on the same way through threads and locks as later."""
     fixed = Offload(Schedule((Point(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
-    return spell(OffloadBackend(fpga, cpu, fixed, MonotonicClock()), pictures, IDLE_RATE_HZ, IDLE_S, 2.0, rng)
+    return OffloadBackend(fpga, cpu, fixed, MonotonicClock())
 
 
 def spell(
@@ -203,18 +201,15 @@ def spell(
     return samples
 
 
-def predict(
-    workload: Workload, rate: float, offload: Offload, machine: Machine, cpu_s: float
-) -> tuple[Prediction, float]:
-    """Of the settled part of a spell: latencies and share, and CPU-seconds per second."""
+def predict(workload: Workload, rate: float, offload: Offload, machine: Machine) -> Forecast:
+    """Of the settled part of a spell."""
     choice = Choice(workload.ways[0], offload.schedule.share(rate))
-    (found,) = forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine).workloads
-    return found, rate * (found.fpga_share * machine.link.host_s + (1 - found.fpga_share) * cpu_s)
+    return forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine)
 
 
-def show(name: str, rate: float, samples: Samples, predicted: tuple[Prediction, float], both: OffloadBackend) -> None:
+def show(name: str, rate: float, samples: Samples, predicted: Forecast, both: OffloadBackend) -> None:
     """Three lines: predicted, measured, the difference."""
-    prediction, cpu_load = predicted
+    (prediction,), cpu_load = predicted.workloads, predicted.cpu_load
     n = samples.fpga + samples.cpu
     p50, p99 = np.percentile(samples.latency_s, (50, 99))
     first = (prediction.fpga_share, prediction.p50_s * 1e3, prediction.p99_s * 1e3, rate, cpu_load)

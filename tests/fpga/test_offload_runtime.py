@@ -23,6 +23,7 @@ from fpga.offload.calibrate import (
     Timing,
     load_calibration,
     measure,
+    measure_work,
     parse_calibration,
     save_calibration,
 )
@@ -238,6 +239,31 @@ def test_calibration_reads_back_as_it_was_measured(tmp_path: Path) -> None:
     save_calibration(found, path)
     assert load_calibration(path) == found
     assert found.one("here").service.mean_s == pytest.approx(found.timings[0].mean_s, rel=0.01)
+
+
+def test_work_is_the_cpu_time_of_pictures_that_come_at_random_several_at_once() -> None:
+    class Busy(Twin):
+        """Takes a core for so long, and then as long again without one; tells how many it had at once."""
+
+        at_once = most_at_once = 0
+
+        def infer(self, batch: Pixels) -> Logits:
+            with self._lock:
+                self.at_once += 1
+                self.most_at_once = max(self.most_at_once, self.at_once)
+            end = time.thread_time() + 4e-3
+            while time.thread_time() < end:
+                pass
+            threading.Event().wait(20e-3)
+            with self._lock:
+                self.at_once -= 1
+            return np.zeros((len(batch), self.classes), np.float32)
+
+    busy = Busy()
+    found = measure_work(busy, (100.0, 20.0), 0.5)
+    assert found.rates_hz == tuple(sorted(found.rates_hz))
+    assert all(4e-3 < each < 12e-3 for each in found.seconds)
+    assert busy.most_at_once > 1
 
 
 @given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))

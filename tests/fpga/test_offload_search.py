@@ -9,7 +9,7 @@ import pytest
 
 from fpga.devices import Resources, device
 from fpga.offload import search as search_module
-from fpga.offload.model import Choice, Link, Machine, Range, Way, Workload, cost, forecast, service_s, watts
+from fpga.offload.model import Choice, Link, Machine, Range, Way, Work, Workload, cost, forecast, service_s, watts
 from fpga.offload.queues import Service
 from fpga.offload.search import SHARES, Objective, schedule, search
 from hawkvision.errors import ConfigError
@@ -31,7 +31,7 @@ def workload(rate_hz: float = 300.0, deadline_ms: float = 20.0, cpu_ms: float = 
 
 
 def machine(**changes: object) -> Machine:
-    made = Machine(2, Range(4.0, 6.0, 8.0), Link(10e6, 0.1 * MS, 0.2 * MS), device("lfe5u-45f"))
+    made = Machine(2, Range(4.0, 6.0, 8.0), Link(10e6, 0.1 * MS, Work.always(0.2 * MS)), device("lfe5u-45f"))
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -41,6 +41,16 @@ def test_idle_fpga_takes_all_that_costs_the_cpu_more() -> None:
     assert plan.exhaustive
     assert plan.choices == (Choice(way(), 1.0),)
     assert plan.forecast.cpu_load == pytest.approx(300 * 0.2 * MS, rel=1e-3)
+
+
+def test_cpu_seconds_are_those_of_the_rate_at_which_pictures_come() -> None:
+    host = Link(10e6, 0.1 * MS, Work((10.0, 50.0), (1.0 * MS, 0.5 * MS)))
+    task = dataclasses.replace(workload(30.0), work=Work((10.0, 50.0), (4.0 * MS, 3.0 * MS)))
+    half = Choice(way(), 0.5)
+    assert cost(task, half, machine(link=host)).cpu_load == pytest.approx(30 * (0.75 + 3.5) / 2 * MS, rel=1e-3)
+    rare, many = (dataclasses.replace(task, rate_hz=rate) for rate in (1.0, 100.0))
+    assert cost(rare, half, machine(link=host)).cpu_load == pytest.approx(1 * (1.0 + 4.0) / 2 * MS, rel=1e-3)
+    assert cost(many, half, machine(link=host)).cpu_load == pytest.approx(100 * (0.5 + 3.0) / 2 * MS, rel=1e-3)
 
 
 def test_cheap_cpu_keeps_what_would_cost_more_to_send() -> None:
@@ -133,7 +143,7 @@ def test_schedule_gives_less_to_the_fpga_as_the_rate_grows_beyond_it() -> None:
 
 
 def test_slow_link_is_what_pictures_wait_for() -> None:
-    slow = Link(300_000, 0.0, 0.0)
+    slow = Link(300_000, 0.0, Work.always(0.0))
     assert service_s(way(), slow) == pytest.approx(784 / 300_000)
 
 
