@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "peers": "loadgen.peers",
 }
 """Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
-EXTRA: Final = frozenset({"matplotlib", "mlperf_loadgen", "scipy"})
+EXTRA: Final = frozenset({"PIL", "matplotlib", "mlperf_loadgen", "scipy"})
 """What the extra `loadgen` installs beyond what a node needs."""
 
 

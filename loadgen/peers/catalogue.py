@@ -11,8 +11,8 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -22,6 +22,10 @@ from hawkvision.errors import ConfigError
 
 Work: TypeAlias = Literal["model", "decode", "nothing"]
 """As `loadgen.peers.work` describes."""
+Handler: TypeAlias = Literal["same", "documented"]
+"""How a server prepares pictures, as `loadgen.peers.work` describes; HawkVision does it in its own way beside both."""
+DOCUMENTED: Final = "-documented"
+"""What the name of a peer with that handler ends with."""
 
 
 class _Indexed(msgspec.Struct):
@@ -103,6 +107,11 @@ class Peer:
     shares: str | None = None
     """The peer whose environment it runs in, if not one of its own."""
     works: tuple[Work, ...] = ("model", "decode", "nothing")
+    example: str = ""
+    """Of classifying pictures, by its own documentation; `loadgen/README.md` says what it does before the model."""
+    handler: Handler = "same"
+    python: bool = True
+    """Whether its HTTP door is Python: one of the Python peers, of whom HawkVision is compared with the best."""
 
 
 def _module(name: str, **env: str) -> Callable[[Site], Start]:
@@ -220,6 +229,7 @@ PEERS: Final = (
         start=_module("litserve_server"),
         path="/predict",
         pins=("litserve==0.2.19",),
+        example='"ImageClassifierAPI" of its test against FastAPI',
     ),
     Peer(
         name="mlserver",
@@ -229,6 +239,7 @@ PEERS: Final = (
         start=_module("mlserver_server"),
         path="/classify",
         pins=MLSERVER_PINS,
+        example='"Content Type Decoding"',
     ),
     Peer(
         name="mlserver-oip",
@@ -242,6 +253,7 @@ PEERS: Final = (
         index=read_inferred,
         pins=MLSERVER_PINS,
         shares="mlserver",
+        example='"Content Type Decoding"',
     ),
     Peer(
         name="bentoml",
@@ -251,6 +263,7 @@ PEERS: Final = (
         start=_bentoml,
         path="/classify",
         pins=("bentoml==1.4.39", "uvloop", "httptools"),
+        example='"Serving a ResNet model with BentoML"',
     ),
     Peer(
         name="kserve",
@@ -260,6 +273,7 @@ PEERS: Final = (
         start=_module("kserve_server"),
         path="/v1/models/classify:predict",
         pins=("kserve==0.21.0",),
+        example='custom_model\'s "AlexNetModel"',
     ),
     Peer(
         name="ray",
@@ -274,6 +288,7 @@ PEERS: Final = (
             RAY_USAGE_STATS_ENABLED="0",
         ),
         path="/classify",
+        example='"Serve ML Models", PyTorch',
     ),
     Peer(
         name="triton",
@@ -287,8 +302,36 @@ PEERS: Final = (
         index=read_inferred,
         pins=(),
         alone=("nvidia-pytriton==0.7.0",),
+        example='python_backend\'s "Preprocessing"',
+        python=False,
     ),
 )
+
+
+def as_documented(peer: Peer) -> Peer:
+    """The same server with pictures prepared as its example does, under a name of its own."""
+    return replace(
+        peer,
+        name=peer.name + DOCUMENTED,
+        title=f"{peer.title}, documented",
+        how=f"{peer.how}; pictures by Pillow, as in {peer.example}",
+        handler="documented",
+        # Where an environment of its own goes by the peer's name.
+        shares=peer.shares or peer.name,
+    )
+
+
+def contenders(peers: Sequence[Peer], handlers: Sequence[Handler]) -> tuple[Peer, ...]:
+    """All that take part: HawkVision once, the others with each handler."""
+    found: list[Peer] = []
+    for peer in peers:
+        if not peer.example or "same" in handlers:
+            found.append(peer)
+        if peer.example and "documented" in handlers:
+            # Where nothing is decoded, the handlers do the same.
+            works = tuple(work for work in peer.works if work != "nothing" or "same" not in handlers)
+            found.append(replace(as_documented(peer), works=works))
+    return tuple(found)
 
 
 def find(names: str) -> tuple[Peer, ...]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import cv2
 import msgspec
 import numpy as np
 from rich.console import Console
@@ -25,10 +26,11 @@ from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_
 from loadgen.bench.edge import pinned
 from loadgen.dataset import read_dataset
 from loadgen.peers import results, work
-from loadgen.peers.catalogue import PEERS, Peer, find
-from loadgen.peers.contest import KINDS, Contest, Field, Plan, choose_cores
+from loadgen.peers.catalogue import PEERS, Handler, Peer, contenders, find
+from loadgen.peers.contest import KINDS, SHARES, Contest, Field, Plan, choose_cores
 from loadgen.peers.environments import install, shared_pins
-from loadgen.peers.results import BARE, OURS, Overhead, Report, Row
+from loadgen.peers.pictures import CAMERA_QUALITY, SIDES, as_jpeg, enlarged
+from loadgen.peers.results import BARE, OURS, Contender, Found, Kind, Overhead, Report, Row
 from loadgen.peers.serving import Task
 from loadgen.setup import origin
 
@@ -39,8 +41,12 @@ CONNECTIONS: Final = 64
 MAX_ROUNDS: Final = 100
 MAX_CALLERS: Final = CONNECTIONS
 MAX_SECONDS: Final = 600.0
-JPEG: Final = b"\xff\xd8\xff"
-QUALITY: Final = 90
+MAX_LOADS: Final = 9
+HANDLERS: Final[Mapping[str, tuple[Handler, ...]]] = {
+    "same": ("same",),
+    "documented": ("documented",),
+    "both": ("same", "documented"),
+}
 ONLY: Final = ("model", "overhead", "both")
 
 
@@ -50,54 +56,96 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--names", default=names, help="which, comma-separated; default: %(default)s")
     parser.add_argument("--data", metavar="PATH", help="npz file or folder; default: the built-in photographs")
     parser.add_argument("--pictures", type=int, default=64, help="at most, evenly spread; default: %(default)s")
+    parser.add_argument(
+        "--picture-side", type=int, metavar="N", help="enlarge the pictures to N x 3/4 N, as a camera sends them"
+    )
+    parser.add_argument(
+        "--handler",
+        choices=tuple(HANDLERS),
+        default="both",
+        help="how the others prepare pictures: HawkVision's way, their documentation's; default: %(default)s",
+    )
     parser.add_argument("--variant", default=VARIANT, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop in each round; default: %(default)s")
+    shares = ",".join(map(str, SHARES))
+    parser.add_argument("--loads", default=shares, help="shares of each one's capacity; default: %(default)s")
+    parser.add_argument(
+        "--same-rate",
+        type=int,
+        default=1,
+        metavar="ROUNDS",
+        help="rounds in which all servers get one rate; 0 leaves them out; default: %(default)s",
+    )
     parser.add_argument("--callers", type=int, default=8, help="of the closed loop; default: %(default)s")
     parser.add_argument("--requests", type=int, default=300, help="per round without a model; default: %(default)s")
     parser.add_argument("--measure", choices=ONLY, default="both", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here as well")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the tables here as well, as one page")
     parser.add_argument("--install-only", action="store_true", help="make the servers' environments, measure nothing")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What all are asked."""
+
+    task: Task
+    data: str
+    """For the report."""
+    bodies: Sequence[bytes]
+    labels: Sequence[int] | None
 
 
 async def run(given: argparse.Namespace) -> int:
     """See `loadgen.peers.run`."""
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    peers, plan = find(given.names), _plan(given)
+    handlers = HANDLERS[given.handler]
+    peers, plan = contenders(find(given.names), handlers), _plan(given)
     cores = choose_cores()
-    task, pictures, bodies = _subject(given, cores[0])
+    subject = _subject(given, cores[0])
     console.print("environments of the peers; packages are fetched once")
     pythons = {peer.name: await asyncio.to_thread(python_of, peer, _say(console)) for peer in peers}
     if given.install_only:
         return 0
     began = origin(given.seed)
+    task = subject.task
     with pinned(cores[1]):
-        bare = work.load(str(task.model), task.spec())
-        expected = [bare(body) for body in bodies]
-        contest = Contest(Field(peers, pythons, task, bodies, expected, _folder()), plan, _say(console))
+        bare = {each: work.load(str(task.model), work.HANDLERS[each](task.spec())) for each in _all_handlers(peers)}
+        expected = {each: [classify(body) for body in subject.bodies] for each, classify in bare.items()}
+        contest = Contest(Field(peers, pythons, task, subject.bodies, expected, _folder()), plan, _say(console))
         if given.measure in ("model", "both"):
             await contest.run_model(bare)
+            await contest.run_same_rate(bare)
         if given.measure in ("overhead", "both"):
             await contest.run_overhead()
+    rows = _rows(contest, peers, pythons, plan, subject.labels)
     report = Report(
         origin=began,
         cores=cores,
         load_after=os.getloadavg()[0],
         model=given.variant,
-        data=pictures,
-        checked=len(bodies) if given.measure != "overhead" else 0,
+        data=subject.data,
+        checked=len(subject.bodies) if given.measure != "overhead" else 0,
         rounds=plan.rounds,
         window_s=plan.window_s,
         callers=plan.callers,
-        rows=_rows(contest, peers, pythons, plan.rounds),
+        rows=rows,
+        against=results.against_best(rows),
         overhead=_overhead(contest, peers, plan.rounds),
         failures=contest.failures,
     )
     results.show(report, console)
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if given.html is not None:
+        write_atomic(given.html, results.page(report).encode())
     return 1 if contest.failures else 0
+
+
+def _all_handlers(peers: Sequence[Peer]) -> tuple[Handler, ...]:
+    """Those in use, for each has a bare loop."""
+    return tuple(each for each in BARE if any(peer.handler == each for peer in peers))
 
 
 def _plan(given: argparse.Namespace) -> Plan:
@@ -110,6 +158,8 @@ def _plan(given: argparse.Namespace) -> Plan:
     for name, most in bounds.items():
         if not 0 < getattr(given, name) <= most:
             raise ConfigError(f"--{name}: expected more than 0 and at most {most:g}, got {getattr(given, name):g}")
+    if not 0 <= given.same_rate <= MAX_ROUNDS:
+        raise ConfigError(f"--same-rate: expected 0 to {MAX_ROUNDS} rounds, got {given.same_rate}")
     return Plan(
         rounds=given.rounds,
         window_s=given.seconds,
@@ -117,38 +167,56 @@ def _plan(given: argparse.Namespace) -> Plan:
         callers=given.callers,
         requests=given.requests,
         seed=given.seed,
+        shares=read_shares(given.loads),
+        same_rate_rounds=given.same_rate,
     )
 
 
-def _subject(given: argparse.Namespace, core: int) -> tuple[Task, str, list[bytes]]:
-    """The model, which is verified, and the pictures: the data's name, and their bodies.
+def read_shares(written: str) -> tuple[float, ...]:
+    """Shares of a capacity, comma-separated.
 
     Raises:
-        ConfigError: if there are no pictures, or one cannot be read.
+        ConfigError: unless they are some numbers above 0 and at most 1, each once.
+    """
+    try:
+        shares = tuple(float(each) for each in written.split(","))
+    except ValueError:
+        shares = ()
+    if (
+        not 0 < len(shares) <= MAX_LOADS
+        or len(set(shares)) < len(shares)
+        or not all(0.0 < each <= 1.0 for each in shares)
+    ):
+        raise ConfigError(
+            f"--loads: expected 1 to {MAX_LOADS} shares above 0 and at most 1, as 0.3,0.6; got {written!r}"
+        )
+    return shares
+
+
+def _subject(given: argparse.Namespace, core: int) -> Subject:
+    """The model, which is verified, and the pictures.
+
+    Raises:
+        ConfigError: if there are no pictures, or one cannot be read, or none of that size can be made.
         ArtifactError: if the model is not built.
     """
+    side = given.picture_side
+    if side is not None and side not in SIDES:
+        raise ConfigError(f"--picture-side: expected {SIDES.start} to {SIDES.stop - 1} pixels, got {side}")
     models = models_dir()
     variant = load_manifest(TASK, models).variant(given.variant)
     load_variant(cache_dir(), TASK, variant)
     data = read_dataset(given.data, TASK, models, split="all", limit=given.pictures)
     if len(data) == 0:
         raise ConfigError(f"--data: {data.name} has no pictures; expected some")
+    name, make = data.name, as_jpeg
+    if side is not None:
+        name += f", enlarged to {side}x{round(side * 3 / 4)}, mirrored at the sides, JPEG quality {CAMERA_QUALITY}"
+        make = functools.partial(enlarged, side=side)
+    bodies = [make(body, number) for number, body in enumerate(data.bodies)]
+    name += f"; JPEGs of {np.median([len(body) for body in bodies]) / 1e3:.0f} kB (median)"
     task = Task(artifact_path(cache_dir(), TASK, variant.name), variant.name, variant.input, core, CONNECTIONS)
-    return task, data.name, [as_jpeg(body, number) for number, body in enumerate(data.bodies)]
-
-
-def as_jpeg(body: bytes, number: int) -> bytes:
-    """The picture itself if it is a JPEG, else made one: all servers are sent what all of them decode alike.
-
-    Raises:
-        ConfigError: naming the picture that is none.
-    """
-    if body.startswith(JPEG):
-        return body
-    pixels = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
-    if pixels is None:
-        raise ConfigError(f"--data: picture {number} is neither JPEG, PNG nor WebP")
-    return bytes(cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes())
+    return Subject(task, name, bodies, data.labels)
 
 
 def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
@@ -182,30 +250,33 @@ def version_of(peer: Peer, python: Path) -> str:
     return f"({peer.distribution} {told.stdout.strip()})"
 
 
-def _rows(contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path], rounds: int) -> tuple[Row, ...]:
+def _rows(
+    contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path], plan: Plan, labels: Sequence[int] | None
+) -> tuple[Row, ...]:
     """Of those that went all rounds, for ratios are formed within rounds."""
-    if not contest.visits:
-        return ()
-    whole = {name: visits for name, visits in contest.visits.items() if len(visits) == rounds}
-    ours = whole.get(OURS)
-    bare = results.row(
-        BARE,
-        BARE,
-        "",
-        "decode, scale and ONNX Runtime in a loop; latencies computed: its turns, first come first served",
-        contest.visits[BARE],
-        ours,
-    )
-    return (
-        bare,
+    whole = {
+        name: Found(visits, at_rate if len(at_rate := contest.at_rate.get(name, [])) == plan.same_rate_rounds else ())
+        for name, visits in contest.visits.items()
+        if len(visits) == plan.rounds
+    }
+    loop = "decode, scale and ONNX Runtime in a loop; latencies computed: its turns, first come first served"
+    all_contenders = [
+        *(Contender(BARE[each], BARE[each], "", loop, "bare", each) for each in _all_handlers(peers)),
         *(
-            results.row(
-                peer.name, peer.title, version_of(peer, pythons[peer.name]), peer.how, contest.visits[peer.name], ours
-            )
+            Contender(peer.name, peer.title, version_of(peer, pythons[peer.name]), peer.how, _kind(peer), peer.handler)
             for peer in peers
             if peer.name in whole
         ),
+    ]
+    return tuple(
+        results.row(each, whole[each.name], whole.get(OURS), labels) for each in all_contenders if each.name in whole
     )
+
+
+def _kind(peer: Peer) -> Kind:
+    if peer.name == OURS:
+        return "ours"
+    return "python" if peer.python else "native"
 
 
 def _overhead(contest: Contest, peers: Sequence[Peer], rounds: int) -> tuple[Overhead, ...]:

@@ -1,8 +1,9 @@
 """The measurement: servers one after another on one core, in rotated order, each asked the same pictures.
 
 In every round a server is started anew, checked, warmed, driven at its capacity by callers that wait, then by Poisson
-arrivals at shares of that capacity. Only one runs at a time, because idle servers are not idle: Ray's processes and
-Triton's threads wake up and would take from the others' core.
+arrivals at shares of that capacity. When all capacities are known, every server is given the same arrivals at one rate
+that all can bear, for a user has a rate and not a share. Only one runs at a time, because idle servers are not idle:
+Ray's processes and Triton's threads wake up and would take from the others' core.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from loadgen.arrivals import Poisson
 from loadgen.bench.edge import pinned
 from loadgen.bench.wire import Wire, WireError
 from loadgen.engine import Engine, Job, Loaded, Server
-from loadgen.peers.catalogue import Peer, Work
+from loadgen.peers.catalogue import Handler, Peer, Work
 from loadgen.peers.results import BARE, Visit, Waits, Window
 from loadgen.peers.serving import Served, Task, serving
 from loadgen.peers.work import Classify
@@ -32,6 +33,8 @@ from loadgen.record import Outcome
 
 T = TypeVar("T")
 SHARES: Final = (0.3, 0.6, 0.9)
+SAME_RATE_SHARE: Final = 0.6
+"""Of the slowest server's capacity: the rate at which all are asked."""
 START_S: Final = 0.05
 """Between the order and the first request, so that all callers are there."""
 WARM_UP_WAITS: Final = 50
@@ -55,6 +58,10 @@ class Plan:
     requests: int
     """Per round and server, without a model."""
     seed: int
+    shares: tuple[float, ...] = SHARES
+    """Of each one's own capacity, at which it is asked by Poisson arrivals."""
+    same_rate_rounds: int = 0
+    """Of all servers at one and the same rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +72,13 @@ class Field:
     pythons: Mapping[str, Path]
     task: Task
     bodies: Sequence[bytes]
-    expected: Sequence[int]
-    """The bare loop's classes."""
+    expected: Mapping[Handler, Sequence[int]]
+    """The bare loops' classes."""
     logs: Path
 
 
 class Contest:
-    """Runs the rounds; what was seen is in `visits` and `waits`.
+    """Runs the rounds; what was seen is in `visits`, `at_rate` and `waits`.
 
     A server that does not start, does not answer or answers otherwise than the bare loop is in `failures`, with the
     reason, and takes no further part; the others go on.
@@ -79,26 +86,54 @@ class Contest:
 
     def __init__(self, field: Field, plan: Plan, say: Callable[[str], None]) -> None:
         self.visits: dict[str, list[Visit]] = {}
+        self.rate = 0.0
+        """Requests per second of `at_rate`; 0 before it is known."""
+        self.at_rate: dict[str, list[Waits]] = {}
         self.waits: dict[tuple[str, Work | None], list[NDArray[np.float64]]] = {}
         self.failures: dict[str, str] = {}
         self._field = field
         self._plan = plan
         self._say = say
 
-    async def run_model(self, bare: Classify) -> None:
-        """All rounds with the model."""
-        names: list[str | None] = [*(peer.name for peer in self._field.peers), None]
+    async def run_model(self, bare: Mapping[Handler, Classify]) -> None:
+        """All rounds with the model, and with it in the bare loops."""
+        loops = {BARE[handler]: (handler, classify) for handler, classify in bare.items()}
         peers = {peer.name: peer for peer in self._field.peers}
-        for number, order in enumerate(rotations(names, self._plan.rounds)):
+        for number, order in enumerate(rotations([*peers, *loops], self._plan.rounds)):
             for name in order:
                 if name in self.failures:
                     continue
-                self._say(f"round {number + 1} of {self._plan.rounds}: {name or BARE}")
-                if name is None:
-                    self.visits.setdefault(BARE, []).append(self._bare(bare, number))
+                self._say(f"round {number + 1} of {self._plan.rounds}: {name}")
+                if name in loops:
+                    self.visits.setdefault(name, []).append(self._bare(*loops[name], number))
                     continue
                 with self._going_on_without(peers[name]):
                     self.visits.setdefault(name, []).append(await self._visit(peers[name], number))
+
+    async def run_same_rate(self, bare: Mapping[Handler, Classify]) -> None:
+        """All that went the rounds of `run_model` again, at one rate: `SAME_RATE_SHARE` of the slowest's capacity."""
+        plan = self._plan
+        peers = {peer.name: peer for peer in self._field.peers if len(self.visits.get(peer.name, ())) == plan.rounds}
+        if not peers:
+            return
+        loops = {BARE[handler]: classify for handler, classify in bare.items()}
+        self.rate = SAME_RATE_SHARE * min(
+            float(np.median([visit.window.per_s for visit in self.visits[name]])) for name in peers
+        )
+        for number, order in enumerate(rotations([*peers, *loops], plan.same_rate_rounds)):
+            for name in order:
+                if name in self.failures:
+                    continue
+                self._say(f"{self.rate:.1f} requests/s, round {number + 1} of {plan.same_rate_rounds}: {name}")
+                if name in loops:
+                    turns_s, _ = self._turns(loops[name])
+                    self.at_rate.setdefault(name, []).append(self._queued(turns_s, self.rate, number))
+                    continue
+                with self._going_on_without(peers[name]):
+                    async with self._serving(peers[name], "model") as served:
+                        await self._closed(served, plan.warm_up_s)
+                        found = await self._open(served, self.rate, plan.seed + number)
+                    self.at_rate.setdefault(name, []).append(found)
 
     async def run_overhead(self) -> None:
         """All rounds without a model, each server for each kind of work it knows."""
@@ -137,16 +172,16 @@ class Contest:
     async def _visit(self, peer: Peer, number: int) -> Visit:
         plan = self._plan
         async with self._serving(peer, "model") as served:
-            await check_answers(served, self._field.bodies, self._field.expected)
+            answers = await check_answers(served, self._field.bodies, self._field.expected[peer.handler])
             await self._closed(served, plan.warm_up_s)
             window = await self._closed(served, plan.window_s)
             if window.done == 0:
                 raise NotReady(f"{peer.title}: no right answer in {plan.window_s:g} s of {plan.callers} callers")
             at: dict[float, Waits] = {}
-            for share in SHARES:
+            for share in plan.shares:
                 # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
                 at[share] = await self._open(served, share * window.per_s, plan.seed + number)
-        return Visit(window, at)
+        return Visit(window, at, answers)
 
     async def _closed(self, served: Served, seconds: float) -> Window:
         n = len(self._field.bodies)
@@ -167,29 +202,32 @@ class Contest:
     async def _drive(self, served: Served, job: Job) -> tuple[list[Outcome], float]:
         """What came of a job, and the seconds until its last answer."""
         field = self._field
-        loaded = Loaded(field.bodies, range(len(field.bodies)), field.expected)
+        loaded = Loaded(field.bodies, range(len(field.bodies)), field.expected[served.peer.handler])
         outcomes = await Engine(job, loaded, served.asker).run(time.monotonic() + START_S)
         return outcomes, max((each.done_s for each in outcomes), default=0.0)
 
-    def _bare(self, classify: Classify, number: int) -> Visit:
-        """The ceiling: the work in a loop, on the servers' core, nothing around it.
-
-        Its latencies are computed: the arrivals that every server of the round gets, one after another, each for as
-        long as one turn of the loop took. No server that runs one picture at a time can be faster.
-        """
-        plan = self._plan
-        with pinned(self._field.task.core):
-            _repeat(classify, self._field.bodies, plan.warm_up_s)
-            before = time.thread_time()
-            turns_s = _repeat(classify, self._field.bodies, plan.window_s)
-            cpu_s = time.thread_time() - before
+    def _bare(self, handler: Handler, classify: Classify, number: int) -> Visit:
+        """The ceiling: the work in a loop, on the servers' core, nothing around it."""
+        turns_s, cpu_s = self._turns(classify)
         window = Window(len(turns_s), 0, float(turns_s.sum()), cpu_s)
-        at: dict[float, Waits] = {}
-        for share in SHARES:
-            rate = share * window.per_s
-            due_s = Poisson(rate).due_times(plan.window_s, plan.seed + number)
-            at[share] = Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
-        return Visit(window, at)
+        at = {share: self._queued(turns_s, share * window.per_s, number) for share in self._plan.shares}
+        return Visit(window, at, self._field.expected[handler])
+
+    def _turns(self, classify: Classify) -> tuple[NDArray[np.float64], float]:
+        """Seconds that each turn of the loop took on the servers' core, and the CPU seconds of them all."""
+        with pinned(self._field.task.core):
+            _repeat(classify, self._field.bodies, self._plan.warm_up_s)
+            before = time.thread_time()
+            turns_s = _repeat(classify, self._field.bodies, self._plan.window_s)
+            return turns_s, time.thread_time() - before
+
+    def _queued(self, turns_s: NDArray[np.float64], rate: float, number: int) -> Waits:
+        """Latencies computed: the arrivals that every server of the round gets, one after another, each for one turn.
+
+        No server that runs one picture at a time can be faster.
+        """
+        due_s = Poisson(rate).due_times(self._plan.window_s, self._plan.seed + number)
+        return Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
 
     def _floor(self) -> NDArray[np.float64]:
         """What the client itself waits, against a loop over one blocking socket."""
@@ -200,12 +238,13 @@ class Contest:
             return _exchanges(wire, self._plan.requests)
 
 
-async def check_answers(served: Served, bodies: Sequence[bytes], expected: Sequence[int]) -> None:
-    """Every picture once.
+async def check_answers(served: Served, bodies: Sequence[bytes], expected: Sequence[int]) -> list[int]:
+    """Every picture once: the classes that the server gave.
 
     Raises:
         ConfigError: at the first that gets another class than the bare loop's, or none.
     """
+    answers: list[int] = []
     for number, (body, index) in enumerate(zip(bodies, expected, strict=True)):
         replied = await served.asker.ask(body, {})
         if replied.index != index:
@@ -213,6 +252,8 @@ async def check_answers(served: Served, bodies: Sequence[bytes], expected: Seque
                 f"{served.peer.title}: picture {number}: expected class {index} as of the bare loop, got "
                 f"{replied.index} (status {replied.status} {replied.error}); a comparison would mean nothing"
             )
+        answers.append(replied.index)
+    return answers
 
 
 def rotations(names: Sequence[T], rounds: int) -> Iterator[list[T]]:

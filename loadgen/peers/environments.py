@@ -1,7 +1,7 @@
 """Environments of the peers' own, made when first needed: `~/.cache/hawkvision/peers/NAME`, from pinned packages.
 
 Their dependencies contradict one another and ours, so each has its own interpreter folder. What does the work in all of
-them (ONNX Runtime, OpenCV, simplejpeg) is installed in the very versions that this interpreter has.
+them (ONNX Runtime, OpenCV, simplejpeg, Pillow) is installed in the very versions that this interpreter has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 
-SHARED: Final = ("onnxruntime", "opencv-python-headless", "simplejpeg")
+SHARED: Final = ("onnxruntime", "opencv-python-headless", "pillow", "simplejpeg")
 INSTALL_TIMEOUT_S: Final = 900.0
 """The largest of them is 700 MB: 1 MB/s with a quarter to spare."""
 SAID_BYTES: Final = 2000
@@ -29,12 +29,15 @@ def shared_pins() -> tuple[str, ...]:
     """`onnxruntime==…` and so on, as installed here.
 
     Raises:
-        ConfigError: if one is missing; they are HawkVision's own dependencies.
+        ConfigError: if one is missing; all but Pillow are HawkVision's own dependencies.
     """
     try:
         return tuple(f"{name}=={importlib.metadata.version(name)}" for name in SHARED)
     except importlib.metadata.PackageNotFoundError as error:
-        raise ConfigError(f"the peers are installed with the same {error.name} as HawkVision, which has none") from None
+        raise ConfigError(
+            f"the peers are installed with the same {error.name} as this interpreter, which has none; "
+            "install the extra: pip install 'hawkvision[peers]'"
+        ) from None
 
 
 def is_installed(folder: Path, pins: Sequence[str], alone: Sequence[str]) -> bool:

@@ -2,14 +2,18 @@
 
 Ratios are HawkVision's figure over the other's, formed within a round, so that a machine that is slower in one round is
 so for both; the median over rounds is given with its range. Percentiles are of all rounds' requests together.
+
+Each server's classes are counted against the labels, where there are any, and against HawkVision's, so that nobody can
+be quicker by looking less closely.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,12 +22,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.peers.catalogue import Work
+from loadgen.peers.catalogue import Handler, Work
 from loadgen.record import Origin
 
 T = TypeVar("T")
 OURS: Final = "hawkvision"
-BARE: Final = "bare loop"
+BARE: Final[Mapping[Handler, str]] = {"same": "bare loop", "documented": "bare loop, documented"}
+Kind: TypeAlias = Literal["ours", "python", "native", "bare"]
+"""HawkVision; servers whose HTTP door is Python; the others; loops without a server."""
+PAGE_COLUMNS: Final = 200
 FEW: Final = 1000
 """Requests below which a P99 rests on fewer than ten of them."""
 
@@ -60,6 +67,8 @@ class Visit:
     window: Window
     at: Mapping[float, Waits] = field(default_factory=dict)
     """By share of that round's capacity."""
+    answers: Sequence[int] = ()
+    """The class it gave to each picture, by picture."""
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -71,9 +80,10 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class AtShare(msgspec.Struct, frozen=True):
-    """Open-loop Poisson arrivals at a share of the server's own capacity."""
+    """Open-loop Poisson arrivals at a share of the server's own capacity, or at a rate that all servers get."""
 
     share: float
+    """Of its capacity."""
     rate: float
     """Median over rounds, requests per second."""
     n: int
@@ -91,6 +101,8 @@ class Row(msgspec.Struct, frozen=True):
     title: str
     version: str
     how: str
+    kind: Kind
+    handler: Handler
     capacity: float
     """Answers per second in the closed loop, median over rounds."""
     capacity_low: float
@@ -102,6 +114,22 @@ class Row(msgspec.Struct, frozen=True):
     """Of the one core, that its processes had."""
     failed: int
     loads: tuple[AtShare, ...]
+    top1: float | None
+    """Share of the pictures that it gave the label's class; None without labels."""
+    agreement: float | None
+    """Share of the pictures that it gave HawkVision's class; None without HawkVision."""
+    at_rate: AtShare | None
+    """At the rate that is one for all; None where that was not measured."""
+
+
+class Against(msgspec.Struct, frozen=True):
+    """HawkVision beside the Python peer that is best in one figure."""
+
+    handler: Handler
+    """The peers'."""
+    figure: str
+    peer: str
+    ratio: Ratio
 
 
 class Overhead(msgspec.Struct, frozen=True):
@@ -129,50 +157,132 @@ class Report(msgspec.Struct, frozen=True):
     model: str
     data: str
     checked: int
-    """Pictures on which every server gave the bare loop's class."""
+    """Pictures on which every server gave its bare loop's class."""
     rounds: int
     window_s: float
     callers: int
     rows: tuple[Row, ...]
+    against: tuple[Against, ...]
     overhead: tuple[Overhead, ...]
     failures: dict[str, str]
     """Why a server is missing, by name."""
 
 
-def row(name: str, title: str, version: str, how: str, visits: Sequence[Visit], ours: Sequence[Visit] | None) -> Row:
-    """A server's row; `ours` are HawkVision's visits of the same rounds, None where it took no part."""
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Who a row is about."""
+
+    name: str
+    title: str
+    version: str
+    how: str
+    kind: Kind
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was seen of one contender, a member of each sequence per round."""
+
+    visits: Sequence[Visit]
+    at_rate: Sequence[Waits] = ()
+
+
+def row(contender: Contender, found: Found, ours: Found | None, labels: Sequence[int] | None) -> Row:
+    """A contender's row.
+
+    Args:
+        contender: whose.
+        found: what was seen of it.
+        ours: what was seen of HawkVision in the same rounds; None where it took no part.
+        labels: of the pictures; None if they have none.
+    """
+    visits = found.visits
     rates = [visit.window.per_s for visit in visits]
+    capacity = float(np.median(rates))
+    answers = visits[0].answers
     return Row(
-        name=name,
-        title=title,
-        version=version,
-        how=how,
-        capacity=float(np.median(rates)),
+        name=contender.name,
+        title=contender.title,
+        version=contender.version,
+        how=contender.how,
+        kind=contender.kind,
+        handler=contender.handler,
+        capacity=capacity,
         capacity_low=min(rates),
         capacity_high=max(rates),
-        capacity_ratio=ratio(visits, ours, lambda visit: visit.window.per_s),
+        capacity_ratio=ratio(visits, ours.visits if ours else None, lambda visit: visit.window.per_s),
         per_cpu_s=float(
             np.median([v.window.done / v.window.cpu_s for v in visits if v.window.cpu_s > 0.0] or [np.nan])
         ),
         core_share=float(np.median([visit.window.cpu_s / visit.window.wall_s for visit in visits])),
         failed=sum(visit.window.failed for visit in visits),
-        loads=tuple(_at_share(share, visits, ours) for share in sorted(visits[0].at)),
+        loads=tuple(
+            _at_share(
+                share,
+                [visit.at[share] for visit in visits],
+                [visit.at[share] for visit in ours.visits] if ours else None,
+            )
+            for share in sorted(visits[0].at)
+        ),
+        top1=share_alike(answers, labels),
+        agreement=share_alike(answers, ours.visits[0].answers if ours else None),
+        at_rate=_at_share(
+            found.at_rate[0].rate / capacity, found.at_rate, ours.at_rate if ours and ours.at_rate else None
+        )
+        if found.at_rate
+        else None,
     )
 
 
-def _at_share(share: float, visits: Sequence[Visit], ours: Sequence[Visit] | None) -> AtShare:
-    pooled = np.concatenate([visit.at[share].ms for visit in visits])
+def _at_share(share: float, waits: Sequence[Waits], ours: Sequence[Waits] | None) -> AtShare:
+    pooled = np.concatenate([each.ms for each in waits])
     p50, p99 = percentiles(pooled)
     return AtShare(
         share=share,
-        rate=float(np.median([visit.at[share].rate for visit in visits])),
+        rate=float(np.median([each.rate for each in waits])),
         n=len(pooled),
         failed=int(np.isinf(pooled).sum()),
         p50_ms=p50,
         p99_ms=p99,
-        p50_ratio=ratio(visits, ours, lambda visit: percentiles(visit.at[share].ms)[0]),
-        p99_ratio=ratio(visits, ours, lambda visit: percentiles(visit.at[share].ms)[1]),
+        p50_ratio=ratio(waits, ours, lambda each: percentiles(each.ms)[0]),
+        p99_ratio=ratio(waits, ours, lambda each: percentiles(each.ms)[1]),
     )
+
+
+def share_alike(answers: Sequence[int], others: Sequence[int] | None) -> float | None:
+    """The share of pictures of one class in both; None where there is nothing to compare."""
+    if not others or not answers:
+        return None
+    return float(np.mean(np.asarray(answers) == np.asarray(others)))
+
+
+def against_best(rows: Sequence[Row]) -> tuple[Against, ...]:
+    """Answers per second and each P99, beside whichever Python peer is best in it; of each handler apart."""
+    found: list[Against] = []
+    for handler in BARE:
+        peers = [row for row in rows if row.kind == "python" and row.handler == handler]
+        if not peers:
+            continue
+        most = max(peers, key=lambda row: row.capacity)
+        if most.capacity_ratio is not None:
+            found.append(Against(handler, "answers/s", most.title, most.capacity_ratio))
+        for number, load in enumerate(peers[0].loads):
+            loads = [(row.loads[number], row.title) for row in peers]
+            found += _quickest(handler, f"P99 at {load.share:.0%} of each one's capacity", loads)
+        at_rate = [(row.at_rate, row.title) for row in peers if row.at_rate is not None]
+        if at_rate:
+            found += _quickest(handler, f"P99 at {at_rate[0][0].rate:.1f} requests/s for all", at_rate)
+    return tuple(found)
+
+
+def _quickest(handler: Handler, figure: str, loads: Sequence[tuple[AtShare, str]]) -> list[Against]:
+    seen = [(load, title) for load, title in loads if load.p99_ratio is not None and not math.isnan(load.p99_ms)]
+    if not seen:
+        return []
+    load, title = min(seen, key=lambda each: each[0].p99_ms)
+    assert load.p99_ratio is not None
+    return [Against(handler, figure, title, load.p99_ratio)]
 
 
 def overhead(
@@ -210,17 +320,32 @@ def show(report: Report, console: Console) -> None:
         f"{report.origin.cpu}; servers on core {report.cores[0]}, one at a time, the generator on core "
         f"{report.cores[1]}; load average before {report.origin.load_before:.2f}, after {report.load_after:.2f}\n"
         f"{report.model} on {escape(report.data)}; {report.rounds} rounds of {report.window_s:g} s in rotated order"
-        + (f"; every answer is the bare loop's on {report.checked} pictures" if report.checked else "")
+        + (
+            f"; every answer is that of the bare loop with its handler on {report.checked} pictures"
+            if report.checked
+            else ""
+        )
     )
     if report.rows:
         console.print(_capacities(report))
         console.print(_latencies(report))
+        if any(found.at_rate for found in report.rows):
+            console.print(_same_rate(report))
+        if report.against:
+            console.print(_against(report))
         for found in report.rows:
             console.print(f"{' '.join(filter(None, (found.title, found.version)))}: {found.how}", highlight=False)
     if report.overhead:
         console.print(_overheads(report))
     for name, reason in report.failures.items():
         console.print(f"{name} is missing: {reason}", markup=False, highlight=False)
+
+
+def page(report: Report) -> str:
+    """The report as one HTML page that needs nothing else."""
+    console = Console(record=True, file=io.StringIO(), width=PAGE_COLUMNS)
+    show(report, console)
+    return console.export_html()
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -234,6 +359,7 @@ def _capacities(report: Report) -> Table:
     table = _table(
         f"capacity: closed loop, {report.callers} callers",
         *("server", "answers/s (range)", "HawkVision / it", "per CPU second", "of the core", "failed"),
+        *("top-1", "HawkVision's class"),
     )
     for found in report.rows:
         table.add_row(
@@ -243,30 +369,55 @@ def _capacities(report: Report) -> Table:
             f"{found.per_cpu_s:.1f}",
             f"{found.core_share:.0%}",
             str(found.failed),
+            _percent(found.top1),
+            _percent(found.agreement),
         )
     return table
 
 
 def _latencies(report: Report) -> Table:
-    table = _table(
+    return _loads(
         "latency: open loop, Poisson arrivals at a share of each one's own capacity, from when a request was due",
+        [(found.title, load) for found in report.rows for load in found.loads],
+    )
+
+
+def _same_rate(report: Report) -> Table:
+    return _loads(
+        "latency at one rate for all, the same arrivals: a share of the slowest one's capacity",
+        [(found.title, found.at_rate) for found in report.rows if found.at_rate is not None],
+    )
+
+
+def _loads(title: str, found: Sequence[tuple[str, AtShare]]) -> Table:
+    table = _table(
+        title,
         *("server", "share", "rate/s", "n", "P50 ms", "P99 ms", "P50 HawkVision / it", "P99 HawkVision / it", "failed"),
     )
-    for found in report.rows:
-        for at in found.loads:
-            table.add_row(
-                found.title,
-                f"{at.share:.0%}",
-                f"{at.rate:.1f}",
-                str(at.n),
-                _ms(at.p50_ms),
-                _ms(at.p99_ms) + (" *" if at.n < FEW else ""),
-                _written(at.p50_ratio),
-                _written(at.p99_ratio),
-                str(at.failed),
-            )
-    if any(at.n < FEW for found in report.rows for at in found.loads):
+    for name, at in found:
+        table.add_row(
+            name,
+            f"{at.share:.0%}",
+            f"{at.rate:.1f}",
+            str(at.n),
+            _ms(at.p50_ms),
+            _ms(at.p99_ms) + (" *" if at.n < FEW else ""),
+            _written(at.p50_ratio),
+            _written(at.p99_ratio),
+            str(at.failed),
+        )
+    if any(at.n < FEW for _, at in found):
         table.caption = f"* of fewer than {FEW} requests"
+    return table
+
+
+def _against(report: Report) -> Table:
+    table = _table(
+        "HawkVision / the best Python peer, whichever that is in each figure",
+        *("peers' handler", "figure", "best", "HawkVision / it"),
+    )
+    for found in report.against:
+        table.add_row(found.handler, found.figure, found.peer, _written(found.ratio))
     return table
 
 
@@ -292,6 +443,10 @@ def _written(found: Ratio | None) -> str:
     if found is None or not math.isfinite(found.median):
         return ""
     return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"
+
+
+def _percent(found: float | None) -> str:
+    return "" if found is None else f"{found:.1%}"
 
 
 def _ms(found: float) -> str:

@@ -152,6 +152,7 @@ def _start(peer: Peer, site: Site, task: Task, log: Path) -> subprocess.Popen[by
     given |= {
         f"{PREFIX}PORT": str(site.port),
         f"{PREFIX}WORK": site.work,
+        f"{PREFIX}HANDLER": peer.handler,
         f"{PREFIX}MODEL": str(task.model),
         f"{PREFIX}INPUT": task.spec(),
     }

@@ -1,16 +1,23 @@
 """What every server of the comparison does to one picture: decode, crop, scale, infer, pick the class.
 
 This file alone is imported by the peers, inside environments of their own, so it needs nothing of HawkVision: only
-NumPy, OpenCV, simplejpeg and ONNX Runtime, which the harness installs there in the versions that HawkVision runs with.
-It does the very steps of the edge node for RGB JPEGs (reduced decoding of large ones included), with the same options
-of ONNX Runtime, so that what differs between servers is the serving. In a loop by itself it is the ceiling.
+NumPy, OpenCV, simplejpeg, Pillow and ONNX Runtime, which the harness installs there in the versions that it runs with.
+Pictures are prepared in one of two ways, its handlers:
+
+- `same`: the very steps of the edge node for RGB JPEGs (reduced decoding of large ones included), so that what differs
+  between servers is the serving. No user of those servers would have it without writing it.
+- `documented`: with Pillow, as the servers' own examples do (the table in `loadgen/README.md` names them), so that
+  what differs is all that a user gets who follows the documentation.
+
+Both feed the same ONNX file with the same options of ONNX Runtime, and in a loop by themselves are the ceilings.
 
 The harness tells a server what to do in its environment, because frameworks that import a file by themselves pass no
-arguments on: `HAWKVISION_PEER_{PORT,WORK,MODEL,INPUT}`.
+arguments on: `HAWKVISION_PEER_{PORT,WORK,HANDLER,MODEL,INPUT}`.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -21,15 +28,23 @@ import cv2
 import numpy as np
 import onnxruntime as ort
 import simplejpeg
+from PIL import Image
 
 PREFIX: Final = "HAWKVISION_PEER_"
 OVERSAMPLING: Final = 2
 """A JPEG is decoded at 1/2, 1/4 or 1/8 where that leaves at least twice the model's input, as on the edge node."""
 INTERPOLATION: Final = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
+RESAMPLING: Final = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "area": Image.Resampling.BOX,
+}
 SCALES: Final = (8, 4, 2)
 
 Classify: TypeAlias = Callable[[bytes], int]
 """From a JPEG to the index of its class."""
+Prepare: TypeAlias = Callable[[bytes], Any]
+"""From a JPEG to the model's input, uint8 RGB of (height, width, 3)."""
 
 
 def port() -> int:
@@ -42,27 +57,27 @@ def classifier() -> Classify:
 
     `model` is all of it; `decode` stops before the model and `nothing` before decoding: what serving costs by itself.
     """
-    match os.environ[f"{PREFIX}WORK"]:
+    work = os.environ[f"{PREFIX}WORK"]
+    if work == "nothing":
+        return lambda jpeg: 0 * len(jpeg)
+    prepare = HANDLERS[os.environ[f"{PREFIX}HANDLER"]](os.environ[f"{PREFIX}INPUT"])
+    match work:
         case "model":
-            return load(os.environ[f"{PREFIX}MODEL"], os.environ[f"{PREFIX}INPUT"])
+            return load(os.environ[f"{PREFIX}MODEL"], prepare)
         case "decode":
-            prepare = preparation(os.environ[f"{PREFIX}INPUT"])
             return lambda jpeg: 0 * prepare(jpeg).shape[0]
-        case "nothing":
-            return lambda jpeg: 0 * len(jpeg)
         case other:
             raise ValueError(f"{PREFIX}WORK: expected model, decode or nothing, got {other!r}")
 
 
-def load(model: str, spec: str) -> Classify:
-    """The whole loop on an ONNX file of one uint8 NHWC input; `spec` as `preparation` reads it."""
+def load(model: str, prepare: Prepare) -> Classify:
+    """The whole loop on an ONNX file of one uint8 NHWC input."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     session: Any = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     given, wanted = session.get_inputs()[0].name, session.get_outputs()[0].name
-    prepare = preparation(spec)
 
     def classify(jpeg: bytes) -> int:
         return int(session.run([wanted], {given: prepare(jpeg)[None]})[0].argmax())
@@ -70,8 +85,8 @@ def load(model: str, spec: str) -> Classify:
     return classify
 
 
-def preparation(spec: str) -> Callable[[bytes], Any]:
-    """From a JPEG to the model's input; `spec` is JSON: height, width, interpolation, crop_fraction."""
+def same(spec: str) -> Prepare:
+    """The edge node's preparation; `spec` is JSON: height, width, interpolation, crop_fraction."""
     cv2.setNumThreads(1)
     fields = json.loads(spec)
     height, width, fraction = int(fields["height"]), int(fields["width"]), float(fields["crop_fraction"])
@@ -92,6 +107,31 @@ def preparation(spec: str) -> Callable[[bytes], Any]:
         return _crop(pixels, height, width, fraction, interpolation)
 
     return prepare
+
+
+def documented(spec: str) -> Prepare:
+    """The examples' preparation, with the edge node's crop fraction, size and interpolation; `spec` as for `same`.
+
+    As they do: the JPEG is decoded in full, converted to RGB, resized until it covers the input over the crop fraction
+    (torchvision's `Resize` and `CenterCrop`, which call Pillow for this) and cut out in the middle. They then scale to
+    floats, normalise and transpose; this model takes bytes as they are, so the peers are spared those steps.
+    """
+    fields = json.loads(spec)
+    height, width, fraction = int(fields["height"]), int(fields["width"]), float(fields["crop_fraction"])
+    resampling = RESAMPLING[fields["interpolation"]]
+
+    def prepare(jpeg: bytes) -> Any:
+        picture = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        scale = min(picture.width / width, picture.height / height) * fraction
+        covering = max(width, round(picture.width / scale)), max(height, round(picture.height / scale))
+        resized = picture.resize(covering, resampling)
+        left, top = (resized.width - width) // 2, (resized.height - height) // 2
+        return np.asarray(resized.crop((left, top, left + width, top + height)))
+
+    return prepare
+
+
+HANDLERS: Final[dict[str, Callable[[str], Prepare]]] = {"same": same, "documented": documented}
 
 
 def _crop(pixels: Any, height: int, width: int, fraction: float, interpolation: int) -> Any:

@@ -1,6 +1,7 @@
 """The comparison's own parts, against a tiny server that is really started; the peers themselves where installed."""
 
 import asyncio
+import json
 import os
 import select
 import subprocess
@@ -20,12 +21,14 @@ from hawkvision.errors import ConfigError, NotReady
 from hawkvision.manifest import InputSpec, cache_dir
 from loadgen.bench.edge import make_picture
 from loadgen.peers import environments, results, work
-from loadgen.peers.catalogue import TRITON_HEAD_BYTES, Peer, Site, Start, find, read_index, read_inferred
-from loadgen.peers.command import as_jpeg
+from loadgen.peers.catalogue import TRITON_HEAD_BYTES, Peer, Site, Start, contenders, find, read_index, read_inferred
+from loadgen.peers.command import read_shares
 from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations, sojourns_s
 from loadgen.peers.keeper import descendants
-from loadgen.peers.results import Ratio, Visit, Waits, Window
+from loadgen.peers.pictures import as_jpeg, enlarged
+from loadgen.peers.results import Contender, Found, Kind, Ratio, Report, Visit, Waits, Window
 from loadgen.peers.serving import Task, serving
+from loadgen.setup import origin
 
 TINY = """
 import http.server, os, subprocess, zlib
@@ -65,7 +68,7 @@ def task() -> Task:
 async def served_once(tiny: Peer, log: Path, expected: Iterable[int]) -> tuple[set[int], float]:
     """(process ids, CPU seconds) of a server whose answers were checked."""
     async with serving(tiny, Path(sys.executable), task(), "model", BODIES[0], log) as served:
-        await check_answers(served, BODIES, list(expected))
+        assert await check_answers(served, BODIES, given := list(expected)) == given
         return set(descendants(served.keeper)), served.cpu_seconds()
 
 
@@ -113,9 +116,11 @@ def test_keeper_ends_everything_when_its_parent_dies(tmp_path: Path) -> None:
 def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None:
     plan = Plan(rounds=2, window_s=0.2, warm_up_s=0.05, callers=2, requests=20, seed=1)
     tiny = peer(name="hawkvision")
-    field = Field([tiny], {"hawkvision": Path(sys.executable)}, task(), BODIES, list(map(tiny_class, BODIES)), tmp_path)
+    field = Field(
+        [tiny], {"hawkvision": Path(sys.executable)}, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path
+    )
     contest = Contest(field, plan, lambda _: None)
-    asyncio.run(contest.run_model(tiny_class))
+    asyncio.run(contest.run_model({"same": tiny_class}))
     visits = contest.visits["hawkvision"]
     assert len(visits) == len(contest.visits["bare loop"]) == 2
     assert all(visit.window.done > 0 and visit.window.failed == 0 for visit in visits)
@@ -123,6 +128,20 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
     # On a busy machine some may find all connections taken; never all.
     assert all(0.0 < waits.ms.min() < np.inf for visit in visits for waits in visit.at.values())
     assert [sorted(visit.at) for visit in contest.visits["bare loop"]] == [[0.3, 0.6, 0.9]] * 2
+
+
+def test_all_servers_get_one_rate_that_the_slowest_can_bear(tmp_path: Path) -> None:
+    plan = Plan(rounds=1, window_s=0.2, warm_up_s=0.05, callers=2, requests=20, seed=1, shares=(), same_rate_rounds=1)
+    peers = [peer(name="one"), peer(name="other")]
+    pythons = dict.fromkeys(("one", "other"), Path(sys.executable))
+    field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
+    contest = Contest(field, plan, lambda _: None)
+    asyncio.run(contest.run_model({"same": tiny_class}))
+    asyncio.run(contest.run_same_rate({"same": tiny_class}))
+    slowest = min(contest.visits[name][0].window.per_s for name in ("one", "other"))
+    assert {name: [waits.rate for waits in found] for name, found in contest.at_rate.items()} == dict.fromkeys(
+        ("one", "other", "bare loop"), [pytest.approx(0.6 * slowest)]
+    )
 
 
 def test_latencies_of_the_bare_loop_are_those_of_one_queue() -> None:
@@ -134,10 +153,10 @@ def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
     plan = Plan(rounds=2, window_s=0.1, warm_up_s=0.02, callers=2, requests=20, seed=1)
     peers = [peer("raise SystemExit('no model today')", "dead"), peer(name="tiny")]
     pythons = dict.fromkeys(("dead", "tiny"), Path(sys.executable))
-    field = Field(peers, pythons, task(), BODIES, list(map(tiny_class, BODIES)), tmp_path)
+    field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
     said: list[str] = []
     contest = Contest(field, plan, said.append)
-    asyncio.run(contest.run_model(tiny_class))
+    asyncio.run(contest.run_model({"same": tiny_class}))
     assert "no model today" in contest.failures["dead"]
     assert {name: len(found) for name, found in contest.visits.items()} == {"tiny": 2, "bare loop": 2, "dead": 0}
     assert sum("round" in line and "dead" in line for line in said) == 1
@@ -147,13 +166,41 @@ def visit(done: int, ms: float) -> Visit:
     return Visit(Window(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms))})
 
 
+def contender(name: str, kind: Kind = "python") -> Contender:
+    return Contender(name, name.upper(), "1", "", kind, "same")
+
+
 def test_ratios_are_formed_within_rounds() -> None:
     ours, theirs = [visit(200, 3.0), visit(100, 6.0)], [visit(100, 6.0), visit(50, 12.0)]
-    row = results.row("x", "X", "1", "", theirs, ours)
+    row = results.row(contender("x"), Found(theirs), Found(ours), None)
     assert row.capacity == 75.0
     assert row.capacity_ratio == Ratio(2.0, 2.0, 2.0)
     assert row.loads[0].p99_ratio == Ratio(0.5, 0.5, 0.5)
     assert (row.per_cpu_s, row.core_share) == (150.0, 0.5)
+
+
+def test_answers_are_counted_against_the_labels_and_against_ours() -> None:
+    theirs, ours = Visit(Window(1, 0, 1.0, 0.5), {}, [1, 2, 3, 4]), Visit(Window(1, 0, 1.0, 0.5), {}, [1, 2, 9, 9])
+    row = results.row(contender("x"), Found([theirs]), Found([ours]), [1, 7, 3, 4])
+    assert (row.top1, row.agreement) == (0.75, 0.5)
+    alone = results.row(contender("x"), Found([theirs]), None, None)
+    assert (alone.top1, alone.agreement) == (None, None)
+
+
+def test_ours_is_compared_with_the_python_peer_that_is_best_in_each_figure() -> None:
+    ours = Found([visit(200, 3.0)], [Waits(5.0, np.full(100, 2.0))])
+    seen = {"busy": (100, 6.0, 8.0), "quick": (50, 4.0, 9.0), "native": (400, 1.0, 1.0)}
+    rows = [
+        results.row(
+            contender(name, "native" if name == "native" else "python"),
+            Found([visit(done, ms)], [Waits(5.0, np.full(100, same_ms))]),
+            ours,
+            None,
+        )
+        for name, (done, ms, same_ms) in seen.items()
+    ]
+    found = [(each.peer, each.ratio.median) for each in results.against_best(rows)]
+    assert found == [("BUSY", 2.0), ("QUICK", 0.75), ("BUSY", 0.25)]
 
 
 def test_requests_without_answers_make_percentiles_worse_and_never_better() -> None:
@@ -188,6 +235,77 @@ def test_pictures_of_other_formats_are_sent_as_jpeg_and_jpegs_as_they_are() -> N
         as_jpeg(b"no picture", 2)
 
 
+@pytest.mark.parametrize("shape", [(300, 500), (500, 300), (224, 224), (227, 256), (1000, 1400)])
+@pytest.mark.parametrize("spec", [(224, 224, 1.0), (224, 224, 0.875), (120, 160, 0.9)])
+def test_both_handlers_see_the_same_part_of_a_picture(shape: tuple[int, int], spec: tuple[int, int, float]) -> None:
+    down, across = np.mgrid[: shape[0], : shape[1]]
+    ramps = np.dstack((255 * down / shape[0], 255 * across / shape[1], np.full(shape, 128))).astype(np.uint8)
+    jpeg = cv2.imencode(".jpg", ramps, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+    asked = json.dumps(
+        dict(zip(("height", "width", "crop_fraction"), spec, strict=True)) | {"interpolation": "bicubic"}
+    )
+    ours, theirs = (prepare(asked)(jpeg) for prepare in (work.same, work.documented))
+    assert ours.shape == theirs.shape == (*spec[:2], 3)
+    assert ours.dtype == theirs.dtype == np.uint8
+    assert np.abs(ours.astype(int) - theirs).max() <= 6  # of 255: one part in forty of the picture's side
+
+
+def test_hawkvision_takes_part_once_and_the_others_with_each_handler() -> None:
+    both = contenders(find("hawkvision,litserve,ray"), ("same", "documented"))
+    assert [each.name for each in both] == [
+        "hawkvision",
+        "litserve",
+        "litserve-documented",
+        "ray",
+        "ray-documented",
+    ]
+    assert [each.name for each in contenders(find("triton,hawkvision"), ("documented",))] == [
+        "triton-documented",
+        "hawkvision",
+    ]
+
+
+def test_enlarged_pictures_keep_the_centred_square_and_are_mirrored_beside_it() -> None:
+    square = cv2.GaussianBlur(np.random.default_rng(3).integers(0, 256, (90, 90, 3), np.uint8), (15, 15), 5)
+    wide = simplejpeg.decode_jpeg(enlarged(cv2.imencode(".png", square)[1].tobytes(), 0, 480), "BGR")
+    assert wide.shape == (360, 480, 3)
+    back = cv2.resize(wide[:, 60:420], (90, 90), interpolation=cv2.INTER_AREA).astype(int)
+    assert np.abs(back - square).mean() < 3
+    assert np.abs(wide[:, 420:].astype(int) - wide[:, 359:419][:, ::-1]).mean() < 3
+    with pytest.raises(ConfigError, match="picture 5 is neither"):
+        enlarged(b"no picture", 5, 480)
+
+
+def test_a_page_holds_every_server_and_refers_to_nothing_outside() -> None:
+    row = results.row(contender("litserve"), Found([visit(100, 2.0)]), Found([visit(200, 1.0)]), None)
+    seen = Report(
+        origin=origin(0),
+        cores=(0, 1),
+        load_after=0.0,
+        model="m",
+        data="<script>",
+        checked=1,
+        rounds=1,
+        window_s=1.0,
+        callers=1,
+        rows=(row,),
+        against=results.against_best([row]),
+        overhead=(),
+        failures={},
+    )
+    page = results.page(seen)
+    assert "LITSERVE" in page
+    assert "best Python peer" in page
+    assert "<script" not in page
+    assert "http" not in page
+
+
+@pytest.mark.parametrize("written", ["", "0", "1.5", "0.3,0.3", "half", "nan", ",".join(map(str, range(1, 20)))])
+def test_loads_that_are_no_shares_are_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="--loads: expected 1 to 9 shares"):
+        read_shares(written)
+
+
 @given(st.integers(0, 999))
 def test_answers_are_read_as_each_protocol_writes_them(index: int) -> None:
     assert read_index(b'{"label":"x","index":%d}' % index) == index
@@ -215,19 +333,21 @@ def test_pip_carries_its_last_words() -> None:
     assert len(str(raised.value)) < 4000
 
 
-def test_work_without_a_model_still_reads_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("handler", ["same", "documented"])
+def test_work_without_a_model_still_reads_the_picture(handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAWKVISION_PEER_WORK", "decode")
+    monkeypatch.setenv("HAWKVISION_PEER_HANDLER", handler)
     monkeypatch.setenv("HAWKVISION_PEER_INPUT", task().spec())
     classify = work.classifier()
     assert classify(make_picture()) == 0
-    with pytest.raises(ValueError, match="JPEG"):
+    with pytest.raises((ValueError, OSError), match=r"JPEG|cannot identify"):
         classify(b"no picture")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["litserve", "mlserver", "triton"])
 def test_installed_peers_start_and_answer(name: str, tmp_path: Path) -> None:
-    (found,) = find(name)
+    (found,) = contenders(find(name), ("documented",))
     folder = cache_dir() / "peers" / (found.shares or name)
     assert found.pins is not None
     if not environments.is_installed(folder, (*environments.shared_pins(), *found.pins), found.alone):
