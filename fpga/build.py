@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ import numpy as np
 from fpga import power, reference
 from fpga.devices import Device
 from fpga.emit import emit
+from fpga.families import BITSTREAM, FAMILIES
 from fpga.folding import Folding, check_folding, cycles_of, format_folding, interval
 from fpga.ir import Graph
 from fpga.netlist import Netlist, Streamed, Words
@@ -25,8 +26,6 @@ from fpga.report import Proof, Report, Seed, Switching
 from fpga.resources import of_graph
 from fpga.sim import Simulation
 from fpga.synth import (
-    BITSTREAM,
-    TARGET_MHZ,
     Attempt,
     Routed,
     Synthesised,
@@ -66,7 +65,8 @@ class Order:
     command: str
     folder: Path
     seeds: int = 5
-    target_mhz: float = TARGET_MHZ
+    target_mhz: float | None = None
+    """What the placer strives for; None: what is usual for the device."""
     pins: Path | None = None
 
 
@@ -100,13 +100,14 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _build(order: Order, say: Say) -> Report:
-    graph, folder = order.graph, order.folder
-    tools = {name: find(name, say).version for name in ("yosys", "nextpnr-ecp5", "ecppack")}
+    graph, folder, family = order.graph, order.folder, FAMILIES[order.device.family]
+    tools = {name: find(name, say).version for name in ("yosys", family.placer, family.packer)}
     emitted = emit(graph, order.folding, folder)
     (folder / "folding.json").write_bytes(format_folding(order.folding))
     (folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's
     say(f"synthesising {graph.name} for {order.device.name}")
-    made = synthesise(emitted.sources, emitted.top, folder, say=say)
+    narrow = {"LOGIT_BITS": emitted.logit_bits} if family.few_pins else {}
+    made = synthesise(emitted.sources, emitted.top, folder, family=order.device.family, parameters=narrow, say=say)
     say(f"{made.resources.luts:,} LUTs, {made.resources.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
     attempts = _route(order, made, say)
     best, clock = routed(attempts)[0], median_mhz(attempts)
@@ -115,7 +116,7 @@ def _build(order: Order, say: Say) -> Report:
     proof, switching = _compare(order, streamed, made), _switching(streamed)
     if proof.differing:
         raise CompileError(f"netlist: {proof.differing} of {proof.logits} logits differ from the reference")
-    pack(made, best, say)  # so there is a bitstream only of what was proved
+    pack(made, order.device, best, say)  # so there is a bitstream only of what was proved
     simulated, latency = _simulate(order)
     cycles = cycles_of(graph, order.folding)
     return Report(
@@ -129,10 +130,10 @@ def _build(order: Order, say: Say) -> Report:
         multipliers_in_use=sum(fold.multipliers for fold in order.folding.stages.values()),
         multiplications=graph.multiplications,
         available=order.device.resources,
-        estimated=of_graph(graph, order.folding),
+        estimated=of_graph(graph, order.folding, order.device.family),
         synthesised=made.resources,
         placed=best.resources,
-        target_mhz=order.target_mhz,
+        target_mhz=order.target_mhz or order.device.target_mhz,
         seeds=tuple(_seed(attempt) for attempt in attempts),
         median_mhz=clock,
         best_mhz=best.fmax_mhz,
@@ -163,7 +164,7 @@ def run_netlist(graph: Graph, netlist: Path, top: str, pictures: Pixels, per_lan
     """Pictures through 64 copies of the netlist, `per_lane` each; activity is that of one picture in the steady state.
 
     `Streamed.words` holds, per lane, the logits of its pictures as 32-bit words; lane l has the pictures
-    l·per_lane … of the cyclically repeated ones.
+    l·per_lane … of the cyclically repeated ones. Where the netlist gives fewer bits they are extended by their sign.
 
     Raises:
         CompileError: if the netlist cannot be run, or gives too few logits.
@@ -171,11 +172,12 @@ def run_netlist(graph: Graph, netlist: Path, top: str, pictures: Pixels, per_lan
     height, width, planes = graph.input.height, graph.input.width, graph.input.channels
     chosen = pictures[np.arange(LANES * per_lane) % len(pictures)]
     beats = chosen.reshape(LANES, per_lane * height * width, planes).astype(np.uint64)
+    made = Netlist(netlist, top)
     words: Words = np.full(beats.shape[:2], 1 << 8 * planes, np.uint64)
     for plane in range(planes):
         words |= beats[:, :, plane] << np.uint64(8 * plane)
     slow = height * width * planes + sum(stage.multiplications for stage in graph.stages)
-    return Netlist(netlist, top).stream(
+    streamed = made.stream(
         words,
         per_lane * graph.classes,
         inputs=("s_data", "s_mask"),
@@ -184,6 +186,9 @@ def run_netlist(graph: Graph, netlist: Path, top: str, pictures: Pixels, per_lan
         counted=(graph.classes, 2 * graph.classes),
         limit=per_lane * slow + 10_000,
     )
+    missing = np.uint64(64 - len(made.nets("m_data")))
+    extended = (streamed.words << missing).view(np.int64) >> missing.astype(np.int64)
+    return replace(streamed, words=extended.astype(np.uint32).astype(np.uint64))
 
 
 def logits_of(streamed: Streamed, classes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

@@ -12,14 +12,13 @@ import typer
 
 from fpga import report as reports
 from fpga.artifact import graph_of
-from fpga.devices import Device
+from fpga.devices import Device, devices
 from fpga.devices import device as device_of
 from fpga.folding import Folding, check_folding, cycles_of, format_folding, interval, parse_folding
 from fpga.ir import Graph
 from fpga.reference import planes
 from fpga.resources import of_graph
 from fpga.search import Found, fastest, slowest_that_keeps_up
-from fpga.synth import TARGET_MHZ
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
@@ -28,8 +27,6 @@ from hawkvision.types import Pixels
 
 app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fold, estimate, build, report.")
 
-PLANNED_MHZ: Final = 120.0
-"""The clock that planning counts on: what designs of this size reach on the supported devices."""
 MAX_MHZ: Final = 1000.0
 """More than any supported device's clock network."""
 NOISE_PICTURES: Final = 64
@@ -38,12 +35,14 @@ DEFAULT_VARIANT: Final = "tiny_w4"
 Task = Annotated[str, typer.Option(help="The task whose quantised rung is meant.")]
 Variant = Annotated[str | None, typer.Option(help="A quantised variant of it; default: tiny_w4, or the model's name.")]
 ModelFile = Annotated[Path | None, typer.Option("--model", help="A QONNX file instead of the task's built variant.")]
-DeviceName = Annotated[str, typer.Option("--device", help="lfe5u-25f, lfe5u-45f or lfe5u-85f.")]
+DeviceName = Annotated[str, typer.Option("--device", help=f"{', '.join(devices())}.")]
 FoldingFile = Annotated[Path | None, typer.Option("--folding", help="A folding file; default: found by search.")]
 Rate = Annotated[
     float | None, typer.Option(min=0.1, max=1e9, help="Pictures a second to keep up with; default: the most.")
 ]
-Clock = Annotated[float, typer.Option("--mhz", min=1, max=MAX_MHZ, help="The clock to plan with.")]
+Clock = Annotated[
+    float | None, typer.Option("--mhz", min=1, max=MAX_MHZ, help="The clock to plan with; default: the device's usual.")
+]
 CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.")]
 
 
@@ -55,13 +54,18 @@ def build(
     device: DeviceName = "lfe5u-45f",
     folding: FoldingFile = None,
     rate: Rate = None,
-    mhz: Clock = PLANNED_MHZ,
+    mhz: Clock = None,
     seeds: Annotated[int, typer.Option(min=1, max=64, help="Placements to try.")] = 5,
-    target_mhz: Annotated[float, typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for.")] = TARGET_MHZ,
+    target_mhz: Annotated[
+        float | None,
+        typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for; default: the device's usual."),
+    ] = None,
     pins: Annotated[
         Path | None,
         typer.Option(
-            exists=True, dir_okay=False, help="An LPF file; without one, all pins but the clock are anywhere."
+            exists=True,
+            dir_okay=False,
+            help="An LPF (iCE40: PCF) file; without one, all pins but the clock are anywhere.",
         ),
     ] = None,
     data: Annotated[
@@ -87,8 +91,8 @@ def build(
         "--model": model and model.name,
         "--folding": folding and folding.name,
         "--rate": rate and f"{rate:g}",
-        "--mhz": None if rate is None or mhz == PLANNED_MHZ else f"{mhz:g}",
-        "--target-mhz": None if target_mhz == TARGET_MHZ else f"{target_mhz:g}",
+        "--mhz": None if rate is None or mhz is None else f"{mhz:g}",
+        "--target-mhz": target_mhz and f"{target_mhz:g}",
         "--pins": pins and pins.name,
         "--data": data and data.name,
     }
@@ -122,7 +126,7 @@ def fold(
     model: ModelFile = None,
     device: DeviceName = "lfe5u-45f",
     rate: Rate = None,
-    mhz: Clock = PLANNED_MHZ,
+    mhz: Clock = None,
     out: Annotated[Path, typer.Option(help="The folding file.")] = Path("folding.json"),
     cache_dir: CacheDir = None,
 ) -> None:
@@ -142,7 +146,7 @@ def estimate(
     device: DeviceName = "lfe5u-45f",
     folding: FoldingFile = None,
     rate: Rate = None,
-    mhz: Clock = PLANNED_MHZ,
+    mhz: Clock = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Say what a folding would take and give, without any tool."""
@@ -173,7 +177,7 @@ def _graph(task: str, variant: str | None, model: Path | None, cache: Path | Non
     return graph_of(path)
 
 
-def _folding(graph: Graph, device: Device, file: Path | None, rate: float | None, mhz: float) -> Folding:
+def _folding(graph: Graph, device: Device, file: Path | None, rate: float | None, mhz: float | None) -> Folding:
     if file is None:
         return _search(graph, device, rate, mhz).folding
     if rate is not None:
@@ -186,23 +190,27 @@ def _folding(graph: Graph, device: Device, file: Path | None, rate: float | None
     return folding
 
 
-def _search(graph: Graph, device: Device, rate: float | None, mhz: float) -> Found:
-    return fastest(graph, device) if rate is None else slowest_that_keeps_up(graph, device, rate, mhz)
+def _search(graph: Graph, device: Device, rate: float | None, mhz: float | None) -> Found:
+    if rate is None:
+        return fastest(graph, device)
+    return slowest_that_keeps_up(graph, device, rate, mhz or device.planned_mhz)
 
 
-def _estimated(graph: Graph, device: Device, folding: Folding, mhz: float) -> str:
-    needed, cycles = of_graph(graph, folding), cycles_of(graph, folding)
-    whole = device.resources
+def _estimated(graph: Graph, device: Device, folding: Folding, mhz: float | None) -> str:
+    needed, cycles = of_graph(graph, folding, device.family), cycles_of(graph, folding)
+    whole, clock = device.resources, mhz or device.planned_mhz
     shares = ", ".join(
-        f"{getattr(needed, field):,} {field} of {getattr(whole, field):,}" for field in needed.__struct_fields__
+        f"{getattr(needed, field):,} {field} of {getattr(whole, field):,}"
+        for field in needed.__struct_fields__
+        if getattr(whole, field)
     )
     lines = [
         f"{name}: taps {fold.taps}, channels {fold.channels}, pe {fold.pe}, {cycles[name]:,} cycles"
         for name, fold in folding.stages.items()
     ]
     slowest = interval(graph, folding)
-    rate = mhz * 1e6 / slowest
-    return "\n".join([*lines, f"estimated: {slowest:,} cycles, {rate:,.0f}/s at {mhz:g} MHz; {shares}"])
+    rate = clock * 1e6 / slowest
+    return "\n".join([*lines, f"estimated: {slowest:,} cycles, {rate:,.0f}/s at {clock:g} MHz; {shares}"])
 
 
 def _pictures(task: str, graph: Graph, data: Path | None) -> tuple[Pixels, str]:

@@ -15,18 +15,22 @@ TABLE: Final = Path(__file__).with_name("devices.toml")
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
+FamilyName = Literal["ecp5", "ice40"]
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """What a design uses, or a device has."""
 
     luts: Count
-    """Four-input look-up tables as nextpnr counts them (TRELLIS_COMB): logic, carry chains and distributed memory."""
+    """What nextpnr runs out of. ECP5: four-input look-up tables (TRELLIS_COMB) of logic, carry chains and distributed
+    memory. iCE40: logic cells, each of which is a look-up table, a flip-flop, or one behind the other."""
     ffs: Count
     multipliers: Count
-    """18x18."""
+    """ECP5: of 18x18 bits, iCE40: of 16x16."""
     block_rams: Count
-    """Of 18 kbit."""
+    """ECP5: of 18 kbit, iCE40: of 4 kbit."""
+    large_rams: Count = 0
+    """iCE40 UltraPlus: of 256 kbit and one port, empty when the device starts."""
 
     def __add__(self, other: Resources) -> Resources:
         return Resources(
@@ -34,6 +38,17 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             ffs=self.ffs + other.ffs,
             multipliers=self.multipliers + other.multipliers,
             block_rams=self.block_rams + other.block_rams,
+            large_rams=self.large_rams + other.large_rams,
+        )
+
+    def fits(self, whole: Resources) -> bool:
+        """Whether there is enough of everything."""
+        return (
+            self.luts <= whole.luts
+            and self.ffs <= whole.ffs
+            and self.multipliers <= whole.multipliers
+            and self.block_rams <= whole.block_rams
+            and self.large_rams <= whole.large_rams
         )
 
 
@@ -41,17 +56,23 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """One part in one package."""
 
     name: str = ""
-    family: Literal["ecp5"]
+    family: FamilyName
     option: str
     """What nextpnr is told."""
     package: str
     clock_pin: str
     """Where the clock enters if nobody says otherwise."""
-    speed: int
+    speed: int | None = None
+    """The speed grade, where nextpnr knows several."""
+    planned_mhz: Positive
+    """The clock that planning counts on."""
+    target_mhz: Positive
+    """What placer and router strive for: a little more than what designs reach."""
     luts: Count
     ffs: Count
     multipliers: Count
     block_rams: Count
+    large_rams: Count = 0
     core_v: Positive
     core_static_ma: Positive
     auxiliary_v: Positive
@@ -62,7 +83,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def resources(self) -> Resources:
         """All that it has."""
-        return Resources(luts=self.luts, ffs=self.ffs, multipliers=self.multipliers, block_rams=self.block_rams)
+        return Resources(**{field: getattr(self, field) for field in Resources.__struct_fields__})
 
     @property
     def static_w(self) -> tuple[float, float, float]:

@@ -40,6 +40,8 @@ class StageFolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Of `pe`, those whose multipliers are made of look-up tables instead of DSP blocks."""
     lut_requantise: bool = False
     """Whether the requantisers' multipliers, one in each lane, are made of look-up tables as well."""
+    rows: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Rows of its input that it keeps, more than its kernel has; 0: as many as never make it wait (`row_slots`)."""
 
     @property
     def multipliers(self) -> int:
@@ -105,6 +107,9 @@ def _check_stage(stage: Stage, fold: StageFolding) -> None:
     _check_divides(f"{at}: lanes", fold.lanes, fold.pe)
     if fold.lut_pe > fold.pe:
         raise CompileError(f"{at}: lut_pe: expected at most the {fold.pe} of pe, got {fold.lut_pe}")
+    if fold.rows and (fold.rows <= kernel or (fold.taps > 1 and fold.rows % kernel)):
+        several = "" if fold.taps == 1 else f", in multiples of {kernel}"
+        raise CompileError(f"{at}: rows: expected more than the {kernel} of its kernel{several}, got {fold.rows}")
     if fold.pe // fold.lanes > beats(stage, fold):
         raise CompileError(
             f"{at}: lanes: {fold.lanes} requantisers need {fold.pe // fold.lanes} cycles for what comes every "
@@ -134,14 +139,15 @@ def dsp_blocks(stage: Stage, fold: StageFolding) -> int:
     return multipliers + (0 if stage.requantise is None or fold.lut_requantise else fold.lanes)
 
 
-def row_slots(stage: Stage) -> int:
-    """Rows of its input that a stage keeps.
+def row_slots(stage: Stage, fold: StageFolding) -> int:
+    """Rows of its input that a stage keeps: `rows` of its folding, or enough.
 
-    Those under the kernel, one that is being written and as a rule two more, so that neither side waits for the other's
-    pipeline; twice the kernel's where it covers the whole input, so that a picture comes in while another is worked on.
+    Enough are those under the kernel, one that is being written and as a rule two more, so that neither side waits for
+    the other's pipeline; twice the kernel's where it covers the whole input, so that a picture comes in while another
+    is worked on.
     """
     kernel = stage.conv.kernel
-    return 2 * kernel if kernel > 2 else 4
+    return fold.rows or (2 * kernel if kernel > 2 else 4)
 
 
 def row_cycles(stage: Stage, fold: StageFolding) -> int:

@@ -1,8 +1,8 @@
 """The synthesised netlist, run: what the cells of the device compute, and how often every net of them toggles.
 
-Yosys's netlist of ECP5 cells (or of iCE40 logic, for the calibration of the power model) is run by `netlist_kernel.c`
-as 64 copies of the chip at once, each on its own pictures. It knows nothing of the RTL, of Verilator or of the integer
-graph: that its logits are the reference's is evidence for all of them.
+Yosys's netlist of ECP5 or iCE40 cells is run by `netlist_kernel.c` as 64 copies of the chip at once, each on its own
+pictures. It knows nothing of the RTL, of Verilator or of the integer graph: that its logits are the reference's is
+evidence for all of them.
 
 Cells are evaluated without delays, so a net toggles at most once a cycle; glitches, which cost energy too, are missed.
 """
@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fpga import netlist_cells, netlist_ice40
 from fpga.netlist_cells import (
     LANES,
     ONE,
@@ -109,7 +110,7 @@ class Netlist:
         module = read_module(path, top)
         self._ports = module.ports
         self.cells = count_cells(module)
-        layout = Layout(module)
+        layout = Layout(module, netlist_cells.CELLS | netlist_ice40.CELLS)
         self._layout = layout
         self._order = layout.ordered()
         self._library = _library()

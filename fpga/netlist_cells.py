@@ -1,4 +1,6 @@
-"""The cells of ECP5 and iCE40 netlists, laid out for `netlist_kernel.c`: what each reads and drives, in what order.
+"""The cells of ECP5 netlists, laid out for `netlist_kernel.c`: what each reads and drives, in what order.
+
+Those of iCE40 are in `netlist_ice40`.
 
 What a cell computes is said twice in this project, here with the kernel, and in `fpga/rtl` as yosys understood it;
 nothing is shared between the two. What is not modelled is refused by name, never guessed.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -28,21 +30,28 @@ ONE: Final = 1
 Bit = int | str
 
 
-class _Cell(msgspec.Struct):
+class Cell(msgspec.Struct):
+    """A cell of yosys's JSON."""
+
     type: str
     connections: dict[str, list[Bit]]
     parameters: dict[str, str | int] = {}
+    port_directions: dict[str, str] = {}
 
     def text(self, name: str, default: str) -> str:
+        """A parameter as text."""
         value = self.parameters.get(name, default)
         return value.strip() if isinstance(value, str) else str(value)
 
     def number(self, name: str) -> int:
+        """A parameter as a number; what is undefined reads as zero."""
         value = self.parameters.get(name, 0)
         return value if isinstance(value, int) else int(value.replace("x", "0") or "0", 2)
 
 
-class _Port(msgspec.Struct):
+class Port(msgspec.Struct):
+    """A port of yosys's JSON."""
+
     direction: str
     bits: list[Bit]
 
@@ -50,8 +59,8 @@ class _Port(msgspec.Struct):
 class Module(msgspec.Struct):
     """A flat module of yosys's JSON."""
 
-    ports: dict[str, _Port]
-    cells: dict[str, _Cell]
+    ports: dict[str, Port]
+    cells: dict[str, Cell]
 
 
 class _Design(msgspec.Struct):
@@ -155,7 +164,7 @@ WRITE_MODES: Final = {"NORMAL": 0, "WRITETHROUGH": 1, "READBEFOREWRITE": 2}
 
 
 @dataclass(slots=True)
-class _Work:
+class Work:
     """A combinational cell that waits for its inputs."""
 
     op: Op
@@ -166,11 +175,16 @@ class _Work:
 class Layout:
     """Cells by kind, their nets numbered."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, cells: Mapping[str, Add]) -> None:
+        """`cells` says, by type, how a cell is added.
+
+        Raises:
+            CompileError: if a cell, or the way it is used, is not modelled.
+        """
         self.module = module
         self._numbers: dict[Bit, int] = {"0": ZERO, "1": ONE, "x": ZERO, "z": ZERO}
         self.nets = 2
-        self.work: list[_Work] = []
+        self.work: list[Work] = []
         self.flip_flops: list[FlipFlop] = []
         self.memories: list[DistributedMemory] = []
         self.multipliers: list[Multiplier] = []
@@ -184,7 +198,7 @@ class Layout:
         for name, cell in module.cells.items():
             if cell.type == "$scopeinfo":  # where a flattened module began
                 continue
-            add = _CELLS.get(cell.type)
+            add = cells.get(cell.type)
             if add is None:
                 raise CompileError(f"netlist: cell {name}: {cell.type} is not modelled")
             add(self, name, cell)
@@ -206,12 +220,12 @@ class Layout:
         self.nets += 1
         return self.nets - 1
 
-    def one(self, cell: _Cell, port: str) -> int:
+    def one(self, cell: Cell, port: str) -> int:
         """The net at a port of one bit; nothing connected reads as zero."""
         bits = cell.connections.get(port, [])
         return self.net(bits[0]) if bits else ZERO
 
-    def many(self, cell: _Cell, ports: Iterable[str]) -> list[int]:
+    def many(self, cell: Cell, ports: Iterable[str]) -> list[int]:
         """The nets at several ports of one bit."""
         return [self.one(cell, port) for port in ports]
 
@@ -230,7 +244,7 @@ class Layout:
         nets = (ctypes.c_int32 * 4)(*inputs)
         op = Op(kind=kind, out=out, inputs=nets, init=init, **fields)
         gives = (out, fields["more"]) if "more" in fields else (out,)
-        self.work.append(_Work(op, (*inputs, fields.get("carry_in", ZERO)), gives))
+        self.work.append(Work(op, (*inputs, fields.get("carry_in", ZERO)), gives))
 
     def ordered(self) -> list[Op]:
         """Every combinational cell after those that drive it.
@@ -261,26 +275,18 @@ class Layout:
         return order
 
 
-def _lut4(layout: Layout, _name: str, cell: _Cell) -> None:
+Add = Callable[[Layout, str, Cell], None]
+"""Adds a cell of some name to a layout."""
+
+
+def _lut4(layout: Layout, _name: str, cell: Cell) -> None:
     inputs = layout.many(cell, "ABCD")
     layout.read(*inputs)
     layout.combinational(LUT, inputs, layout.one(cell, "Z"), cell.number("INIT"))
 
 
-def _ice_lut4(layout: Layout, _name: str, cell: _Cell) -> None:
-    inputs = layout.many(cell, ("I0", "I1", "I2", "I3"))
-    layout.read(*inputs)
-    layout.combinational(LUT, inputs, layout.one(cell, "O"), cell.number("LUT_INIT"))
-
-
-def _ice_carry(layout: Layout, _name: str, cell: _Cell) -> None:
-    inputs = [*layout.many(cell, ("I0", "I1", "CI")), ZERO]
-    layout.read(*inputs)
-    layout.combinational(LUT, inputs, layout.one(cell, "CO"), 0b11101000_11101000)
-
-
-def _multiplexer(zero: str, one: str, select: str) -> Any:
-    def add(layout: Layout, _name: str, cell: _Cell) -> None:
+def _multiplexer(zero: str, one: str, select: str) -> Add:
+    def add(layout: Layout, _name: str, cell: Cell) -> None:
         inputs = [*layout.many(cell, (zero, one, select)), ZERO]
         layout.read(*inputs[:3])
         layout.combinational(MUX, inputs, layout.one(cell, "Z"))
@@ -288,7 +294,7 @@ def _multiplexer(zero: str, one: str, select: str) -> Any:
     return add
 
 
-def _carry(layout: Layout, _name: str, cell: _Cell) -> None:
+def _carry(layout: Layout, _name: str, cell: Cell) -> None:
     middle = layout.inside()
     for half, (carry_in, carry_out) in enumerate(
         ((layout.one(cell, "CIN"), middle), (middle, layout.one(cell, "COUT") or layout.inside()))
@@ -307,7 +313,7 @@ def _carry(layout: Layout, _name: str, cell: _Cell) -> None:
     layout.read(layout.one(cell, "CIN"))
 
 
-def _trellis_ff(layout: Layout, name: str, cell: _Cell) -> None:
+def _trellis_ff(layout: Layout, name: str, cell: Cell) -> None:
     layout.clocked(name, layout.one(cell, "CLK"), cell.text("CLKMUX", "CLK") == "INV")
     enable, reset = layout.one(cell, "CE"), layout.one(cell, "LSR")
     mux, flags = cell.text("CEMUX", "1"), 0
@@ -328,24 +334,7 @@ def _trellis_ff(layout: Layout, name: str, cell: _Cell) -> None:
     layout.flip_flops.append(FlipFlop(layout.one(cell, "Q"), data, enable, reset, flags))
 
 
-def _ice_ff(sets: bool, enabled: bool, resets: bool) -> Any:
-    def add(layout: Layout, name: str, cell: _Cell) -> None:
-        layout.clocked(name, layout.one(cell, "C"), False)
-        enable = layout.one(cell, "E") if enabled else ONE
-        reset = layout.one(cell, "S" if sets else "R") if resets else ZERO
-        data = layout.one(cell, "D")
-        layout.read(*(net for net in (data, enable, reset) if net > ONE))
-        # iCE40 registers reset only where they are enabled.
-        gated = reset
-        if enabled and resets:
-            gated = layout.inside()
-            layout.combinational(LUT, (enable, reset, ZERO, ZERO), gated, 0x8888)
-        layout.flip_flops.append(FlipFlop(layout.one(cell, "Q"), data, enable, gated, SETS if sets else 0))
-
-    return add
-
-
-def _distributed(layout: Layout, name: str, cell: _Cell) -> None:
+def _distributed(layout: Layout, name: str, cell: Cell) -> None:
     layout.clocked(name, layout.one(cell, "WCK"), cell.text("WCKMUX", "WCK") == "INV")
     number = len(layout.memories)
     buses = {port: [layout.net(bit) for bit in cell.connections[port]] for port in ("DI", "WAD", "RAD", "DO")}
@@ -361,7 +350,7 @@ def _distributed(layout: Layout, name: str, cell: _Cell) -> None:
         layout.combinational(MEMORY, buses["RAD"], out, 4 * number + bit)
 
 
-def _multiplier(layout: Layout, name: str, cell: _Cell) -> None:
+def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
     sides = {side: layout.many(cell, (f"{side}{bit}" for bit in range(18))) for side in "AB"}
     product = layout.many(cell, (f"P{bit}" for bit in range(36)))
     registers, enables, resets = 0, [ONE] * 4, [ZERO] * 4
@@ -394,11 +383,11 @@ def _multiplier(layout: Layout, name: str, cell: _Cell) -> None:
     )
     if not registers:
         op = Op(kind=MULTIPLY, out=ZERO, init=len(layout.multipliers))
-        layout.work.append(_Work(op, (*sides["A"], *sides["B"]), tuple(product)))
+        layout.work.append(Work(op, (*sides["A"], *sides["B"]), tuple(product)))
     layout.multipliers.append(entry)
 
 
-def _block_ram(layout: Layout, name: str, cell: _Cell) -> None:
+def _block_ram(layout: Layout, name: str, cell: Cell) -> None:
     entry = BlockRam()
     widths = [cell.number(f"DATA_WIDTH_{side}") or 18 for side in "AB"]
     for side, port, width in zip("AB", entry.port, widths, strict=True):
@@ -423,7 +412,7 @@ def _block_ram(layout: Layout, name: str, cell: _Cell) -> None:
     layout.contents.append(np.tile(contents, LANES) if entry.written else contents)
 
 
-def _fill_port(layout: Layout, name: str, cell: _Cell, side: str, port: RamPort, width: int) -> None:
+def _fill_port(layout: Layout, name: str, cell: Cell, side: str, port: RamPort, width: int) -> None:
     address = layout.many(cell, (f"AD{side}{bit}" for bit in range(14)))
     data = layout.many(cell, (f"DI{side}{bit}" for bit in range(18)))
     enable, write = layout.one(cell, f"CE{side}"), layout.one(cell, f"WE{side}")
@@ -439,7 +428,7 @@ def _fill_port(layout: Layout, name: str, cell: _Cell, side: str, port: RamPort,
     layout.read(*(net for net in (*address, *data, enable, write, reset) if net > ONE))
 
 
-_CELLS: Final[Mapping[str, Any]] = {
+CELLS: Final[dict[str, Add]] = {
     "LUT4": _lut4,
     "PFUMX": _multiplexer("BLUT", "ALUT", "C0"),
     "L6MUX21": _multiplexer("D0", "D1", "SD"),
@@ -448,12 +437,4 @@ _CELLS: Final[Mapping[str, Any]] = {
     "TRELLIS_DPR16X4": _distributed,
     "MULT18X18D": _multiplier,
     "DP16KD": _block_ram,
-    "SB_LUT4": _ice_lut4,
-    "SB_CARRY": _ice_carry,
-    "SB_DFF": _ice_ff(False, False, False),
-    "SB_DFFE": _ice_ff(False, True, False),
-    "SB_DFFSR": _ice_ff(False, False, True),
-    "SB_DFFESR": _ice_ff(False, True, True),
-    "SB_DFFSS": _ice_ff(True, False, True),
-    "SB_DFFESS": _ice_ff(True, True, True),
 }

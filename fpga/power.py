@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from fpga.devices import Device
+from fpga.devices import Device, FamilyName
 from fpga.netlist import Activity
 
 TABLE: Final = Path(__file__).with_name("power.toml")
@@ -48,7 +48,14 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     multiply: Constant
     memory: Constant
     flip_flop: Constant
-    clock: Constant
+    clock: dict[FamilyName, Constant]
+    """The one that grows with the device."""
+
+    def of(self, family: FamilyName) -> dict[str, Constant]:
+        """Those that apply to a family, by name."""
+        found = msgspec.structs.asdict(self)
+        del found["reference_v"]
+        return found | {"clock": self.clock[family]}
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +94,9 @@ def estimate(activity: Activity, inferences: float, device: Device, mhz: float) 
     )
 
 
-def dynamic_pj(activity: Activity, at: int, table: Constants) -> dict[str, float]:
+def dynamic_pj(activity: Activity, at: int, table: Constants, family: FamilyName) -> dict[str, float]:
     """The activity's energy at the constants' own voltage, by part; `at` chooses low, mid or high (0, 1, 2)."""
-    each_cycle = activity.flip_flops * table.flip_flop.values[at] + table.clock.values[at]
+    each_cycle = activity.flip_flops * table.flip_flop.values[at] + table.clock[family].values[at]
     return {
         "nets": activity.net_toggles * table.toggle.values[at] + activity.branch_toggles * table.branch.values[at],
         "multipliers": activity.multiplications * table.multiply.values[at],
@@ -101,7 +108,7 @@ def dynamic_pj(activity: Activity, at: int, table: Constants) -> dict[str, float
 def _energy(activity: Activity, inferences: float, device: Device, mhz: float, at: int) -> Energy:
     table = constants()
     scale = (device.core_v / table.reference_v) ** 2 * 1e-6 / inferences
-    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, table).items()}
+    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, table, device.family).items()}
     seconds = activity.cycles / inferences / (mhz * 1e6)
     static_uj = device.static_w[at] * seconds * 1e6
     chip_uj = sum(parts.values()) + static_uj

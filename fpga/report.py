@@ -6,14 +6,14 @@ range. Nothing here ran on a board.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from fpga.devices import Resources
+from fpga.devices import FamilyName, Resources, devices
 from fpga.folding import Folding
 from fpga.power import BOARD_W, Estimate, constants
 from hawkvision.errors import CompileError
@@ -102,6 +102,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def rate(self) -> float:
         """Inferences a second at the median clock."""
         return self.median_mhz * 1e6 / self.simulated_cycles
+
+    @property
+    def family(self) -> FamilyName:
+        """The device's; a report may be older than the table of devices."""
+        device = devices().get(self.device)
+        return "ecp5" if device is None else device.family
 
     @property
     def latency_us(self) -> float:
@@ -200,10 +206,12 @@ def summary(reports: Sequence[Report]) -> str:
         "µJ",
         "differing logits",
     )
+    small = any(report.family == "ice40" for report in reports)
+    note = " iCE40 has logic cells in place of LUT4, multipliers of 16x16 and block RAM of 4 kbit." if small else ""
     parts = (
         "# Builds",
         "Clocks are nextpnr's static timing, the median of the seeds tried (in brackets how many); cycles and logits "
-        "are simulated; energy is an estimate (low / mid / high, chip only). Nothing here ran on a board.",
+        "are simulated; energy is an estimate (low / mid / high, chip only). Nothing here ran on a board." + note,
         table(head, reached),
         "Estimated before synthesis / found by it. None of these foldings took part in the fit of the estimate.",
         table(("build", "LUT4", "flip-flops", "multipliers", "block RAM", "cycles a picture"), estimates),
@@ -233,9 +241,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+TITLES: Final[Mapping[FamilyName, Mapping[str, str]]] = {
+    "ecp5": {"luts": "LUT4", "ffs": "flip-flops", "multipliers": "MULT18X18", "block_rams": "block RAM"},
+    "ice40": {
+        "luts": "logic cells",
+        "ffs": "flip-flops",
+        "multipliers": "SB_MAC16",
+        "block_rams": "block RAM (4 kbit)",
+        "large_rams": "SPRAM (256 kbit)",
+    },
+}
+COUNTED: Final[Mapping[FamilyName, str]] = {
+    "ecp5": "LUT4 as synthesised are cells; as placed they include what feeds carry chains and passes signals on.",
+    "ice40": "A logic cell is a look-up table, a flip-flop, or one behind the other. As placed they include what "
+    "breaks and feeds carry chains; flip-flops are not counted again.",
+}
+
+
 def _implementation(report: Report) -> str:
-    fields = Resources.__struct_fields__
-    titles = {"luts": "LUT4", "ffs": "flip-flops", "multipliers": "MULT18X18", "block_rams": "block RAM"}
+    fields = [field for field in Resources.__struct_fields__ if field != "large_rams" or report.available.large_rams]
+    titles = TITLES[report.family]
     rows = [
         [
             titles[field],
@@ -255,7 +280,7 @@ def _implementation(report: Report) -> str:
     return "\n\n".join(
         [
             table(["", "model's estimate", "synthesised", "placed", "available"], rows),
-            "LUT4 as synthesised are cells; as placed they include what feeds carry chains and passes signals on.",
+            COUNTED[report.family],
             table(["seed", "MHz", "CPU s", ""], seeds),
             f"Median {report.median_mhz:.1f} MHz, best {report.best_mhz:.1f} MHz (the bitstream's); the placer strove "
             f"for {report.target_mhz:g}. Synthesis took {report.synthesis_cpu_s:.0f} CPU s. {report.pins}",
@@ -310,7 +335,8 @@ def _energy(report: Report) -> str:
         "chip and board": [energy.with_board_uj for energy in corners],
     }
     rows = [[name, *(f"{value:.1f}" for value in values)] for name, values in lines.items()]
-    rows.append(["chip, W", *(f"{energy.chip_w:.2f}" for energy in corners)])
+    digits = 2 if report.energy.low.chip_w >= 0.1 else 4
+    rows.append(["chip, W", *(f"{energy.chip_w:.{digits}f}" for energy in corners)])
     switching = report.switching
     sources = [
         [
@@ -320,8 +346,7 @@ def _energy(report: Report) -> str:
             constant.basis,
             constant.source,
         ]
-        for name, constant in msgspec.structs.asdict(constants()).items()
-        if name != "reference_v"
+        for name, constant in constants().of(report.family).items()
     ]
     return "\n\n".join(
         [

@@ -4,28 +4,38 @@ Multipliers and block RAMs follow rules that `fpga/rtl` and yosys fix, and are c
 are sums over what the modules hold (bits of adder trees, accumulators, windows and so on), each kind with a weight
 fitted to synthesised designs: `resources.toml`, written by `python -m tests.bench.fpga_resources`, which also measures
 the error on foldings that took no part in the fit.
+
+Families differ in what their memories can be, and so in the rules and the weights (`resources_ice40.toml`).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from fpga.devices import Resources
-from fpga.folding import Folding, StageFolding, beats, dsp_blocks, row_slots
+from fpga.devices import FamilyName, Resources
+from fpga.folding import OUTPUT_ROOM, Folding, StageFolding, beats, dsp_blocks, row_slots
 from fpga.ir import KEPT_BITS, MULTIPLIER_BITS, Graph, Stage
 
-TABLE: Final = Path(__file__).with_name("resources.toml")
-BLOCK_SHAPES: Final = ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
-"""Words and bits that one block RAM can be."""
+TABLES: Final[Mapping[FamilyName, Path]] = {
+    "ecp5": Path(__file__).with_name("resources.toml"),
+    "ice40": Path(__file__).with_name("resources_ice40.toml"),
+}
 MAX_DISTRIBUTED: Final = 20
 """Blocks of 16 x 4 bits up to which yosys makes a memory of look-up tables: found between 16 and 26."""
 LOGIC_WORDS: Final = 16
 """A read-only memory of no more words is made of look-up tables (`hv_rom`)."""
+LARGE_BITS: Final = 16
+"""Width of a large RAM."""
+BLOCK_COST: Final = 64
+ROM_BIT_COST: Final = 1 / 16
+"""Of yosys's iCE40 library: a block RAM costs as much as so many flip-flops, a bit that is only read as so many."""
 
 Weight = Annotated[float, Meta(ge=0)]
 
@@ -71,46 +81,54 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 @functools.cache
-def model() -> Model:
-    """From `resources.toml`."""
-    return msgspec.toml.decode(TABLE.read_bytes(), type=Model)
+def model(family: FamilyName = "ecp5") -> Model:
+    """From the family's table."""
+    return msgspec.toml.decode(TABLES[family].read_bytes(), type=Model)
 
 
-def of_graph(graph: Graph, folding: Folding) -> Resources:
+def of_graph(graph: Graph, folding: Folding, family: FamilyName = "ecp5") -> Resources:
     """All that a folded graph is estimated to take."""
-    total, lanes = of_frame(graph), graph.input.channels
+    total, lanes = of_frame(graph, family), graph.input.channels
     for stage in graph.stages:
         fold = folding.stages[stage.name]
-        total += of_stage(stage, fold, lanes)
+        total += of_stage(stage, fold, lanes, family)
         lanes = fold.lanes
     return total
 
 
-def of_frame(graph: Graph) -> Resources:
+def of_frame(graph: Graph, family: FamilyName = "ecp5") -> Resources:
     """What lies around the stages."""
-    rows = memory(graph.input.width, 8 * graph.input.channels)
+    fitted, rules = model(family), RULES[family]
+    memories = [
+        rules.memory("row", graph.input.width, 8 * graph.input.channels),
+        rules.memory("queue", *_queue(graph)),
+    ]
     return Resources(
-        luts=round(model().frame_luts), ffs=round(model().frame_ffs), multipliers=0, block_rams=rows.block_rams
+        luts=round(fitted.frame_luts),
+        ffs=round(fitted.frame_ffs),
+        multipliers=0,
+        block_rams=sum(part.block_rams for part in memories),
     )
 
 
-def of_stage(stage: Stage, fold: StageFolding, lanes_in: int) -> Resources:
+def of_stage(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Resources:
     """One stage, which is given `lanes_in` channels a beat."""
-    memories = _memories(stage, fold, lanes_in)
-    found, fitted = _bits(stage, fold, lanes_in, memories), model()
+    memories = _memories(stage, fold, lanes_in, family)
+    found, fitted = _bits(stage, fold, lanes_in, memories), model(family)
     return Resources(
         luts=round(weigh(found, fitted.luts)),
         ffs=round(weigh(found, fitted.ffs)) - sum(part.registers for part in memories),
         multipliers=dsp_blocks(stage, fold),
         block_rams=sum(part.block_rams for part in memories),
+        large_rams=sum(part.large_rams for part in memories),
     )
 
 
-def absorbed(graph: Graph, folding: Folding) -> int:
+def absorbed(graph: Graph, folding: Folding, family: FamilyName = "ecp5") -> int:
     """Flip-flops that go into block RAMs: counted, not fitted."""
     total, lanes = 0, graph.input.channels
     for stage in graph.stages:
-        total += sum(part.registers for part in _memories(stage, folding.stages[stage.name], lanes))
+        total += sum(part.registers for part in _memories(stage, folding.stages[stage.name], lanes, family))
         lanes = folding.stages[stage.name].lanes
     return total
 
@@ -124,57 +142,101 @@ def weigh(found: Bits, weights: Bits) -> float:
 class Memory(msgspec.Struct, frozen=True):
     """What a memory becomes."""
 
-    block_rams: int
-    distributed: int
-    """Blocks of 16 x 4 bits."""
-    logic: int
-    """Bits of look-up tables, each one a whole read-only memory."""
+    block_rams: int = 0
+    distributed: int = 0
+    """Blocks of 16 x 4 bits: of distributed memory, or of flip-flops."""
+    logic: int = 0
+    """Bits of look-up tables, each one 16 words of a read-only memory."""
     registers: int = 0
     """Flip-flops behind it that become its own (`fpga.output_registers`)."""
+    large_rams: int = 0
 
 
-def memory(words: int, width: int, *, distributed: bool | None = None) -> Memory:
-    """A memory that is written and read; None leaves it to yosys, which takes block RAM for all but the smallest."""
-    small = -(-words // 16) * -(-width // 4)
-    if distributed or (distributed is None and small <= MAX_DISTRIBUTED):
-        return Memory(0, small, 0)
-    return Memory(_blocks(words, width), 0, 0, width)
+Role = Literal["line", "rom", "pixel", "half row", "row", "queue"]
+"""What a memory is for: rows of a stage's input; weights or biases; in `hv_pool` a pixel and half a row; the row above;
+logits that wait."""
 
 
-def _blocks(words: int, width: int) -> int:
-    return min(-(-words // deep) * -(-width // wide) for deep, wide in BLOCK_SHAPES)
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a family's memories become."""
+
+    shapes: Sequence[tuple[int, int]]
+    """Words and bits that one block RAM can be."""
+
+    def memory(self, role: Role, words: int, width: int) -> Memory:
+        """Of `words` of `width` bits."""
+        raise NotImplementedError
+
+    def blocks(self, words: int, width: int) -> int:
+        """Block RAMs that hold it."""
+        return min(-(-words // deep) * -(-width // wide) for deep, wide in self.shapes)
 
 
-def _rom(words: int, width: int) -> Memory:
-    return Memory(0, 0, width) if words <= LOGIC_WORDS else Memory(_blocks(words, width), 0, 0, width)
+class _Ecp5(Rules):
+    __slots__ = ()
+
+    def memory(self, role: Role, words: int, width: int) -> Memory:
+        small = -(-words // 16) * -(-width // 4)
+        if role == "rom":
+            if words <= LOGIC_WORDS:
+                return Memory(logic=width)
+        elif role in ("pixel", "queue") or small <= MAX_DISTRIBUTED:
+            return Memory(distributed=small)
+        return Memory(block_rams=self.blocks(words, width), registers=width)
 
 
-def _memories(stage: Stage, fold: StageFolding, lanes_in: int) -> list[Memory]:
-    """Line memory, weights, biases and, where it pools, half a row; as `fpga/rtl` lays them out."""
-    conv, taken = stage.conv, stage.taken
+class _Ice40(Rules):
+    __slots__ = ()
+
+    def memory(self, role: Role, words: int, width: int) -> Memory:
+        blocks = self.blocks(words, width)
+        if role == "half row":
+            return Memory(large_rams=-(-width // LARGE_BITS))
+        if role == "rom":
+            if words * width * ROM_BIT_COST < BLOCK_COST * blocks:
+                return Memory(logic=-(-words // 16) * width)
+        elif words * width < BLOCK_COST * blocks:
+            return Memory(distributed=-(-words // 16) * -(-width // 4))
+        return Memory(block_rams=blocks)
+
+
+RULES: Final[Mapping[FamilyName, Rules]] = {
+    "ecp5": _Ecp5(((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))),
+    "ice40": _Ice40(((256, 16), (512, 8), (1024, 4), (2048, 2))),
+}
+
+
+def _queue(graph: Graph) -> tuple[int, int]:
+    """Words and width of the logits that wait, one a word as nobody makes the last stage give more at once."""
+    stage = graph.stages[-1]
+    words = 1 << (OUTPUT_ROOM * graph.classes - 1).bit_length()
+    return words, stage.conv.accumulator_bits(stage.taken.bits)
+
+
+def _memories(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName) -> list[Memory]:
+    """Line memory, weights, biases and, where it pools, a pixel and half a row; as `fpga/rtl` lays them out."""
+    conv, taken, become = stage.conv, stage.taken, RULES[family].memory
     banks = 1 if fold.taps == 1 else conv.kernel
     word = max(fold.channels, lanes_in)
     row_words = 1 << (max(taken.width * taken.channels // word, 2) - 1).bit_length()
-    line = memory(row_slots(stage) // banks * row_words, word * taken.bits)
+    line = become("line", row_slots(stage, fold) // banks * row_words, word * taken.bits)
     groups = conv.channels // fold.lanes
     accumulator = conv.accumulator_bits(taken.bits)
     found = [
         *[line] * banks,
-        _rom(beats(stage, fold) * (conv.channels // fold.pe), fold.multipliers * conv.weight_bits),
-        _rom(groups, fold.lanes * (accumulator + MULTIPLIER_BITS)),
+        become("rom", beats(stage, fold) * (conv.channels // fold.pe), fold.multipliers * conv.weight_bits),
+        become("rom", groups, fold.lanes * (accumulator + MULTIPLIER_BITS)),
     ]
     if stage.pool is not None:
         width = fold.lanes * stage.given.bits
-        found += [
-            memory(groups, width, distributed=True),
-            memory(stage.convolved.width // 2 * groups, width),
-        ]
+        found += [become("pixel", groups, width), become("half row", stage.convolved.width // 2 * groups, width)]
     return found
 
 
-def bits(stage: Stage, fold: StageFolding, lanes_in: int) -> Bits:
+def bits(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Bits:
     """The kinds of logic of one stage."""
-    return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in))
+    return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in, family))
 
 
 def _bits(stage: Stage, fold: StageFolding, lanes_in: int, memories: list[Memory]) -> Bits:

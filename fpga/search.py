@@ -18,14 +18,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from fpga.devices import Device, Resources
+from fpga.devices import Device, FamilyName, Resources
 from fpga.folding import Folding, StageFolding, beats, check_folding, cycles, input_cycles, interval
 from fpga.ir import Graph, Stage
 from fpga.resources import of_frame, of_stage
 from hawkvision.errors import CompileError
 
-ROUTABLE: Final = 0.6
-"""Of a device's look-up tables and flip-flops; a design that fills more may not route, or only with a slow clock."""
+ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.9}
+"""Of a device's look-up tables (iCE40: logic cells) and flip-flops; a design that fills more may not route, or only
+with a slow clock."""
 MAX_FRONT: Final = 200
 """Partial designs kept between stages, by lanes; beyond it only the cheapest are, and the search is no longer exact."""
 
@@ -77,8 +78,11 @@ def cost(resources: Resources, device: Device) -> float:
     return logic + blocks / 10
 
 
-def foldings(stage: Stage) -> Iterator[StageFolding]:
-    """The legal foldings of a stage whose multipliers are DSP blocks, look-up tables, or about half of each."""
+def foldings(stage: Stage, family: FamilyName = "ecp5") -> Iterator[StageFolding]:
+    """The legal foldings of a stage whose multipliers are DSP blocks, look-up tables, or about half of each.
+
+    The block RAMs of iCE40 are few, and its stages keep as few rows as work.
+    """
     kernel, depth, channels = stage.conv.kernel, stage.taken.channels, stage.conv.channels
     for taps in sorted({1, kernel, kernel * kernel}):
         for together in _divisors(depth) if taps <= kernel else (depth,):
@@ -94,6 +98,7 @@ def foldings(stage: Stage) -> Iterator[StageFolding]:
                             lanes=lanes,
                             lut_pe=lut_pe,
                             lut_requantise=lut_requantise,
+                            rows=kernel + 1 if family == "ice40" and taps == 1 else 0,
                         )
 
 
@@ -120,16 +125,17 @@ class _Search:
     def __init__(self, graph: Graph, device: Device) -> None:
         self._graph, self._device = graph, device
         self._budget = Resources(
-            luts=int(device.luts * ROUTABLE),
-            ffs=int(device.ffs * ROUTABLE),
+            luts=int(device.luts * ROUTABLE[device.family]),
+            ffs=int(device.ffs * ROUTABLE[device.family]),
             multipliers=device.multipliers,
             block_rams=device.block_rams,
+            large_rams=device.large_rams,
         )
         self._choices: dict[tuple[str, int], list[_Choice]] = {}
 
     def fastest(self) -> Found:
         stages = self._graph.stages
-        limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage)})
+        limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage, self._device.family)})
         best = self.within(limits[-1])
         if best is None:
             raise CompileError(f"{self._graph.name}: no folding of it fits {self._device.name}")
@@ -148,14 +154,14 @@ class _Search:
         graph = self._graph
         if limit < max(input_cycles(graph), graph.classes):
             return None
-        front: Mapping[int, Sequence[_Part]] = {graph.input.channels: [_Part((), of_frame(graph))]}
+        front: Mapping[int, Sequence[_Part]] = {graph.input.channels: [_Part((), of_frame(graph, self._device.family))]}
         for stage in graph.stages:
             joined: dict[int, list[_Part]] = {}
             for lanes, parts in front.items():
                 for choice in self._unbeaten(stage, lanes, limit):
                     for part in parts:
                         resources = part.resources + choice.resources
-                        if _fits(resources, self._budget):
+                        if resources.fits(self._budget):
                             whole = _Part((*part.folds, choice.fold), resources)
                             joined.setdefault(choice.fold.lanes, []).append(whole)
             front = {lanes: self._front(parts) for lanes, parts in joined.items()}
@@ -172,7 +178,7 @@ class _Search:
         kept: dict[int, list[_Choice]] = {}
         for choice in self._all(stage, lanes):
             others = kept.setdefault(choice.fold.lanes, [])
-            if choice.cycles <= limit and not any(_fits(other.resources, choice.resources) for other in others):
+            if choice.cycles <= limit and not any(other.resources.fits(choice.resources) for other in others):
                 others.append(choice)
         return [choice for choices in kept.values() for choice in choices]
 
@@ -180,8 +186,8 @@ class _Search:
         known = self._choices.get((stage.name, lanes))
         if known is None:
             known = [
-                _Choice(fold, cycles(stage, fold), of_stage(stage, fold, lanes))
-                for fold in foldings(stage)
+                _Choice(fold, cycles(stage, fold), of_stage(stage, fold, lanes, self._device.family))
+                for fold in foldings(stage, self._device.family)
                 if lanes % fold.channels == 0 or fold.channels % lanes == 0
             ]
             known.sort(key=lambda choice: cost(choice.resources, self._device))
@@ -200,15 +206,6 @@ class _Search:
                 if len(front) == MAX_FRONT:
                     break
         return front
-
-
-def _fits(resources: Resources, budget: Resources) -> bool:
-    return (
-        resources.luts <= budget.luts
-        and resources.ffs <= budget.ffs
-        and resources.multipliers <= budget.multipliers
-        and resources.block_rams <= budget.block_rams
-    )
 
 
 def _divisors(whole: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""From emitted RTL to a bitstream: yosys, nextpnr for several seeds, ecppack; every run bounded in CPU time.
+"""From emitted RTL to a bitstream: yosys, nextpnr for several seeds, a packer; every run bounded in CPU time.
 
 Placement starts from a random seed, and the clock that a design reaches varies with it by several per cent; a report
 therefore states the median of several seeds, and the bitstream is that of the best one. A seed that cannot be routed,
@@ -6,7 +6,8 @@ or not within its CPU time, is recorded as such and the next one tried.
 
 Without a pin file the ports lie wherever the placer likes, and paths to and from them are not constrained: such a
 build shows that the design fits and how fast its inside runs, and says nothing about timing at the pins. A board needs
-an LPF file with its pins, and mostly a PLL.
+a file with its pins (LPF, PCF for iCE40), and mostly a PLL. What the families' tools are called and told lies in
+`fpga.families`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Final
 
 import msgspec
 
-from fpga.devices import Device, Resources
+from fpga.devices import Device, FamilyName, Resources
+from fpga.families import BITSTREAM, FAMILIES, NETLIST
 from fpga.netlist_cells import count_cells, read_module
-from fpga.output_registers import absorb
 from fpga.toolchain import Ran, Say, find, run
 from hawkvision.errors import CompileError
 
@@ -31,15 +32,6 @@ SYNTHESIS_CPU_S: Final = 300
 ROUTE_CPU_S: Final = 600
 """For one seed; four times what the largest design of the reports takes."""
 PACK_CPU_S: Final = 120
-PLACER_TIMING_WEIGHT: Final = 30
-"""How much the placer minds timing rather than wire length (default 10); measured to give the best clock."""
-TARGET_MHZ: Final = 130.0
-"""What placer and router strive for: a little more than what designs reach."""
-NETLIST: Final = "netlist.json"
-PINS: Final = "pins.lpf"
-BITSTREAM: Final = "design.bit"
-COMB_OF: Final = {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6}
-"""TRELLIS_COMB that nextpnr makes of a cell: a carry cell is two, 16x4 bits of memory four and two for its writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +42,10 @@ class Synthesised:
     """Yosys's JSON."""
     cells: Mapping[str, int]
     """How many of each type."""
+    resources: Resources
+    """What the cells amount to."""
     cpu_s: float
     command: str
-
-    @property
-    def resources(self) -> Resources:
-        """What the cells amount to; placement adds a few LUTs that only pass a signal on."""
-        return Resources(
-            luts=sum(self.cells.get(cell, 0) * comb for cell, comb in COMB_OF.items()),
-            ffs=self.cells.get("TRELLIS_FF", 0),
-            multipliers=self.cells.get("MULT18X18D", 0),
-            block_rams=self.cells.get("DP16KD", 0),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +74,29 @@ Attempt = Routed | Unrouted
 
 
 def synthesise(
-    files: Sequence[Path], top: str, folder: Path, *, cpu_limit_s: int = SYNTHESIS_CPU_S, say: Say | None = None
+    files: Sequence[Path],
+    top: str,
+    folder: Path,
+    *,
+    family: FamilyName = "ecp5",
+    parameters: Mapping[str, int] | None = None,
+    cpu_limit_s: int = SYNTHESIS_CPU_S,
+    say: Say | None = None,
 ) -> Synthesised:
-    """Map Verilog files, which lie in `folder` beside the memories that they read, to ECP5 cells.
+    """Map Verilog files, which lie in `folder` beside the memories that they read, to a family's cells.
+
+    `parameters` are the top's, where they are not to be as the files have them.
 
     Raises:
         CompileError: if yosys is missing, refuses the files or takes too long.
     """
-    tool = find("yosys", say)
-    # Names without folders: the WebAssembly build sees /tmp as a folder of its own. `-defer`, for without it yosys
-    # opens the memory files of parameters' default values.
-    names = " ".join(path.name for path in files)
-    script = f"read_verilog -defer -sv -D ECP5_DSP {names}; synth_ecp5 -top {top} -json {NETLIST}"
+    tool, kind = find("yosys", say), FAMILIES[family]
+    # Names without folders: the WebAssembly build sees /tmp as a folder of its own.
+    script = kind.script([path.name for path in files], top, parameters or {})
     ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
-    absorb(folder / NETLIST, top)
-    cells = count_cells(read_module(folder / NETLIST, top))
-    return Synthesised(folder / NETLIST, cells, ran.cpu_s, f"yosys -p '{script}'")
+    kind.refine(folder / NETLIST, top)
+    module = read_module(folder / NETLIST, top)
+    return Synthesised(folder / NETLIST, count_cells(module), kind.made(module), ran.cpu_s, f"yosys -p '{script}'")
 
 
 def place_and_route(
@@ -113,12 +104,14 @@ def place_and_route(
     device: Device,
     seeds: Sequence[int],
     *,
-    target_mhz: float = TARGET_MHZ,
+    target_mhz: float | None = None,
     cpu_limit_s: int = ROUTE_CPU_S,
     pins: Path | None = None,
     say: Say | None = None,
 ) -> Iterator[Attempt]:
-    """Try each seed, one after the other; a routed one leaves `seed<N>.config` beside the netlist.
+    """Try each seed, one after the other; a routed one leaves `seed<N>.config` (iCE40: `.asc`) beside the netlist.
+
+    The placer strives for `target_mhz`, or for what is usual for the device.
 
     What became of a seed is kept there as well. If the same netlist is placed again in the same way, by the same tool,
     that is given at once: a build that was interrupted, or is to have more seeds, goes on where it was.
@@ -127,34 +120,23 @@ def place_and_route(
         CompileError: if nextpnr is missing, or the design is larger than the device.
     """
     _check_fits(made.resources, device)
-    tool, folder = find("nextpnr-ecp5", say), made.netlist.parent
-    placed = pins.read_bytes() if pins else f'LOCATE COMP "clk" SITE "{device.clock_pin}";\n'.encode()
-    (folder / PINS).write_bytes(placed)
+    kind, folder = FAMILIES[device.family], made.netlist.parent
+    tool = find(kind.placer, say)
+    placed = pins.read_bytes() if pins else kind.clock_pin(device).encode()
+    (folder / kind.pins).write_bytes(placed)
     content = made.netlist.read_bytes() + placed
     for seed in seeds:
-        arguments = route_arguments(device, seed, target_mhz)
+        arguments = kind.route(device, seed, target_mhz or device.target_mhz)
         told_apart = " ".join([tool.version, str(cpu_limit_s), *arguments]).encode()
         kept = _Kept(folder / f"seed{seed}.done.json", hashlib.sha256(told_apart + content).hexdigest())
         attempt = kept.read()
         if attempt is None:
             kept.path.unlink(missing_ok=True)  # it told of files that are written anew from here on
             ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
-            attempt = _attempt(ran, seed, folder)
+            attempt = _attempt(ran, seed, made, device)
             if ran.status >= 0 or ran.stopped_at_limit:  # what somebody killed may route the next time
                 kept.write(attempt)
         yield attempt
-
-
-def route_arguments(device: Device, seed: int, target_mhz: float) -> list[str]:
-    """What nextpnr-ecp5 is called with, in the netlist's folder."""
-    return [
-        *(device.option, "--package", device.package, "--speed", str(device.speed)),
-        *("--json", NETLIST, "--textcfg", f"seed{seed}.config", "--report", f"seed{seed}.json"),
-        *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--router", "router2"),
-        *("--placer-heap-timingweight", str(PLACER_TIMING_WEIGHT), "--timing-allow-fail"),
-        *("--lpf", PINS, "--lpf-allow-unconstrained"),
-        *("--quiet", "--log", f"seed{seed}.log"),
-    ]
 
 
 class _Done(msgspec.Struct):
@@ -224,18 +206,14 @@ class _Report(msgspec.Struct):
     critical_paths: list[_Path] = []
 
 
-def _attempt(ran: Ran, seed: int, folder: Path) -> Attempt:
-    written = folder / f"seed{seed}.json"
+def _attempt(ran: Ran, seed: int, made: Synthesised, device: Device) -> Attempt:
+    written = made.netlist.parent / f"seed{seed}.json"
     if not ran.succeeded or not written.exists():
         return Unrouted(seed, ran.complaint, ran.cpu_s)
     report = msgspec.json.decode(written.read_bytes(), type=_Report)
     used = {name: entry.used for name, entry in report.utilization.items()}
-    resources = Resources(
-        luts=used.get("TRELLIS_COMB", 0),
-        ffs=used.get("TRELLIS_FF", 0),
-        multipliers=used.get("MULT18X18D", 0),
-        block_rams=used.get("DP16KD", 0),
-    )
+    placed = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
+    resources = msgspec.structs.replace(made.resources, **placed)
     fmax = min((clock.achieved for clock in report.fmax.values()), default=0.0)
     return Routed(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
 
@@ -251,15 +229,15 @@ def _slowest(paths: Sequence[_Path]) -> tuple[str, ...]:
     )
 
 
-def pack(made: Synthesised, best: Routed, say: Say | None = None) -> Path:
+def pack(made: Synthesised, device: Device, best: Routed, say: Say | None = None) -> Path:
     """The bitstream of a routed seed.
 
     Raises:
-        CompileError: if ecppack is missing or fails.
+        CompileError: if the packer is missing or fails.
     """
-    tool, folder = find("ecppack", say), made.netlist.parent
-    arguments = ["--compress", f"seed{best.seed}.config", BITSTREAM]
-    run(tool.command, arguments, cpu_limit_s=PACK_CPU_S, folder=folder, title="ecppack").check()
+    kind, folder = FAMILIES[device.family], made.netlist.parent
+    tool = find(kind.packer, say)
+    run(tool.command, kind.pack(best.seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
     return folder / BITSTREAM
 
 

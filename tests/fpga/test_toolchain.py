@@ -66,7 +66,7 @@ def test_packaged_tool_goes_before_a_native_one(tmp_path: Path) -> None:
         assert locate("yosys", tmp_path / "elsewhere", str(tmp_path)) == str(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["yosys", "nextpnr-ecp5"])
+@pytest.mark.parametrize("name", ["yosys", "nextpnr-ecp5", "nextpnr-ice40"])
 def test_installed_tools_give_their_version(name: str) -> None:
     pytest.importorskip(PACKAGES[name].replace("-", "_"), reason=f"{PACKAGES[name]} is not installed")
     assert "nextpnr-0" in find(name).version or find(name).version.startswith("Yosys 0")
