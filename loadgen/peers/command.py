@@ -25,7 +25,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
 from loadgen.bench.edge import pinned
 from loadgen.dataset import read_dataset
-from loadgen.peers import results, work
+from loadgen.peers import results, tables, work
 from loadgen.peers.catalogue import PEERS, Handler, Peer, contenders, find
 from loadgen.peers.contest import KINDS, SHARES, Contest, Field, Plan, choose_cores
 from loadgen.peers.environments import install, shared_pins
@@ -135,11 +135,11 @@ async def run(given: argparse.Namespace) -> int:
         overhead=_overhead(contest, peers, plan.rounds),
         failures=contest.failures,
     )
-    results.show(report, console)
+    tables.show(report, console)
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     if given.html is not None:
-        write_atomic(given.html, results.page(report).encode())
+        write_atomic(given.html, tables.page(report).encode())
     return 1 if contest.failures else 0
 
 
