@@ -61,14 +61,6 @@ class Family(ABC):
         """What the packer is called with: from the routed file to `BITSTREAM`."""
 
 
-def _common(seed: int, target_mhz: float) -> list[str]:
-    return [
-        *("--json", NETLIST, "--report", f"seed{seed}.json"),
-        *("--freq", f"{target_mhz:g}", "--seed", str(seed)),
-        *("--timing-allow-fail", "--quiet", "--log", f"seed{seed}.log"),
-    ]
-
-
 class Ecp5(Family):
     """Lattice ECP5."""
 
@@ -119,9 +111,11 @@ class Ecp5(Family):
         """For nextpnr-ecp5."""
         return [
             *(device.option, "--package", device.package, "--speed", str(device.speed)),
-            *(*_common(seed, target_mhz), "--textcfg", self.routed(seed), "--router", "router2"),
-            *("--placer-heap-timingweight", str(self.timing_weight)),
+            *("--json", NETLIST, "--textcfg", self.routed(seed), "--report", f"seed{seed}.json"),
+            *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--router", "router2"),
+            *("--placer-heap-timingweight", str(self.timing_weight), "--timing-allow-fail"),
             *("--lpf", self.pins, "--lpf-allow-unconstrained"),
+            *("--quiet", "--log", f"seed{seed}.log"),
         ]
 
     def pack(self, seed: int) -> list[str]:
@@ -201,8 +195,10 @@ class Ice40(Family):
         """For nextpnr-ice40."""
         return [
             *(device.option, "--package", device.package),
-            *(*_common(seed, target_mhz), "--asc", self.routed(seed)),
+            *("--json", NETLIST, "--asc", self.routed(seed), "--report", f"seed{seed}.json"),
+            *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--timing-allow-fail"),
             *("--pcf", self.pins, "--pcf-allow-unconstrained"),
+            *("--quiet", "--log", f"seed{seed}.log"),
         ]
 
     def pack(self, seed: int) -> list[str]:

@@ -12,6 +12,7 @@ power depends on the board: what is estimated is the chip's core.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -22,6 +23,8 @@ from fpga.devices import Device, FamilyName
 from fpga.netlist import Activity
 
 TABLE: Final = Path(__file__).with_name("power.toml")
+OWN: Final[Mapping[FamilyName, Path]] = {"ice40": Path(__file__).with_name("power_ice40.toml")}
+"""Constants that are another family's own, in place of those of the same name."""
 BOARD_W: Final = (0.5, 1.5, 2.5)
 """What a small board draws beside the chip's core (regulators, oscillator, Ethernet PHY): an assumption."""
 
@@ -48,14 +51,7 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     multiply: Constant
     memory: Constant
     flip_flop: Constant
-    clock: dict[FamilyName, Constant]
-    """The one that grows with the device."""
-
-    def of(self, family: FamilyName) -> dict[str, Constant]:
-        """Those that apply to a family, by name."""
-        found = msgspec.structs.asdict(self)
-        del found["reference_v"]
-        return found | {"clock": self.clock[family]}
+    clock: Constant
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +78,13 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def constants() -> Constants:
-    """From `power.toml`."""
-    return msgspec.toml.decode(TABLE.read_bytes(), type=Constants)
+def constants(family: FamilyName = "ecp5") -> Constants:
+    """A family's."""
+    table = msgspec.toml.decode(TABLE.read_bytes(), type=Constants)
+    if family not in OWN:
+        return table
+    own = msgspec.toml.decode(OWN[family].read_bytes(), type=dict[str, Constant])
+    return msgspec.structs.replace(table, **own)
 
 
 def estimate(activity: Activity, inferences: float, device: Device, mhz: float) -> Estimate:
@@ -94,9 +94,9 @@ def estimate(activity: Activity, inferences: float, device: Device, mhz: float) 
     )
 
 
-def dynamic_pj(activity: Activity, at: int, table: Constants, family: FamilyName) -> dict[str, float]:
+def dynamic_pj(activity: Activity, at: int, table: Constants) -> dict[str, float]:
     """The activity's energy at the constants' own voltage, by part; `at` chooses low, mid or high (0, 1, 2)."""
-    each_cycle = activity.flip_flops * table.flip_flop.values[at] + table.clock[family].values[at]
+    each_cycle = activity.flip_flops * table.flip_flop.values[at] + table.clock.values[at]
     return {
         "nets": activity.net_toggles * table.toggle.values[at] + activity.branch_toggles * table.branch.values[at],
         "multipliers": activity.multiplications * table.multiply.values[at],
@@ -106,9 +106,9 @@ def dynamic_pj(activity: Activity, at: int, table: Constants, family: FamilyName
 
 
 def _energy(activity: Activity, inferences: float, device: Device, mhz: float, at: int) -> Energy:
-    table = constants()
+    table = constants(device.family)
     scale = (device.core_v / table.reference_v) ** 2 * 1e-6 / inferences
-    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, table, device.family).items()}
+    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, table).items()}
     seconds = activity.cycles / inferences / (mhz * 1e6)
     static_uj = device.static_w[at] * seconds * 1e6
     chip_uj = sum(parts.values()) + static_uj

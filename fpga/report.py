@@ -346,7 +346,8 @@ def _energy(report: Report) -> str:
             constant.basis,
             constant.source,
         ]
-        for name, constant in constants().of(report.family).items()
+        for name, constant in msgspec.structs.asdict(constants(report.family)).items()
+        if name != "reference_v"
     ]
     return "\n\n".join(
         [

@@ -55,6 +55,6 @@ def test_energy_is_of_one_inference() -> None:
 @pytest.mark.parametrize("name", ["toggle", "branch", "multiply", "memory", "flip_flop", "clock"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_constant_is_a_range_with_a_source(name: str, family: FamilyName) -> None:
-    constant = constants().of(family)[name]
+    constant = getattr(constants(family), name)
     assert list(constant.values) == sorted(constant.values)
     assert len(constant.source) > 20
