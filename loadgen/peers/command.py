@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROUNDS",
         help="rounds in which all servers get one rate; 0 leaves them out; default: %(default)s",
     )
+    parser.add_argument("--same-rate-seconds", type=float, metavar="S", help="of each in those; default: --seconds")
     parser.add_argument("--callers", type=int, default=8, help="of the closed loop; default: %(default)s")
     parser.add_argument("--requests", type=int, default=300, help="per round without a model; default: %(default)s")
     parser.add_argument("--measure", choices=ONLY, default="both", help="default: %(default)s")
@@ -160,6 +161,9 @@ def _plan(given: argparse.Namespace) -> Plan:
             raise ConfigError(f"--{name}: expected more than 0 and at most {most:g}, got {getattr(given, name):g}")
     if not 0 <= given.same_rate <= MAX_ROUNDS:
         raise ConfigError(f"--same-rate: expected 0 to {MAX_ROUNDS} rounds, got {given.same_rate}")
+    same_rate_s = given.seconds if given.same_rate_seconds is None else given.same_rate_seconds
+    if not 0 < same_rate_s <= MAX_SECONDS:
+        raise ConfigError(f"--same-rate-seconds: expected more than 0 and at most {MAX_SECONDS:g}, got {same_rate_s:g}")
     return Plan(
         rounds=given.rounds,
         window_s=given.seconds,
@@ -169,6 +173,7 @@ def _plan(given: argparse.Namespace) -> Plan:
         seed=given.seed,
         shares=read_shares(given.loads),
         same_rate_rounds=given.same_rate,
+        same_rate_window_s=same_rate_s,
     )
 
 

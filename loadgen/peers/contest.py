@@ -62,6 +62,8 @@ class Plan:
     """Of each one's own capacity, at which it is asked by Poisson arrivals."""
     same_rate_rounds: int = 0
     """Of all servers at one and the same rate."""
+    same_rate_window_s: float = 0.0
+    """Of each server in each of those rounds: low rates need longer for as many requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +129,14 @@ class Contest:
                 self._say(f"{self.rate:.1f} requests/s, round {number + 1} of {plan.same_rate_rounds}: {name}")
                 if name in loops:
                     turns_s, _ = self._turns(loops[name])
-                    self.at_rate.setdefault(name, []).append(self._queued(turns_s, self.rate, number))
+                    self.at_rate.setdefault(name, []).append(
+                        self._queued(turns_s, self.rate, number, plan.same_rate_window_s)
+                    )
                     continue
                 with self._going_on_without(peers[name]):
                     async with self._serving(peers[name], "model") as served:
                         await self._closed(served, plan.warm_up_s)
-                        found = await self._open(served, self.rate, plan.seed + number)
+                        found = await self._open(served, self.rate, number, plan.same_rate_window_s)
                     self.at_rate.setdefault(name, []).append(found)
 
     async def run_overhead(self) -> None:
@@ -179,8 +183,7 @@ class Contest:
                 raise NotReady(f"{peer.title}: no right answer in {plan.window_s:g} s of {plan.callers} callers")
             at: dict[float, Waits] = {}
             for share in plan.shares:
-                # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
-                at[share] = await self._open(served, share * window.per_s, plan.seed + number)
+                at[share] = await self._open(served, share * window.per_s, number, plan.window_s)
         return Visit(window, at, answers)
 
     async def _closed(self, served: Served, seconds: float) -> Window:
@@ -191,10 +194,12 @@ class Contest:
         failed = sum(not _is_good(each) for each in outcomes)
         return Window(len(outcomes) - failed, failed, wall_s, served.cpu_seconds() - cpu_s)
 
-    async def _open(self, served: Served, rate: float, seed: int) -> Waits:
-        due = Poisson(rate).due_times(self._plan.window_s, seed).tolist()
+    async def _open(self, served: Served, rate: float, number: int, seconds: float) -> Waits:
+        # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
+        seed = self._plan.seed + number
+        due = Poisson(rate).due_times(seconds, seed).tolist()
         order = np.random.default_rng(seed).integers(0, len(self._field.bodies), len(due)).tolist()
-        job = _job(served, order, self._plan.window_s, due=due, connections=self._field.task.connections)
+        job = _job(served, order, seconds, due=due, connections=self._field.task.connections)
         outcomes, _ = await self._drive(served, job)
         ms = np.array([each.latency_s * 1e3 if _is_good(each) else np.inf for each in outcomes])
         return Waits(rate, ms)
@@ -210,7 +215,8 @@ class Contest:
         """The ceiling: the work in a loop, on the servers' core, nothing around it."""
         turns_s, cpu_s = self._turns(classify)
         window = Window(len(turns_s), 0, float(turns_s.sum()), cpu_s)
-        at = {share: self._queued(turns_s, share * window.per_s, number) for share in self._plan.shares}
+        plan = self._plan
+        at = {share: self._queued(turns_s, share * window.per_s, number, plan.window_s) for share in plan.shares}
         return Visit(window, at, self._field.expected[handler])
 
     def _turns(self, classify: Classify) -> tuple[NDArray[np.float64], float]:
@@ -221,12 +227,12 @@ class Contest:
             turns_s = _repeat(classify, self._field.bodies, self._plan.window_s)
             return turns_s, time.thread_time() - before
 
-    def _queued(self, turns_s: NDArray[np.float64], rate: float, number: int) -> Waits:
+    def _queued(self, turns_s: NDArray[np.float64], rate: float, number: int, seconds: float) -> Waits:
         """Latencies computed: the arrivals that every server of the round gets, one after another, each for one turn.
 
         No server that runs one picture at a time can be faster.
         """
-        due_s = Poisson(rate).due_times(self._plan.window_s, self._plan.seed + number)
+        due_s = Poisson(rate).due_times(seconds, self._plan.seed + number)
         return Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
 
     def _floor(self) -> NDArray[np.float64]:

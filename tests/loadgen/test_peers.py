@@ -131,7 +131,7 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
 
 
 def test_all_servers_get_one_rate_that_the_slowest_can_bear(tmp_path: Path) -> None:
-    plan = Plan(rounds=1, window_s=0.2, warm_up_s=0.05, callers=2, requests=20, seed=1, shares=(), same_rate_rounds=1)
+    plan = Plan(1, 0.2, 0.05, callers=2, requests=20, seed=1, shares=(), same_rate_rounds=1, same_rate_window_s=0.2)
     peers = [peer(name="one"), peer(name="other")]
     pythons = dict.fromkeys(("one", "other"), Path(sys.executable))
     field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
