@@ -22,7 +22,7 @@ from fpga.folding import Folding, check_folding, cycles_of, format_folding, inte
 from fpga.ir import Graph
 from fpga.netlist import Netlist, Streamed, Words
 from fpga.netlist_cells import LANES
-from fpga.report import Proof, Report, Seed, Switching
+from fpga.report import TITLES, Proof, Report, Seed, Switching
 from fpga.resources import of_graph
 from fpga.sim import Simulation
 from fpga.synth import (
@@ -108,7 +108,9 @@ def _build(order: Order, say: Say) -> Report:
     say(f"synthesising {graph.name} for {order.device.name}")
     narrow = {"LOGIT_BITS": emitted.logit_bits} if family.few_pins else {}
     made = synthesise(emitted.sources, emitted.top, folder, family=order.device.family, parameters=narrow, say=say)
-    say(f"{made.resources.luts:,} LUTs, {made.resources.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
+    say(
+        f"{made.resources.luts:,} {TITLES[order.device.family]['luts']}, {made.resources.multipliers} multipliers, {made.cpu_s:.0f} CPU s"
+    )
     attempts = _route(order, made, say)
     best, clock = routed(attempts)[0], median_mhz(attempts)
     say("running the netlist")

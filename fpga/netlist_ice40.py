@@ -33,13 +33,17 @@ INVERT: Final = 0x5555
 BOTH: Final = 0x8888
 """Tables of gates, of the first and of the first two inputs."""
 SLICES: Final = {0: (1, 0), 1: (2, 0), 2: (4, 1), 3: (8, 3)}
-"""By mode of a block RAM: words in a row of 16 bits, and the place of a word's bits on the pins, counted from the left
-end of each of its slices."""
+"""By mode of a block RAM: how many words a row of 16 bits holds, bit by bit in turn; which pin, and which in each so
+many, has a word's first bit."""
 ADDRESS_FROM: Final = {0: 4, 1: 3, 2: 2, 3: 1}
+"""Where the address begins, among those of the kernel's port of as many words."""
 WIDTHS: Final = {0: 18, 1: 9, 2: 4, 3: 2}
-"""The kernel's port with as many words: where its addresses begin, its width by name."""
+"""What the kernel calls that port's width."""
 LARGE_WORDS_LOG2: Final = 10
-_NEEDS_ZERO: Final = (
+OPERANDS: Final = 3
+MIDDLE: Final = 4
+"""Of the kernel's flags of a multiplier: registers of both operands, and behind the partial products."""
+NEEDS_ZERO: Final = (
     *("IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP", "ADDSUBBOT"),
     *("OHOLDTOP", "OHOLDBOT"),
 )
@@ -178,34 +182,14 @@ def _large_ram(layout: Layout, name: str, cell: Cell) -> None:
 
 
 def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
-    def refuse(what: str) -> CompileError:
-        return CompileError(f"netlist: cell {name}: {what}: not modelled")
-
-    given = {
-        field: cell.number(field)
-        for field in ("MODE_8x8", "NEG_TRIGGER", "A_REG", "B_REG", "TOPOUTPUT_SELECT", "BOTOUTPUT_SELECT")
-    }
-    pipes = [cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")]
-    pipes.append(cell.number("PIPELINE_16x16_MULT_REG1"))
-    if given["MODE_8x8"] or given["NEG_TRIGGER"] or len({*pipes}) > 1 or cell.number("PIPELINE_16x16_MULT_REG2"):
-        raise refuse("a multiplier of 8x8, of the falling edge, or with some of its middle registers")
-    if given["A_REG"] != given["B_REG"]:
-        raise refuse("a multiplier with only one operand in a register")
-    if any(layout.many(cell, _NEEDS_ZERO)) or (cell.connections.get("CE") and layout.one(cell, "CE") != ONE):
-        raise refuse("a multiplier with an enable, a reset, or one that adds")
-    holds = set(layout.many(cell, ("AHOLD", "BHOLD"))) if given["A_REG"] else {ZERO}
-    if len(holds) > 1:
-        raise refuse("a multiplier whose operands are held apart")
-    enable = _inverse(layout, holds.pop())
-    if given["A_REG"] or pipes[0]:
-        layout.clocked(name, layout.one(cell, "CLK"), False)
+    operands, middle, enable = _multiplier_registers(layout, name, cell)
     entry = Multiplier()
     for side, nets in (("A", entry.a), ("B", entry.b)):
         bits = [layout.net(bit) for bit in cell.connections[side]]
         layout.read(*(bit for bit in bits if bit > ONE))
         nets[:] = [*bits, *([bits[15] if cell.number(f"{side}_SIGNED") else ZERO] * 2)]
     entry.signed_a, entry.signed_b = cell.number("A_SIGNED"), cell.number("B_SIGNED")
-    entry.registers = (3 if given["A_REG"] else 0) | (4 if pipes[0] else 0)
+    entry.registers = (OPERANDS if operands else 0) | (MIDDLE if middle else 0)
     entry.enable, entry.clear = enable, ZERO
     product = [layout.net(bit) for bit in cell.connections["O"]]
     halves = (("BOT", product[:16]), ("TOP", product[16:]))
@@ -215,6 +199,29 @@ def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
         op = Op(kind=MULTIPLY, out=ZERO, init=len(layout.multipliers))
         layout.work.append(Work(op, (*entry.a, *entry.b), tuple(shown)))
     layout.multipliers.append(entry)
+
+
+def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> tuple[bool, bool, int]:
+    """Whether there are some for the operands and in the middle, and the operands' enable."""
+    middle = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
+    middle.add(cell.number("PIPELINE_16x16_MULT_REG1"))
+    operands = {cell.number(f"{side}_REG") for side in "AB"}
+    holds = {layout.one(cell, f"{side}HOLD") for side in "AB"} if operands == {1} else {ZERO}
+    enabled = not cell.connections.get("CE") or layout.one(cell, "CE") == ONE
+    unlike = {
+        "a multiplier of 8x8": cell.number("MODE_8x8"),
+        "the falling edge": cell.number("NEG_TRIGGER"),
+        "some of the registers in the middle": len(middle) > 1 or cell.number("PIPELINE_16x16_MULT_REG2"),
+        "only one operand in a register": len(operands) > 1,
+        "operands that are held apart": len(holds) > 1,
+        "an enable, a reset, or one that adds": not enabled or any(layout.many(cell, NEEDS_ZERO)),
+    }
+    found = [words for words, is_so in unlike.items() if is_so]
+    if found:
+        raise CompileError(f"netlist: cell {name}: not modelled: {', '.join(found)}")
+    if 1 in operands | middle:
+        layout.clocked(name, layout.one(cell, "CLK"), False)
+    return operands == {1}, middle == {1}, _inverse(layout, holds.pop())
 
 
 def _half(layout: Layout, name: str, cell: Cell, half: str, nets: list[int]) -> list[int]:
