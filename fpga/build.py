@@ -108,9 +108,8 @@ def _build(order: Order, say: Say) -> Report:
     say(f"synthesising {graph.name} for {order.device.name}")
     narrow = {"LOGIT_BITS": emitted.logit_bits} if family.few_pins else {}
     made = synthesise(emitted.sources, emitted.top, folder, family=order.device.family, parameters=narrow, say=say)
-    say(
-        f"{made.resources.luts:,} {TITLES[order.device.family]['luts']}, {made.resources.multipliers} multipliers, {made.cpu_s:.0f} CPU s"
-    )
+    needed, logic = made.resources, TITLES[order.device.family]["luts"]
+    say(f"{needed.luts:,} {logic}, {needed.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
     attempts = _route(order, made, say)
     best, clock = routed(attempts)[0], median_mhz(attempts)
     say("running the netlist")
