@@ -182,7 +182,7 @@ def interval(graph: Graph, folding: Folding) -> int:
 _INPUT = 4
 _DECISION = 4
 """From a row's last activation to the turn of the row that needs it."""
-_SUMS = 10
+_SUMS = 11
 """Window, multiplier, accumulator, without the adder tree."""
 _LOGITS, _REQUANTISED = 3, 10
 _POOLED = 6

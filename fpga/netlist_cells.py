@@ -130,8 +130,6 @@ class Multiplier(ctypes.Structure):
         ("signed_a", ctypes.c_int32),
         ("signed_b", ctypes.c_int32),
         ("registers", ctypes.c_int32),
-        ("enable", ctypes.c_int32),
-        ("clear", ctypes.c_int32),
         *((name, ctypes.c_int64 * LANES) for name in ("held_a", "held_b", "pipe", "out")),
     ]
 
@@ -353,24 +351,20 @@ def _distributed(layout: Layout, name: str, cell: Cell) -> None:
 def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
     sides = {side: layout.many(cell, (f"{side}{bit}" for bit in range(18))) for side in "AB"}
     product = layout.many(cell, (f"P{bit}" for bit in range(36)))
-    registers, enables, resets = 0, [ONE] * 4, [ZERO] * 4
+    registers = 0
     for flag, field in enumerate(("INPUTA", "INPUTB", "PIPELINE", "OUTPUT")):
         clock = cell.text(f"REG_{field}_CLK", "NONE")
         if clock == "NONE":
             continue
         registers |= 1 << flag
         layout.clocked(name, layout.one(cell, clock), False)
-        enables[flag] = layout.one(cell, cell.text(f"REG_{field}_CE", "CE0"))
-        resets[flag] = layout.one(cell, cell.text(f"REG_{field}_RST", "RST0"))
+        enable = layout.one(cell, cell.text(f"REG_{field}_CE", "CE0"))
+        reset = layout.one(cell, cell.text(f"REG_{field}_RST", "RST0"))
+        if (enable, reset) != (ONE, ZERO):
+            raise CompileError(f"netlist: cell {name}: enabled or reset multiplier registers are not modelled")
     if registers & 3 not in (0, 3):
         raise CompileError(f"netlist: cell {name}: only one of the operands is registered, which is not modelled")
-    modelled = enables[0] == enables[1] and enables[2:] == [ONE, ONE] and resets[:3] == [ZERO] * 3
-    if not modelled or (resets[3] != ZERO and cell.text("RESETMODE", "SYNC") != "SYNC"):
-        raise CompileError(
-            f"netlist: cell {name}: multiplier registers are modelled with one enable of both operands and a "
-            "synchronous reset of the output, and nothing else"
-        )
-    layout.read(*sides["A"], *sides["B"], *(net for net in (enables[0], resets[3]) if net > ONE))
+    layout.read(*sides["A"], *sides["B"])
     signs = layout.many(cell, ("SIGNEDA", "SIGNEDB"))
     entry = Multiplier(
         (ctypes.c_int32 * 18)(*sides["A"]),
@@ -378,8 +372,6 @@ def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
         (ctypes.c_int32 * 36)(*product),
         *signs,
         registers,
-        enables[0],
-        resets[3],
     )
     if not registers:
         op = Op(kind=MULTIPLY, out=ZERO, init=len(layout.multipliers))

@@ -35,7 +35,7 @@ struct memory { /* 16 words of 4 bits, read at once, written at the clock */
 
 enum { REG_A = 1, REG_B = 2, REG_PIPE = 4, REG_OUT = 8 };
 struct multiplier {
-    int32_t a[18], b[18], p[36], signed_a, signed_b, registers, enable, clear; /* operands' enable, output's reset */
+    int32_t a[18], b[18], p[36], signed_a, signed_b, registers;
     int64_t held_a[LANES], held_b[LANES], pipe[LANES], out[LANES];
 };
 
@@ -176,13 +176,11 @@ static void clock_multipliers(struct netlist *n, int counting) {
         struct multiplier *m = &n->multiplier[i];
         int64_t a[LANES], b[LANES];
         operands(n, m, a, b);
-        word enable = n->value[m->enable], clear = n->value[m->clear];
         for (int l = 0; l < LANES; l++) {
-            if (!(enable >> l & 1)) a[l] = m->held_a[l], b[l] = m->held_b[l];
             if (counting) n->operations[i] += a[l] != m->held_a[l] || b[l] != m->held_b[l];
             int64_t x = m->registers & REG_A ? m->held_a[l] : a[l], y = m->registers & REG_B ? m->held_b[l] : b[l];
             int64_t p = m->registers & REG_PIPE ? m->pipe[l] : x * y;
-            m->out[l] = clear >> l & 1 ? 0 : p;
+            m->out[l] = p;
             m->pipe[l] = x * y;
             m->held_a[l] = a[l];
             m->held_b[l] = b[l];

@@ -10,11 +10,11 @@
 // w1·a, less one if w0·a is negative: that borrow goes into the adder tree as a carry (hv_sum). `w` then holds for
 // channel p+1 not w1 but w1 − [w0 < 0], so that the operand is {that, w0 with its sign repeated} and costs no adder.
 //
-// Every two channels have a register of their own for the activations: one that served multipliers all over the chip
-// was the slowest path of the largest design placed (7.5 of 10.4 ns of wire). Where an activation is zero, or no beat
-// comes, its multipliers are told so (`used` of hv_mul).
+// Zero gating (as in Eyeriss: Chen et al., ISSCC 2016): where an activation is zero, or no beat comes, the operands of
+// its multipliers stay what they were, so that nothing switches there, and the products are cleared. Their registers
+// also bring weights and activations, which come from far, near to where they are multiplied.
 //
-// Latency: `done` comes 6 + clog2(N) cycles after the beat with `last`.
+// Latency: `done` comes 7 + clog2(N) cycles after the beat with `last`.
 // Constraints: with PACK 2·WB + AB ≤ 18, and the most negative weight is not used. ACCW holds every partial sum.
 module hv_mac #(
   parameter N = 1,
@@ -35,8 +35,7 @@ module hv_mac #(
   output reg                done,
   output wire [PE*ACCW-1:0] acc
 );
-  localparam F = WB + AB, T = $clog2(N), SW = F + T, DELAY = 5 + T;
-  localparam LUT_UNITS = (LUT_PE + 1) / 2, UNITS = LUT_UNITS + (PE - LUT_PE + 1) / 2;
+  localparam F = WB + AB, T = $clog2(N), SW = F + T, DELAY = 6 + T;
   generate
     if (PACK != 0 && 2*WB + AB > 18) begin : g_refused
       $error("hv_mac: weights of %0d bits do not share a multiplier", WB);
@@ -56,15 +55,26 @@ module hv_mac #(
   end
   wire take = valids[DELAY-1], start = firsts[DELAY-1];
 
-  // Two channels, both in look-up tables or both not: what they multiply with. Kept, for synthesis would join them.
+  // Activations again, beside the weights that belong to them, and which of them count.
+  reg [N*AB-1:0] arrived;
+  reg [N-1:0]    counts;
+  always @(posedge clk) arrived <= a;
   generate
-    for (genvar u = 0; u < UNITS; u = u + 1) begin : g_unit
-      (* keep *) reg [N*AB-1:0] operand;
-      (* keep *) reg [N-1:0]    used;
-      always @(posedge clk) operand <= a;
-      for (genvar n = 0; n < N; n = n + 1) begin : g_used
-        always @(posedge clk) used[n] <= valid & (|a[n*AB +: AB]);
-      end
+    for (genvar n = 0; n < N; n = n + 1) begin : g_counts
+      always @(posedge clk) counts[n] <= valid & (|a[n*AB +: AB]);
+    end
+  endgenerate
+
+  // What is multiplied: a product of look-up tables becomes zero by its activation, a block's operands both stay.
+  reg [N*AB-1:0] for_luts, for_blocks;
+  reg [N-1:0]    used;
+  always @(posedge clk) begin
+    for_luts <= arrived;
+    used     <= counts;
+  end
+  generate
+    for (genvar n = 0; n < N; n = n + 1) begin : g_operand
+      always @(posedge clk) if (counts[n]) for_blocks[n*AB +: AB] <= arrived[n*AB +: AB];
     end
   endgenerate
 
@@ -73,31 +83,31 @@ module hv_mac #(
       // In a pair the even one (counted from LUT_PE) owns the multipliers.
       localparam PAIRED = PACK != 0 && p >= LUT_PE && (((p - LUT_PE) & 1) == 1 || p + 1 < PE);
       localparam UPPER = PAIRED && ((p - LUT_PE) & 1) == 1;
-      localparam UNIT = (p < LUT_PE) ? p / 2 : LUT_UNITS + (p - LUT_PE) / 2;
       wire [N*F-1:0] products;
       wire [N-1:0]   borrows;
       wire [N*F-1:0] upper;  // of a pair's lower channel: the products of the other one
       wire signed [SW-1:0] total;
       wire                 total_c;
+      reg [N*WB-1:0] weights;
       for (genvar n = 0; n < N; n = n + 1) begin : g_n
-        wire signed [AB:0] act = {1'b0, g_unit[UNIT].operand[n*AB +: AB]};
-        wire used = g_unit[UNIT].used[n];
+        always @(posedge clk) if (counts[n]) weights[n*WB +: WB] <= w[(p*N + n)*WB +: WB];
+        wire signed [AB:0] act = {1'b0, (p < LUT_PE) ? for_luts[n*AB +: AB] : for_blocks[n*AB +: AB]};
         if (UPPER) begin : g_upper
           assign products[n*F +: F] = g_pe[p-1].upper[n*F +: F];
           assign borrows[n] = g_pe[p-1].products[n*F + F - 1];
         end else if (PAIRED) begin : g_pair
-          wire signed [WB-1:0]    w0 = w[(p*N + n)*WB +: WB];
+          wire signed [WB-1:0]    w0 = weights[n*WB +: WB];
           wire signed [F-1:0]     low = w0;
-          wire signed [WB+F-1:0]  both = {w[((p+1)*N + n)*WB +: WB], low};
+          wire signed [WB+F-1:0]  both = {g_pe[p+1].weights[n*WB +: WB], low};
           wire signed [WB+F+AB:0] product;
-          hv_mul #(.WA(WB+F), .WB(AB+1)) mul (.clk(clk), .used(used), .a(both), .b(act), .p(product));
+          hv_mul #(.WA(WB+F), .WB(AB+1)) mul (.clk(clk), .used(used[n]), .a(both), .b(act), .p(product));
           assign products[n*F +: F] = product[F-1:0];
           assign upper[n*F +: F] = product[2*F-1:F];
           assign borrows[n] = 1'b0;
         end else begin : g_single
           wire signed [WB+AB:0] product;
           hv_mul #(.WA(WB), .WB(AB+1), .LUT(p < LUT_PE)) mul (
-            .clk(clk), .used(used), .a(w[(p*N + n)*WB +: WB]), .b(act), .p(product)
+            .clk(clk), .used(used[n]), .a(weights[n*WB +: WB]), .b(act), .p(product)
           );
           assign products[n*F +: F] = product[F-1:0];
           assign borrows[n] = 1'b0;

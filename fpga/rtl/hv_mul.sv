@@ -1,15 +1,13 @@
-// hv_mul: p = a · b, both signed, four cycles later; one product a cycle. Where `used` is low, the product is zero or
-// not wanted: it is low only where b is zero or nobody takes p.
+// hv_mul: p = a · b, both signed, four cycles later; one product a cycle. Where `used` is low, the product is zero.
 //
 //   LUT = 0   one MULT18X18D with its input, pipeline and output registers, and one register in the fabric behind it,
 //             because the way out of a DSP row is long. Operands are left-justified: the block sees 18-bit numbers
 //             whose low bits are zero, and no sign bit has to be routed eleven times. yosys does not pack registers
 //             into this block, so it is instantiated where ECP5_DSP is defined; elsewhere the same in plain registers.
-//             Without `used` the operand registers stand still, so that nothing switches inside the block, and the
-//             output register is cleared (zero gating, as in Eyeriss: Chen et al., ISSCC 2016).
+//             Its registers have neither enable nor reset: four blocks share four of each, so a signal for every
+//             block could not be placed. `used` clears the register behind it.
 //   LUT = 1   shift and add: the bits of `a` select shifted copies of `b`, which a binary tree sums, one adder a
-//             cycle. The top bit's copy is subtracted (two's complement). `used` is not looked at. If the tree has
-//             fewer levels than four, the first cycle only brings the operands here: weights come from far.
+//             cycle. The top bit's copy is subtracted (two's complement). `used` is not looked at: b must be zero.
 //
 // Constraints: WA, WB ≤ 18; with LUT also 2 ≤ WA ≤ 16, because the tree has four levels.
 module hv_mul #(
@@ -29,27 +27,12 @@ module hv_mul #(
       $error("hv_mul: operands of %0d and %0d bits are too wide", WA, WB);
     end
     if (LUT != 0) begin : g_lut
-      // Node j of level l is worth bits j·2^l … of x, times y; it holds at most WB + 2^l bits and a sign.
-      localparam LEVELS = $clog2(WA), EARLY = (LEVELS < 4) ? 1 : 0;
-      wire signed [WA-1:0] x;
-      wire signed [WB-1:0] y;
-      if (EARLY != 0) begin : g_near
-        reg signed [WA-1:0] a_near;
-        reg signed [WB-1:0] b_near;
-        always @(posedge clk) begin
-          a_near <= a;
-          b_near <= b;
-        end
-        assign x = a_near;
-        assign y = b_near;
-      end else begin : g_straight
-        assign x = a;
-        assign y = b;
-      end
+      // Node j of level l is worth bits j·2^l … of `a`, times `b`; it holds at most WB + 2^l bits and a sign.
+      localparam LEVELS = $clog2(WA);
       wire [(LEVELS+1)*WA*(PW+1)-1:0] node;
       for (genvar i = 0; i < WA; i = i + 1) begin : g_leaf
-        wire signed [PW:0] copy = y;
-        assign node[i*(PW+1) +: PW+1] = x[i] ? copy : {(PW+1){1'b0}};
+        wire signed [PW:0] copy = b;
+        assign node[i*(PW+1) +: PW+1] = a[i] ? copy : {(PW+1){1'b0}};
       end
       for (genvar l = 1; l <= LEVELS; l = l + 1) begin : g_level
         localparam BELOW = (WA + (1 << (l-1)) - 1) >> (l-1);
@@ -74,8 +57,8 @@ module hv_mul #(
         end
       end
       wire [5*PW-1:0] late;
-      assign late[(LEVELS+EARLY)*PW +: PW] = node[LEVELS*WA*(PW+1) +: PW];
-      for (genvar l = LEVELS + EARLY; l < 4; l = l + 1) begin : g_late
+      assign late[LEVELS*PW +: PW] = node[LEVELS*WA*(PW+1) +: PW];
+      for (genvar l = LEVELS; l < 4; l = l + 1) begin : g_late
         reg [PW-1:0] r;
         always @(posedge clk) r <= late[l*PW +: PW];
         assign late[(l+1)*PW +: PW] = r;
@@ -84,11 +67,13 @@ module hv_mul #(
     end else begin : g_dsp
       reg signed [PW-1:0] out;
       wire signed [PW-1:0] product;
-      reg used_1, clear_2;
+      reg [1:0] used_late;
+      reg       clear;
       always @(posedge clk) begin
-        used_1  <= used;
-        clear_2 <= ~used_1;
-        out     <= product;
+        used_late <= {used_late, used};
+        clear     <= ~used_late[1];
+        if (clear) out <= 0;
+        else out <= product;
       end
       assign p = out;
 `ifdef ECP5_DSP
@@ -98,12 +83,9 @@ module hv_mul #(
       assign product = P[35 -: PW];
       MULT18X18D #(
         .REG_INPUTA_CLK("CLK0"), .REG_INPUTB_CLK("CLK0"), .REG_PIPELINE_CLK("CLK0"), .REG_OUTPUT_CLK("CLK0"),
-        .REG_INPUTA_CE("CE1"), .REG_INPUTB_CE("CE1"), .REG_PIPELINE_CE("CE0"), .REG_OUTPUT_CE("CE0"),
-        .REG_INPUTA_RST("RST0"), .REG_INPUTB_RST("RST0"), .REG_PIPELINE_RST("RST0"), .REG_OUTPUT_RST("RST1"),
-        .RESETMODE("SYNC"), .GSR("DISABLED")
+        .REG_INPUTA_CE("CE0"), .REG_INPUTA_RST("RST0"), .GSR("DISABLED")
       ) block (
-        .CLK0(clk), .CE0(1'b1), .CE1(used), .RST0(1'b0), .RST1(clear_2),
-        .SIGNEDA(1'b1), .SIGNEDB(1'b1), .SOURCEA(1'b0), .SOURCEB(1'b0),
+        .CLK0(clk), .CE0(1'b1), .RST0(1'b0), .SIGNEDA(1'b1), .SIGNEDB(1'b1), .SOURCEA(1'b0), .SOURCEB(1'b0),
         .A0(A[0]), .A1(A[1]), .A2(A[2]), .A3(A[3]), .A4(A[4]), .A5(A[5]), .A6(A[6]), .A7(A[7]), .A8(A[8]),
         .A9(A[9]), .A10(A[10]), .A11(A[11]), .A12(A[12]), .A13(A[13]), .A14(A[14]), .A15(A[15]), .A16(A[16]),
         .A17(A[17]),
@@ -123,10 +105,10 @@ module hv_mul #(
       reg signed [WB-1:0] b_in;
       reg signed [PW-1:0] piped, given;
       always @(posedge clk) begin
-        if (used) a_in <= a;
-        if (used) b_in <= b;
+        a_in  <= a;
+        b_in  <= b;
         piped <= a_in * b_in;
-        given <= clear_2 ? 0 : piped;
+        given <= piped;
       end
       assign product = given;
 `endif
