@@ -128,7 +128,8 @@ class Ice40(Family):
 
     There is no memory of look-up tables, and few block RAMs. So yosys is not told where memories shall lie, and makes
     small read-only ones of look-up tables; but those of half a row (`hv_pool`) are written or read, never both at once,
-    so they may lie in the large RAMs of one port, which nothing else could use: these cannot be initialised.
+    so they may lie in the large RAMs of one port, which nothing else could use: these cannot be initialised. What they
+    give while they are written is not looked at.
     """
 
     placer = "nextpnr-ice40"

@@ -45,7 +45,7 @@ MIDDLE: Final = 4
 """Of the kernel's flags of a multiplier: registers of both operands, and behind the partial products."""
 NEEDS_ZERO: Final = (
     *("IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP", "ADDSUBBOT"),
-    *("OHOLDTOP", "OHOLDBOT"),
+    *("OHOLDTOP", "OHOLDBOT", "AHOLD", "BHOLD"),
 )
 
 
@@ -182,7 +182,7 @@ def _large_ram(layout: Layout, name: str, cell: Cell) -> None:
 
 
 def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
-    operands, middle, enable = _multiplier_registers(layout, name, cell)
+    operands, middle = _multiplier_registers(layout, name, cell)
     entry = Multiplier()
     for side, nets in (("A", entry.a), ("B", entry.b)):
         bits = [layout.net(bit) for bit in cell.connections[side]]
@@ -190,7 +190,6 @@ def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
         nets[:] = [*bits, *([bits[15] if cell.number(f"{side}_SIGNED") else ZERO] * 2)]
     entry.signed_a, entry.signed_b = cell.number("A_SIGNED"), cell.number("B_SIGNED")
     entry.registers = (OPERANDS if operands else 0) | (MIDDLE if middle else 0)
-    entry.enable, entry.clear = enable, ZERO
     product = [layout.net(bit) for bit in cell.connections["O"]]
     halves = (("BOT", product[:16]), ("TOP", product[16:]))
     shown = [net for half, nets in halves for net in _half(layout, name, cell, half, nets)]
@@ -201,19 +200,17 @@ def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
     layout.multipliers.append(entry)
 
 
-def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> tuple[bool, bool, int]:
-    """Whether there are some for the operands and in the middle, and the operands' enable."""
+def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> tuple[bool, bool]:
+    """Whether there are some for the operands, and in the middle."""
     middle = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
     middle.add(cell.number("PIPELINE_16x16_MULT_REG1"))
     operands = {cell.number(f"{side}_REG") for side in "AB"}
-    holds = {layout.one(cell, f"{side}HOLD") for side in "AB"} if operands == {1} else {ZERO}
     enabled = not cell.connections.get("CE") or layout.one(cell, "CE") == ONE
     unlike = {
         "a multiplier of 8x8": cell.number("MODE_8x8"),
         "the falling edge": cell.number("NEG_TRIGGER"),
         "some of the registers in the middle": len(middle) > 1 or cell.number("PIPELINE_16x16_MULT_REG2"),
         "only one operand in a register": len(operands) > 1,
-        "operands that are held apart": len(holds) > 1,
         "an enable, a reset, or one that adds": not enabled or any(layout.many(cell, NEEDS_ZERO)),
     }
     found = [words for words, is_so in unlike.items() if is_so]
@@ -221,7 +218,7 @@ def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> tuple[bool, 
         raise CompileError(f"netlist: cell {name}: not modelled: {', '.join(found)}")
     if 1 in operands | middle:
         layout.clocked(name, layout.one(cell, "CLK"), False)
-    return operands == {1}, middle == {1}, _inverse(layout, holds.pop())
+    return operands == {1}, middle == {1}
 
 
 def _half(layout: Layout, name: str, cell: Cell, half: str, nets: list[int]) -> list[int]:

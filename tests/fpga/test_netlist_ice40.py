@@ -242,6 +242,7 @@ FACTORS: dict[str, Any] = {"A": nets(10, 16), "B": nets(30, 16), "O": nets(50, 3
         (cell("SB_MAC16", MAC | {"MODE_8x8": "1"}, **FACTORS), "a multiplier of 8x8"),
         (cell("SB_MAC16", MAC | {"A_REG": "1"}, **FACTORS), "only one operand in a register"),
         (cell("SB_MAC16", MAC, **FACTORS, ORSTTOP=[3]), "an enable, a reset, or one that adds"),
+        (cell("SB_MAC16", MAC, **FACTORS, AHOLD=[3]), "an enable, a reset, or one that adds"),
         (cell("SB_MAC16", MAC | {"TOPOUTPUT_SELECT": "00"}, **FACTORS), "nothing added"),
     ],
 )
