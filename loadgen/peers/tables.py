@@ -30,13 +30,13 @@ def show(report: Report, console: Console) -> None:
             else ""
         )
     )
+    if report.against:
+        console.print(_against(report))
     if report.rows:
         console.print(_capacities(report))
         console.print(_latencies(report))
         if any(found.at_rate for found in report.rows):
             console.print(_same_rate(report))
-        if report.against:
-            console.print(_against(report))
         for found in report.rows:
             console.print(f"{' '.join(filter(None, (found.title, found.version)))}: {found.how}", highlight=False)
     if report.overhead:

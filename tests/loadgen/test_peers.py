@@ -21,7 +21,17 @@ from hawkvision.errors import ConfigError, NotReady
 from hawkvision.manifest import InputSpec, cache_dir
 from loadgen.bench.edge import make_picture
 from loadgen.peers import environments, results, tables, work
-from loadgen.peers.catalogue import TRITON_HEAD_BYTES, Peer, Site, Start, contenders, find, read_index, read_inferred
+from loadgen.peers.catalogue import (
+    KEEP_MEMORY,
+    TRITON_HEAD_BYTES,
+    Peer,
+    Site,
+    Start,
+    contenders,
+    find,
+    read_index,
+    read_inferred,
+)
 from loadgen.peers.command import read_shares
 from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations, sojourns_s
 from loadgen.peers.keeper import descendants
@@ -264,6 +274,13 @@ def test_hawkvision_takes_part_once_and_the_others_with_each_handler() -> None:
         "triton-documented",
         "hawkvision",
     ]
+
+
+def test_documented_peers_keep_memory_and_all_else_as_it_was(tmp_path: Path) -> None:
+    site = Site(Path(sys.executable), tmp_path, 1, "model", "none")
+    plain, pillow = (each.start(site) for each in contenders(find("ray"), ("same", "documented")))
+    assert pillow.command == plain.command
+    assert pillow.env == {**plain.env, **KEEP_MEMORY}
 
 
 def test_enlarged_pictures_keep_the_centred_square_and_are_mirrored_beside_it() -> None:
