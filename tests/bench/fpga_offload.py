@@ -59,9 +59,9 @@ SETTLE_S: Final = 10.0
 PLACES: Final = 24
 IDLE_RATE_HZ: Final = 6.0
 IDLE_S: Final = 20.0
-WORK_LOADS: Final = (0.15, 0.5, 0.85)
+WORK_LOADS: Final = (0.15, 0.3, 0.6, 0.85)
 """Of what the FPGA can do, the rates at which both sides' CPU-seconds are measured; none is that of a spell."""
-WORK_S: Final = 15.0
+WORK_S: Final = 12.0
 LOOPBACK_BYTES_PER_S: Final = 1e9
 """Of no consequence beside the device."""
 VOID: Final = 0.05
