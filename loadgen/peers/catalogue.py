@@ -308,28 +308,13 @@ PEERS: Final = (
 )
 
 
-KEEP_MEMORY: Final = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-"""For glibc (mallopt(3)), which otherwise returns Pillow's blocks, of up to 16 MB, after every picture and gets them
-anew: 2368 page faults for each of 1280x960, and none with these. The examples set nothing; a server at its best does.
-"""
-
-
-def _keeping_memory(start: Callable[[Site], Start]) -> Callable[[Site], Start]:
-    def with_settings(site: Site) -> Start:
-        found = start(site)
-        return replace(found, env={**found.env, **KEEP_MEMORY})
-
-    return with_settings
-
-
 def as_documented(peer: Peer) -> Peer:
     """The same server with pictures prepared as its example does, under a name of its own."""
     return replace(
         peer,
         name=peer.name + DOCUMENTED,
         title=f"{peer.title}, documented",
-        how=f"{peer.how}; pictures by Pillow, as in {peer.example}; glibc told to keep memory",
-        start=_keeping_memory(peer.start),
+        how=f"{peer.how}; pictures by Pillow, as in {peer.example}",
         handler="documented",
         # Where an environment of its own goes by the peer's name.
         shares=peer.shares or peer.name,

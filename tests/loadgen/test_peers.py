@@ -22,7 +22,6 @@ from hawkvision.manifest import InputSpec, cache_dir
 from loadgen.bench.edge import make_picture
 from loadgen.peers import environments, results, tables, work
 from loadgen.peers.catalogue import (
-    KEEP_MEMORY,
     TRITON_HEAD_BYTES,
     Peer,
     Site,
@@ -276,11 +275,18 @@ def test_hawkvision_takes_part_once_and_the_others_with_each_handler() -> None:
     ]
 
 
-def test_documented_peers_keep_memory_and_all_else_as_it_was(tmp_path: Path) -> None:
-    site = Site(Path(sys.executable), tmp_path, 1, "model", "none")
-    plain, pillow = (each.start(site) for each in contenders(find("ray"), ("same", "documented")))
-    assert pillow.command == plain.command
-    assert pillow.env == {**plain.env, **KEEP_MEMORY}
+def test_the_documented_handler_takes_no_memory_anew_for_every_picture() -> None:
+    script = (
+        "import resource, sys; from loadgen.peers import work; prepare = work.documented(sys.argv[1]);"
+        "jpeg = sys.stdin.buffer.read(); [prepare(jpeg) for _ in range(5)];"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt;"
+        "before = faults(); [prepare(jpeg) for _ in range(10)]; print(faults() - before)"
+    )
+    large = enlarged(make_picture(), 0, 1280)
+    told = subprocess.run(
+        [sys.executable, "-c", script, task().spec()], input=large, capture_output=True, check=True, timeout=60
+    )
+    assert int(told.stdout) < 1000  # by glibc's own way, 2368 for each of the ten
 
 
 def test_enlarged_pictures_keep_the_centred_square_and_are_mirrored_beside_it() -> None:
