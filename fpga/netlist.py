@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import netlist_cells, netlist_ice40
+from fpga.cache import check_ours, mark_used
 from fpga.netlist_cells import (
     LANES,
     ONE,
@@ -250,6 +251,9 @@ def _library() -> ctypes.CDLL:
             built = Path(scratch) / "netlist.so"
             run(compiler, [*flags, "-o", str(built), str(SOURCE)], cpu_limit_s=COMPILE_CPU_S).check()
             write_atomic(path, built.read_bytes())
+    else:
+        mark_used(path)
+    check_ours(path)
     library = ctypes.CDLL(str(path))
     library.netlist_stream.restype = ctypes.c_int64
     library.netlist_cycles.restype = None
