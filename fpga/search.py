@@ -24,7 +24,7 @@ from fpga.ir import Graph, Stage
 from fpga.resources import of_frame, of_stage
 from hawkvision.errors import CompileError
 
-ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.9}
+ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.85}
 """Of a device's look-up tables (iCE40: logic cells) and flip-flops; a design that fills more may not route, or only
 with a slow clock."""
 MAX_FRONT: Final = 200
