@@ -22,7 +22,7 @@ def case(graph: Graph, **stages: Fold) -> Case:
 
 CASES = {
     "one tap and a column of taps at once": case(
-        random_graph(), conv0=Fold(taps=3, pe=2), conv1=Fold(channels=2, pe=3), head=Fold()
+        random_graph(), conv0=Fold(taps=3, pe=2), conv1=Fold(channels=2, pe=3, rows=4), head=Fold()
     ),
     "all taps at once, odd side, colour, requantisers side by side": case(
         random_graph(1, side=9, planes=3, weight_bits=3, classes=4),
