@@ -113,7 +113,7 @@ class Ecp5(Family):
             *(device.option, "--package", device.package, "--speed", str(device.speed)),
             *("--json", NETLIST, "--textcfg", self.routed(seed), "--report", f"seed{seed}.json"),
             *("--freq", f"{target_mhz:g}", "--seed", str(seed), "--router", "router2"),
-            *("--placer-heap-timingweight", str(self.timing_weight), "--timing-allow-fail"),
+            *("--placer-heap-timingweight", str(self.timing_weight), "--tmg-ripup", "--timing-allow-fail"),
             *("--lpf", self.pins, "--lpf-allow-unconstrained"),
             *("--quiet", "--log", f"seed{seed}.log"),
         ]
