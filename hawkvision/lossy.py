@@ -290,7 +290,7 @@ class LossyLink:
             template: the request; equal ones are sent once per connection.
             picture: what to send.
             meta: what belongs to this picture alone, at most 64 bytes.
-            deadline_s: of the answer, counted from when the picture begins to leave (connecting comes before).
+            deadline_s: of the answer, counted from when there is a connection: preparing the picture takes of it.
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
 
@@ -306,16 +306,16 @@ class LossyLink:
         deadline: float | None = None
         for attempt in range(MAX_ASKS):
             connection = await self._connected(until)
+            if deadline_s is not None and deadline is None:
+                deadline = loop.time() + deadline_s
+                until = min(until, deadline + LATE_S)
             coded = await self._prepared(connection, picture, meta, deadline_s, exact=exact)
             now = loop.time()
-            if deadline_s is not None and deadline is None:
-                deadline = now + deadline_s
-                until = min(until, deadline + LATE_S)
             asking = connection.client.ask(
                 template,
                 coded,
                 meta=meta,
-                deadline_s=None if deadline is None else deadline - now,
+                deadline_s=None if deadline is None else max(0.0, deadline - now),
                 timeout_s=max(0.0, until - now),
             )
             try:

@@ -36,6 +36,10 @@ VARIANCE_GAIN = 0.25
 DEVIATIONS = 4.0
 """Smoothing as in RFC 6298 §2, which waits SRTT + 4 RTTVAR before it calls an answer late."""
 HALF_LIFE_S = 2.0
+TRY_GAIN: Final = 0.25
+"""Weight of the newest try in the share of them that were in time."""
+TRY_HALF_LIFE_S: Final = 4.0
+"""How fast that share recovers while nothing is tried: a link that keeps no deadline is tried every other second."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class LinkEstimate:
 
     mean_ms: float = PRIOR_MS
     deviation_ms: float = PRIOR_MS / 4
+    in_time: float = 1.0
+    """Smoothed share of tries that were answered in time."""
     up: bool = True
     """Whether the last attempt got through."""
     _updated: float | None = None
@@ -51,10 +57,13 @@ class LinkEstimate:
     def succeeded(self, round_trip_ms: float, now: float) -> None:
         """Learn from an answer."""
         self._learn(round_trip_ms, now)
+        self.in_time += TRY_GAIN * (1.0 - self.in_time)
         self.up = True
 
     def late(self, waited_ms: float, now: float) -> None:
         """Learn from an answer that had not come after `waited_ms`: it takes at least that long."""
+        self._decay(now)
+        self.in_time -= TRY_GAIN * self.in_time
         if waited_ms > self.mean_ms:
             self._learn(waited_ms, now)
 
@@ -74,14 +83,14 @@ class LinkEstimate:
         return self.mean_ms + DEVIATIONS * self.deviation_ms
 
     def expect_ms(self, now: float) -> float | None:
-        """What an escalation would take on average; None while the link is down.
+        """What an escalation is likely to take; None while the link is down.
 
-        Round trips have a long tail, so more than half of them are shorter.
+        That is the mean, as long as every other try was in time: round trips have a long tail, so most are shorter.
+        How long the late ones would have taken nobody waited to see, so where they prevail the mean knows nothing, and
+        it is what is hardly exceeded.
         """
-        if not self.up:
-            return None
-        self._decay(now)
-        return self.mean_ms
+        predicted_ms = self.predict_ms(now)
+        return self.mean_ms if predicted_ms is not None and self.in_time >= 0.5 else predicted_ms
 
     def _learn(self, round_trip_ms: float, now: float) -> None:
         self._decay(now)
@@ -91,6 +100,7 @@ class LinkEstimate:
     def _decay(self, now: float) -> None:
         if self._updated is not None and now > self._updated:
             keep = 0.5 ** ((now - self._updated) / HALF_LIFE_S)
+            self.in_time = 1.0 - 0.5 ** ((now - self._updated) / TRY_HALF_LIFE_S) * (1.0 - self.in_time)
             if self.mean_ms > PRIOR_MS:
                 self.mean_ms = PRIOR_MS + keep * (self.mean_ms - PRIOR_MS)
             if self.deviation_ms > PRIOR_MS / 4:

@@ -51,6 +51,18 @@ def test_what_is_expected_lies_below_what_is_hardly_exceeded_and_between_what_wa
     assert link.expect_ms(20.0) is None
 
 
+def test_a_link_that_keeps_no_deadline_is_tried_a_few_times_and_then_every_other_second() -> None:
+    link, tried = LinkEstimate(), []
+    for step in range(600):  # a minute; whoever tries waits for 80 ms in vain
+        now = step * 0.1
+        expected = link.expect_ms(now)
+        if expected is not None and expected <= 80.0:
+            tried.append(now)
+            link.late(80.0, now)
+    assert sum(now < 0.5 for now in tried) >= 3
+    assert 15 <= sum(now >= 10.0 for now in tried) <= 60
+
+
 def test_one_bad_spell_does_not_starve_the_estimate() -> None:
     link = LinkEstimate()
     for tick in range(20):
