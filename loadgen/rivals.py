@@ -233,9 +233,10 @@ class _Bench:
         n = 2 * len(fields)
         due = [number / SETTLE_RATE for number in range(n)]
         targets = [number % len(fields) for number in range(n)]
-        pictures = [number % len(self._dataset) for number in range(n)]
         outcomes: list[Outcome] = []
-        for _ in range(SETTLE_TRIES):
+        for attempt in range(SETTLE_TRIES):
+            # Other pictures each time: with a low threshold few are uncertain enough for the datacenter.
+            pictures = [(attempt * n + number) % len(self._dataset) for number in range(n)]
             job = Job(setup_.server, fields, targets, pictures, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
             outcomes = await self._crew.run(job)
             reached = any(each.tier == "dc" for each in outcomes) or contender.policy == "all-edge"

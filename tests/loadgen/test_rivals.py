@@ -110,7 +110,7 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
             "wifi-busy",
         ),
         *("--policies", "hawkvision,all-edge,static@0.5", "--transport", "hawkvision=tcp", "--targets", "quality:best"),
-        *("--rate", "20", "--duration-s", "1", "--warm-up-s", "0.2", "--rounds", "100"),
+        *("--rate", "20", "--duration-s", "1", "--warm-up-s", "0.2", "--rounds", "100", "--deadline-ms", "1000"),
     )
     command = [sys.executable, "-m", "loadgen", "rivals", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as bench:
