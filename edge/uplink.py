@@ -144,7 +144,7 @@ class Uplink:
         return self._hop.link.predict_ms(self._clock.now())
 
     def expect_ms(self) -> float | None:
-        """What it would take on average; None likewise."""
+        """What one is likely to take; None likewise."""
         return self._hop.link.expect_ms(self._clock.now())
 
     def mean_ms(self, rung: str) -> float:
