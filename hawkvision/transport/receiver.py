@@ -275,8 +275,8 @@ class Receiver:
                 return
             deadline = None
             if fragment.left_ms:
-                # The answer needs half a round trip back; the sender counts from when it sent.
-                deadline = now + fragment.left_ms * 1e-3 - self._rtt_s(now) / 2
+                # The sender counts from when it sent: half a round trip ago, and the answer needs the other half.
+                deadline = now + fragment.left_ms * 1e-3 - self._rtt_s(now)
             assembly = _Assembly(fragment.format, fragment.template, fragment.meta, now, deadline)
             self._assembling[number] = assembly
         if assembly.done or fragment.index in assembly.symbols:

@@ -107,6 +107,16 @@ def test_at_a_deadline_a_part_is_handed_over_for_good() -> None:
     assert give(end, peer, *fragments(SCENE, left_ms=5), now=BEGIN + 0.015) == []
 
 
+def test_of_a_deadline_the_ways_of_the_picture_and_of_the_answer_are_taken() -> None:
+    end, peer, rtt_s = server(), Peer(), 0.06
+    give(end, peer, *fragments(coded()))
+    end.answer(0, Status.OK, b"an answer", BEGIN)
+    assert answers(end, peer, BEGIN)
+    confirm(end, peer, end.channel.paths[0].next_sequence, BEGIN + rtt_s)
+    (event,) = give(end, peer, *fragments(coded(), number=1, left_ms=100), now=BEGIN + 1)
+    assert event.deadline == pytest.approx(BEGIN + 1 + 0.1 - rtt_s, abs=0.005)
+
+
 def test_too_little_at_a_deadline_is_answered_as_expired() -> None:
     end, peer = server(), Peer()
     give(end, peer, fragments(coded(), left_ms=20)[0])
