@@ -75,6 +75,9 @@ class Call:
             case Miss():
                 self._saw(edge)
                 raise self.missed()
+            case Escalate(_, float(cutoff_ms)) if self._is_doubtful():
+                self._try_out(cutoff_ms)
+                return self._at_last(edge)
             case Escalate(reason, cutoff_ms):
                 try:
                     escalated = await self._escalate(reason, cutoff_ms, edge)
@@ -111,6 +114,9 @@ class Call:
                 if escalated is None:
                     return self._at_last(await self._at_edge(), reason)
                 return self._from_dc(escalated, reason, None)
+            case Escalate(_, float(cutoff_ms)) if self._is_doubtful():
+                self._try_out(cutoff_ms)
+                return self._at_last(await self._at_edge())
             case Escalate(reason, _):
                 return await self._dc_with_standby(reason)
 
@@ -195,6 +201,20 @@ class Call:
             return False
         predicted = uplink.predict_ms()
         return predicted is not None and predicted < slack - ANSWER_MARGIN_MS
+
+    def _is_doubtful(self) -> bool:
+        """Whether waiting has been in vain so often that the edge's answer at once serves the caller better."""
+        uplink = self.node.uplink
+        return uplink is not None and uplink.doubtful and self.request.on_miss is OnMiss.DEGRADE
+
+    def _try_out(self, cutoff_ms: float) -> None:
+        """Nobody waits for this, but whoever comes next wants to know whether it would have paid."""
+        node = self.node
+        assert node.uplink is not None
+        request = HopRequest(task=node.task, variant=node.best, deadline_ms=cutoff_ms, top_k=1)
+        if node.uplink.try_out(self.body, request, self.trace.child(), cutoff_ms * 1e-3):
+            node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
+            node.metrics.uplink_bytes.inc(len(self.body))
 
     async def _at_edge(self) -> Looked:
         looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline, self.route.temperature)

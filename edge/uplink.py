@@ -100,6 +100,7 @@ class Uplink:
         self._connections = connections
         self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
+        self._trial: asyncio.Task[None] | None = None
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
         self._asked_at = -math.inf
@@ -147,6 +148,11 @@ class Uplink:
         """What one is likely to take; None likewise."""
         return self._hop.link.expect_ms(self._clock.now())
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether escalations were late so often that callers had better not wait; `try_out` finds out more."""
+        return self._hop.link.doubtful
+
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
         return self._pace_ms.get((self.transport, rung), self._hop.link.mean_ms)
@@ -173,6 +179,22 @@ class Uplink:
         finally:
             self._pending -= 1
 
+    def try_out(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> bool:
+        """Escalate behind the caller's back, to learn whether it would be in time; False while that is being learned.
+
+        One at a time. It takes no longer than the caller would have waited.
+        """
+        if self._trial is not None and not self._trial.done():
+            return False
+        self._trial = asyncio.create_task(self._try_out(body, request, trace, timeout_s))
+        return True
+
+    async def _try_out(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> None:
+        try:
+            await self.infer(body, request, trace, timeout_s)
+        except (EscalationFailed, RequestError) as error:
+            log.info("trial failed: %s", error)
+
     async def rungs(self) -> Rungs:
         """What the datacenter serves.
 
@@ -183,10 +205,11 @@ class Uplink:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._tending is not None:
-            self._tending.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._tending
+        for task in (self._tending, self._trial):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         if self._lossy is not None:
             await self._lossy.close()
         await self._http.close()

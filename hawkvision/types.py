@@ -58,6 +58,7 @@ class Reason(StrEnum):
     AUDIT = "audit"
     TARGET = "target"
     EDGE_BUSY = "edge_busy"
+    TRIAL = "trial"
 
 
 class PromiseStatus(StrEnum):

@@ -40,6 +40,10 @@ TRY_GAIN: Final = 0.25
 """Weight of the newest try in the share of them that were in time."""
 TRY_HALF_LIFE_S: Final = 4.0
 """How fast that share recovers while nothing is tried: a link that keeps no deadline is tried every other second."""
+DOUBTED_BELOW: Final = 0.5
+TRUSTED_FROM: Final = 0.75
+"""Between them nothing changes: three tries in a row that were late make a link doubtful, two or three in time mend it.
+"""
 
 
 @dataclass(slots=True)
@@ -52,18 +56,22 @@ class LinkEstimate:
     """Smoothed share of tries that were answered in time."""
     up: bool = True
     """Whether the last attempt got through."""
+    doubtful: bool = False
+    """Whether tries were late so often that nobody should wait for the next one; it takes tries in time to end that."""
     _updated: float | None = None
 
     def succeeded(self, round_trip_ms: float, now: float) -> None:
         """Learn from an answer."""
         self._learn(round_trip_ms, now)
         self.in_time += TRY_GAIN * (1.0 - self.in_time)
+        self.doubtful = self.doubtful and self.in_time < TRUSTED_FROM
         self.up = True
 
     def late(self, waited_ms: float, now: float) -> None:
         """Learn from an answer that had not come after `waited_ms`: it takes at least that long."""
         self._decay(now)
         self.in_time -= TRY_GAIN * self.in_time
+        self.doubtful = self.doubtful or self.in_time < DOUBTED_BELOW
         if waited_ms > self.mean_ms:
             self._learn(waited_ms, now)
 

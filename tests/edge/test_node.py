@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from edge.call import CallerGone
+from edge.uplink import Uplink
 from hawkvision.errors import DeadlineMissed
 from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
-from tests.edge.bench import SURE, UNSURE, bench, known, run, until
+from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run, until
 from tests.edge.peer import Peer
 
 
@@ -184,3 +185,57 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large:
             return it.node.uplink.link.up
 
     assert run(scenario) is False
+
+
+async def doubted(it: Bench) -> Uplink:
+    """Three escalations in a row were late, by little."""
+    uplink = it.node.uplink
+    assert uplink is not None
+    for _ in range(3):
+        uplink.link.late(1.0, it.clock.now())
+    assert uplink.doubtful
+    return uplink
+
+
+@pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
+def test_where_tries_were_late_callers_are_answered_at_once_and_the_link_is_tried_behind_their_backs(
+    large: Peer, target: Any
+) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, UNSURE) as it:
+            await doubted(it)
+            answers = [await it.ask(target=target, deadline_ms=20_000.0) for _ in range(8)]
+            await until(lambda: len(large.bodies) > 0)
+            assert it.counted("escalations_total", reason="trial") == 1
+            return answers
+
+    answers = run(scenario)
+    assert {(a.tier, a.escalated, a.degraded) for a in answers} == {(Tier.EDGE, False, True)}
+    assert len(large.bodies) == 1, "one at a time, and given up with the node"
+
+
+def test_tries_in_time_end_the_doubt(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            uplink = await doubted(it)
+            for _ in range(5):
+                answer = await it.ask(target=Quality.BEST, deadline_ms=20_000.0)
+                if answer.tier is Tier.DC:
+                    break
+                await until(lambda: uplink._pending == 0)
+            return answer
+
+    assert run(scenario).tier is Tier.DC
+
+
+def test_who_waits_or_wants_to_be_told_is_not_put_off_by_doubt(large: Peer) -> None:
+    async def scenario() -> tuple[Answer, Answer]:
+        async with bench(large, UNSURE) as it:
+            await doubted(it)
+            first = await it.ask(target=Quality.BEST, deadline_ms=20_000.0, on_miss=OnMiss.FAIL)
+            await doubted(it)
+            return first, await it.ask(target=Quality.BEST, deadline_ms=20_000.0, on_miss=OnMiss.WAIT)
+
+    assert [answer.tier for answer in run(scenario)] == [Tier.DC, Tier.DC]

@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,29 @@ def test_a_link_that_keeps_no_deadline_is_tried_a_few_times_and_then_every_other
             link.late(80.0, now)
     assert sum(now < 0.5 for now in tried) >= 3
     assert 15 <= sum(now >= 10.0 for now in tried) <= 60
+
+
+def test_doubt_comes_with_late_tries_in_a_row_and_goes_with_several_in_time_and_not_by_itself() -> None:
+    link = LinkEstimate()
+    for number in range(1, 4):
+        link.late(1.0, 0.0)
+        assert link.doubtful == (number == 3)
+    states = []
+    for now, learn in (
+        (1_000.0, link.predict_ms),
+        (1_000.0, partial(link.late, 1.0)),
+        (1_000.0, partial(link.succeeded, 20.0)),
+    ):
+        learn(now)
+        states.append(link.doubtful)
+    assert states == [True, True, False]  # the last two: nothing had been late for long
+    for _ in range(6):
+        link.late(1.0, 1_000.0)
+    needed = 0
+    while link.doubtful:
+        link.succeeded(20.0, 1_000.0)
+        needed += 1
+    assert 3 <= needed <= 8
 
 
 def test_one_bad_spell_does_not_starve_the_estimate() -> None:
