@@ -1,4 +1,4 @@
-"""Edge and datacenter as real processes, Ray included, with pictures between them as datagrams."""
+"""Edge and datacenter as real processes with pictures between them as datagrams: Ray's tier, and one that restarts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ import pytest
 from hawkvision.client import Client
 from hawkvision.process import ServerProcess, running
 from hawkvision.types import Tier
+from tests.edge.peer import running_peer
 from tests.pictures import encoded
 
 pytestmark = pytest.mark.slow
 PICTURE = encoded(height=400, width=500)
 
 
-def tier_at(port: int) -> AbstractContextManager[ServerProcess]:
-    return running("hawkvision.datacenter", "--port", str(port), "--backend", "noop", "--lossy-port", "0")
-
-
 @pytest.fixture(scope="module")
 def tier() -> Iterator[ServerProcess]:
-    with tier_at(0) as tier:
+    with running("hawkvision.datacenter", "--port", "0", "--backend", "noop", "--lossy-port", "0") as tier:
         yield tier
 
 
@@ -76,12 +73,11 @@ def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(tier: ServerPr
 def test_a_datacenter_that_was_started_anew_is_found_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with node_of(url, "lossy") as node, Client(node.url) as client:
+    with node_of(f"http://127.0.0.1:{port}", "lossy") as node, Client(node.url) as client:
         for _ in range(2):  # each has a UDP port and a certificate of its own
-            with tier_at(port) as tier:
+            with running_peer(port, lossy=True) as peer:
                 wait_for(client, "lossy")
                 assert client.classify(PICTURE, quality="best").tier is Tier.DC
-                assert answered(tier, "lossy") == 1.0
+                assert len(peer.datagrams) == 1
             wait_for(client, "tcp")
             assert client.classify(PICTURE, quality="best").tier is Tier.EDGE
