@@ -182,9 +182,9 @@ def interval(graph: Graph, folding: Folding) -> int:
 _INPUT = 4
 _DECISION = 4
 """From a row's last activation to the turn of the row that needs it."""
-_SUMS = 11
+_SUMS = 12
 """Window, multiplier, accumulator, without the adder tree."""
-_LOGITS, _REQUANTISED = 3, 10
+_LOGITS, _REQUANTISED = 3, 11
 _POOLED = 6
 _OUTPUT = 3
 

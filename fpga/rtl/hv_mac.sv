@@ -14,7 +14,7 @@
 // its multipliers stay what they were, so that nothing switches there, and the products are cleared. Their registers
 // also bring weights and activations, which come from far, near to where they are multiplied.
 //
-// Latency: `done` comes 7 + clog2(N) cycles after the beat with `last`.
+// Latency: `done` comes 8 + clog2(N) cycles after the beat with `last`.
 // Constraints: with PACK 2·WB + AB ≤ 18, and the most negative weight is not used. ACCW holds every partial sum.
 module hv_mac #(
   parameter N = 1,
@@ -35,7 +35,7 @@ module hv_mac #(
   output reg                done,
   output wire [PE*ACCW-1:0] acc
 );
-  localparam F = WB + AB, T = $clog2(N), SW = F + T, DELAY = 6 + T;
+  localparam F = WB + AB, T = $clog2(N), SW = F + T, DELAY = 7 + T;
   generate
     if (PACK != 0 && 2*WB + AB > 18) begin : g_refused
       $error("hv_mac: weights of %0d bits do not share a multiplier", WB);

@@ -1,11 +1,11 @@
-// hv_mul: p = a · b, both signed, four cycles later; one product a cycle. Where `used` is low, the product is zero.
+// hv_mul: p = a · b, both signed, five cycles later; one product a cycle. Where `used` is low, the product is zero.
 //
-//   LUT = 0   one MULT18X18D with its input, pipeline and output registers, and one register in the fabric behind it,
-//             because the way out of a DSP row is long. Operands are left-justified: the block sees 18-bit numbers
+//   LUT = 0   one MULT18X18D with its input, pipeline and output registers, and two registers in the fabric behind it,
+//             because the way out of a DSP row is long: the first may lie wherever that is. Operands are left-justified: the block sees 18-bit numbers
 //             whose low bits are zero, and no sign bit has to be routed eleven times. yosys does not pack registers
 //             into this block, so it is instantiated where ECP5_DSP is defined; elsewhere the same in plain registers.
 //             Its registers have neither enable nor reset: four blocks share four of each, so a signal for every
-//             block could not be placed. `used` clears the register behind it.
+//             block could not be placed. `used` clears the second register behind it.
 //   LUT = 1   shift and add: the bits of `a` select shifted copies of `b`, which a binary tree sums, one adder a
 //             cycle. The top bit's copy is subtracted (two's complement). `used` is not looked at: b must be zero.
 //
@@ -56,24 +56,25 @@ module hv_mul #(
           assign node[(l*WA + j)*(PW+1) +: PW+1] = r;
         end
       end
-      wire [5*PW-1:0] late;
+      wire [6*PW-1:0] late;
       assign late[LEVELS*PW +: PW] = node[LEVELS*WA*(PW+1) +: PW];
-      for (genvar l = LEVELS; l < 4; l = l + 1) begin : g_late
+      for (genvar l = LEVELS; l < 5; l = l + 1) begin : g_late
         reg [PW-1:0] r;
         always @(posedge clk) r <= late[l*PW +: PW];
         assign late[(l+1)*PW +: PW] = r;
       end
-      assign p = late[4*PW +: PW];
+      assign p = late[5*PW +: PW];
     end else begin : g_dsp
-      reg signed [PW-1:0] out;
+      reg signed [PW-1:0] near, out;
       wire signed [PW-1:0] product;
-      reg [1:0] used_late;
+      reg [2:0] used_late;
       reg       clear;
       always @(posedge clk) begin
         used_late <= {used_late, used};
-        clear     <= ~used_late[1];
+        clear     <= ~used_late[2];
+        near      <= product;
         if (clear) out <= 0;
-        else out <= product;
+        else out <= near;
       end
       assign p = out;
 `ifdef ECP5_DSP

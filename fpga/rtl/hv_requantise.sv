@@ -6,7 +6,7 @@
 // RAW = 1 gives t itself instead (LANES sums of ACCW bits): the logits of the last stage.
 // FILE holds, a line for each group of LANES channels, LANES times {bias (ACCW bits), multiplier (9 bits)}.
 //
-// Timing: PE/LANES consecutive beats, the first 4 cycles (RAW) or 11 cycles after `done`.
+// Timing: PE/LANES consecutive beats, the first 4 cycles (RAW) or 12 cycles after `done`.
 // Constraint: `done` comes at most every PE/LANES cycles. LUT = 1: the multipliers are look-up tables.
 module hv_requantise #(
   parameter CHANNELS = 4,
@@ -30,7 +30,7 @@ module hv_requantise #(
   localparam BEATS = PE / LANES, GROUPS = CHANNELS / LANES;
   localparam GB = (GROUPS > 1) ? $clog2(GROUPS) : 1, LB = $clog2(BEATS + 1);
   localparam KEPT = 17, MB = 9, WORD = ACCW + MB;
-  localparam DEPTH = (RAW != 0) ? 3 : 10;
+  localparam DEPTH = (RAW != 0) ? 3 : 11;
 
   reg [PE*ACCW-1:0] hold;
   reg [LB-1:0]      left;
