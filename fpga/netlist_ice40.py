@@ -40,9 +40,10 @@ ADDRESS_FROM: Final = {0: 4, 1: 3, 2: 2, 3: 1}
 WIDTHS: Final = {0: 18, 1: 9, 2: 4, 3: 2}
 """What the kernel calls that port's width."""
 LARGE_WORDS_LOG2: Final = 10
-OPERANDS: Final = 3
+OPERANDS: Final = {"A": 1, "B": 2}
 MIDDLE: Final = 4
-"""Of the kernel's flags of a multiplier: registers of both operands, and behind the partial products."""
+SUM: Final = 8
+"""The kernel's flags of a multiplier: registers of the operands, behind the partial products, and behind their sum."""
 NEEDS_ZERO: Final = (
     *("IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP", "ADDSUBBOT"),
     *("OHOLDTOP", "OHOLDBOT", "AHOLD", "BHOLD"),
@@ -182,14 +183,12 @@ def _large_ram(layout: Layout, name: str, cell: Cell) -> None:
 
 
 def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
-    operands, middle = _multiplier_registers(layout, name, cell)
-    entry = Multiplier()
+    entry = Multiplier(registers=_multiplier_registers(layout, name, cell))
     for side, nets in (("A", entry.a), ("B", entry.b)):
         bits = [layout.net(bit) for bit in cell.connections[side]]
         layout.read(*(bit for bit in bits if bit > ONE))
         nets[:] = [*bits, *([bits[15] if cell.number(f"{side}_SIGNED") else ZERO] * 2)]
     entry.signed_a, entry.signed_b = cell.number("A_SIGNED"), cell.number("B_SIGNED")
-    entry.registers = (OPERANDS if operands else 0) | (MIDDLE if middle else 0)
     product = [layout.net(bit) for bit in cell.connections["O"]]
     halves = (("BOT", product[:16]), ("TOP", product[16:]))
     shown = [net for half, nets in halves for net in _half(layout, name, cell, half, nets)]
@@ -200,25 +199,26 @@ def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
     layout.multipliers.append(entry)
 
 
-def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> tuple[bool, bool]:
-    """Whether there are some for the operands, and in the middle."""
+def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> int:
+    """Which there are before the last ones, as the kernel's flags."""
     middle = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
     middle.add(cell.number("PIPELINE_16x16_MULT_REG1"))
-    operands = {cell.number(f"{side}_REG") for side in "AB"}
+    inside = (MIDDLE if middle == {1} else 0) | (SUM if cell.number("PIPELINE_16x16_MULT_REG2") else 0)
+    operands = sum(flag for side, flag in OPERANDS.items() if cell.number(f"{side}_REG"))
     enabled = not cell.connections.get("CE") or layout.one(cell, "CE") == ONE
     unlike = {
         "a multiplier of 8x8": cell.number("MODE_8x8"),
         "the falling edge": cell.number("NEG_TRIGGER"),
-        "some of the registers in the middle": len(middle) > 1 or cell.number("PIPELINE_16x16_MULT_REG2"),
-        "only one operand in a register": len(operands) > 1,
+        "some of the registers in the middle": len(middle) > 1,
+        "one operand in a register and none behind": operands in OPERANDS.values() and not inside,
         "an enable, a reset, or one that adds": not enabled or any(layout.many(cell, NEEDS_ZERO)),
     }
     found = [words for words, is_so in unlike.items() if is_so]
     if found:
         raise CompileError(f"netlist: cell {name}: not modelled: {', '.join(found)}")
-    if 1 in operands | middle:
+    if operands | inside:
         layout.clocked(name, layout.one(cell, "CLK"), False)
-    return operands == {1}, middle == {1}
+    return operands | inside
 
 
 def _half(layout: Layout, name: str, cell: Cell, half: str, nets: list[int]) -> list[int]:

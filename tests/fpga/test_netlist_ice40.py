@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -171,8 +171,9 @@ MAC = {"MODE_8x8": "0", "TOPADDSUB_LOWERINPUT": "10", "BOTADDSUB_LOWERINPUT": "1
 
 @given(
     signed=st.tuples(st.booleans(), st.booleans()),
-    operands=st.booleans(),
+    operands=st.tuples(st.booleans(), st.booleans()),
     middle=st.booleans(),
+    summed=st.booleans(),
     top=st.booleans(),
     bottom=st.booleans(),
     seed=st.integers(0, 99),
@@ -181,16 +182,19 @@ MAC = {"MODE_8x8": "0", "TOPADDSUB_LOWERINPUT": "10", "BOTADDSUB_LOWERINPUT": "1
 def test_multiplier_gives_the_product_as_many_cycles_later_as_it_has_registers(
     tmp_path_factory: pytest.TempPathFactory,
     signed: tuple[bool, bool],
-    operands: bool,
+    operands: tuple[bool, bool],
     middle: bool,
+    summed: bool,
     top: bool,
     bottom: bool,
     seed: int,
 ) -> None:
     a, b, out = nets(10, 16), nets(30, 16), nets(50, 32)
     fields = MAC | {f"{side}_SIGNED": str(int(is_so)) for side, is_so in zip("AB", signed, strict=True)}
-    fields |= {f"{side}_REG": str(int(operands)) for side in "AB"}
+    assume(operands[0] == operands[1] or middle or summed)
+    fields |= {f"{side}_REG": str(int(held)) for side, held in zip("AB", operands, strict=True)}
     fields |= dict.fromkeys(("TOP_8x8_MULT_REG", "BOT_8x8_MULT_REG", "PIPELINE_16x16_MULT_REG1"), str(int(middle)))
+    fields |= {"PIPELINE_16x16_MULT_REG2": str(int(summed))}
     fields |= {"TOPOUTPUT_SELECT": "01" if top else "11", "BOTOUTPUT_SELECT": "01" if bottom else "11"}
     made = circuit(
         tmp_path_factory.mktemp("mac"), [*a, *b], out, cell("SB_MAC16", fields, A=a, B=b, O=out, CLK=[2], CE=["1"])
@@ -198,10 +202,11 @@ def test_multiplier_gives_the_product_as_many_cycles_later_as_it_has_registers(
     given_words = np.random.default_rng(seed).integers(0, 1 << 32, (LANES, 12)).astype(np.uint64)
     x, y = (given_words.astype(np.int64) >> shift & 0xFFFF for shift in (0, 16))
     x, y = (np.where(is_so, v.astype(np.int16), v) for is_so, v in zip(signed, (x, y), strict=True))
+    x, y = (np.pad(v, ((0, 0), (held, 0)))[:, :12] for v, held in zip((x, y), operands, strict=True))
     product = np.pad((x * y & 0xFFFF_FFFF), ((0, 0), (4, 0)))
     shown = beats(made, given_words).astype(np.int64)
-    for late, mask in ((operands + middle + bottom, 0xFFFF), (operands + middle + top, 0xFFFF << 16)):
-        assert (shown[:, 4:] & mask == product[:, 8 - late : 16 - late] & mask).all()
+    for late, mask in ((middle + summed + bottom, 0xFFFF), (middle + summed + top, 0xFFFF << 16)):
+        assert (shown[:, 5:] & mask == product[:, 9 - late : 16 - late] & mask).all()
 
 
 RAM: dict[str, Any] = {
@@ -240,7 +245,7 @@ FACTORS: dict[str, Any] = {"A": nets(10, 16), "B": nets(30, 16), "O": nets(50, 3
             "only 1,024 words of a large RAM",
         ),
         (cell("SB_MAC16", MAC | {"MODE_8x8": "1"}, **FACTORS), "a multiplier of 8x8"),
-        (cell("SB_MAC16", MAC | {"A_REG": "1"}, **FACTORS), "only one operand in a register"),
+        (cell("SB_MAC16", MAC | {"A_REG": "1"}, **FACTORS), "one operand in a register and none behind"),
         (cell("SB_MAC16", MAC, **FACTORS, ORSTTOP=[3]), "an enable, a reset, or one that adds"),
         (cell("SB_MAC16", MAC, **FACTORS, AHOLD=[3]), "an enable, a reset, or one that adds"),
         (cell("SB_MAC16", MAC | {"TOPOUTPUT_SELECT": "00"}, **FACTORS), "nothing added"),

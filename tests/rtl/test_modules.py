@@ -73,15 +73,15 @@ def test_pool_gives_the_maximum_of_each_square(
     assert pooled(bench, name, maps, pause) == reference.pool(maps).reshape(-1).tolist()
 
 
-def test_multipliers_give_a_product_each_cycle_four_cycles_later(bench: Bench) -> None:
+def test_multipliers_give_a_product_each_cycle_five_cycles_later(bench: Bench) -> None:
     rng = np.random.default_rng(6)
     edges = [(-(1 << 16), -256), ((1 << 16) - 1, 255), (-(1 << 16), 255), (0, 0), (-1, -256), (1 << 15, 1), (8, 16)]
     pairs = edges + [(int(rng.integers(-(1 << 16), 1 << 16)), int(rng.integers(-256, 256))) for _ in range(400)]
-    for number in range(len(pairs) + 3):
+    for number in range(len(pairs) + 4):
         a, b = pairs[min(number, len(pairs) - 1)]
         bench.cycle(mul_used=1, mul_a=a & 0x1FFFF, mul_b=b & 0x1FF)
-        if number >= 3:
-            a, b = pairs[number - 3]
+        if number >= 4:
+            a, b = pairs[number - 4]
             assert signed(bench.get("mul_dsp"), 26) == a * b
             for bits in (4, 5, 10, 16):
                 assert signed(bench.get(f"mul_lut_{bits}"), bits + 9) == signed(a, bits) * b, (bits, a, b)
@@ -94,7 +94,7 @@ def test_a_block_that_is_not_used_gives_zero_and_the_next_product_is_right(bench
         a, b, used = int(rng.integers(-99, 99)), int(rng.integers(-256, 256)), bool(rng.random() < 0.5)
         bench.cycle(mul_used=used, mul_a=a & 0x1FFFF, mul_b=b & 0x1FF)
         sent.append(a * b if used else 0)
-        if len(sent) == 4:
+        if len(sent) == 5:
             assert signed(bench.get("mul_dsp"), 26) == sent.popleft()
 
 
