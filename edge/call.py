@@ -75,8 +75,8 @@ class Call:
             case Miss():
                 self._saw(edge)
                 raise self.missed()
-            case Escalate(_, float(cutoff_ms)) if self._is_doubtful():
-                self._try_out(cutoff_ms)
+            case Escalate(reason, cutoff_ms) if self._is_in_vain(cutoff_ms):
+                self._try_out(reason, edge)
                 return self._at_last(edge)
             case Escalate(reason, cutoff_ms):
                 try:
@@ -114,8 +114,8 @@ class Call:
                 if escalated is None:
                     return self._at_last(await self._at_edge(), reason)
                 return self._from_dc(escalated, reason, None)
-            case Escalate(_, float(cutoff_ms)) if self._is_doubtful():
-                self._try_out(cutoff_ms)
+            case Escalate(reason, cutoff_ms) if self._is_in_vain(cutoff_ms):
+                self._try_out(reason, None)
                 return self._at_last(await self._at_edge())
             case Escalate(reason, _):
                 return await self._dc_with_standby(reason)
@@ -202,17 +202,20 @@ class Call:
         predicted = uplink.predict_ms()
         return predicted is not None and predicted < slack - ANSWER_MARGIN_MS
 
-    def _is_doubtful(self) -> bool:
-        """Whether waiting has been in vain so often that the edge's answer at once serves the caller better."""
-        uplink = self.node.uplink
-        return uplink is not None and uplink.doubtful and self.request.on_miss is OnMiss.DEGRADE
+    def _is_in_vain(self, cutoff_ms: float | None) -> bool:
+        """Whether waiting was in vain so often that the edge's answer, which is to be had, serves the caller better."""
+        node = self.node
+        if node.uplink is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE:
+            return False
+        return node.uplink.doubts(cutoff_ms) and node.pool.predicted_wait_ms() < cutoff_ms
 
-    def _try_out(self, cutoff_ms: float) -> None:
+    def _try_out(self, reason: Reason, edge: Looked | None) -> None:
         """Nobody waits for this, but whoever comes next wants to know whether it would have paid."""
         node = self.node
         assert node.uplink is not None
-        request = HopRequest(task=node.task, variant=node.best, deadline_ms=cutoff_ms, top_k=1)
-        if node.uplink.try_out(self.body, request, self.trace.child(), cutoff_ms * 1e-3):
+        timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
+        request = self._hop_request(reason, edge, timeout_s * 1e3)
+        if node.uplink.try_out(self.body, request, self.trace.child(), timeout_s):
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
             node.metrics.uplink_bytes.inc(len(self.body))
 
@@ -244,16 +247,7 @@ class Call:
         metrics.uplink_bytes.inc(len(self.body))
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        # The certificate knows the middle rung by whole pictures, and in a hurry datagrams may bring less.
-        whole = wanted_ms is None or node.uplink.transport is Transport.TCP
-        middle = self._middle(edge) if whole and reason is not Reason.EDGE_BUSY else None
-        request = HopRequest(
-            task=node.task,
-            variant=node.best if middle is None or self.route.middle is None else self.route.middle.rung,
-            deadline_ms=wanted_ms,
-            top_k=self.request.top_k,
-            middle=middle,
-        )
+        request = self._hop_request(reason, edge, wanted_ms)
         try:
             escalated = await self._unless_gone(node.uplink.infer(self.body, request, self.trace.child(), timeout_s))
         except EscalationFailed as error:
@@ -262,6 +256,19 @@ class Call:
             return None
         self._learn(escalated.reply, edge)
         return escalated
+
+    def _hop_request(self, reason: Reason, edge: Looked | None, wanted_ms: float | None) -> HopRequest:
+        node = self.node
+        # The certificate knows the middle rung by whole pictures, and in a hurry datagrams may bring less.
+        whole = wanted_ms is None or (node.uplink is not None and node.uplink.transport is Transport.TCP)
+        middle = self._middle(edge) if whole and reason is not Reason.EDGE_BUSY else None
+        return HopRequest(
+            task=node.task,
+            variant=node.best if middle is None or self.route.middle is None else self.route.middle.rung,
+            deadline_ms=wanted_ms,
+            top_k=self.request.top_k,
+            middle=middle,
+        )
 
     def _middle(self, edge: Looked | None) -> Middle | None:
         """On which terms the middle rung may answer; None sends the picture to the best rung.

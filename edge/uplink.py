@@ -11,7 +11,6 @@ datacenter found wrong with the picture is the caller's to know. Replies are che
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections import deque
@@ -101,6 +100,7 @@ class Uplink:
         self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
         self._trial: asyncio.Task[None] | None = None
+        self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
         self._asked_at = -math.inf
@@ -148,10 +148,14 @@ class Uplink:
         """What one is likely to take; None likewise."""
         return self._hop.link.expect_ms(self._clock.now())
 
+    def doubts(self, wait_ms: float) -> bool:
+        """Whether escalations were late so often that nobody should wait so long; `try_out` finds out more."""
+        return self._hop.link.doubts(wait_ms)
+
     @property
-    def doubtful(self) -> bool:
-        """Whether escalations were late so often that callers had better not wait; `try_out` finds out more."""
-        return self._hop.link.doubtful
+    def trial_s(self) -> float:
+        """How long a trial should be given: what others have waited in vain."""
+        return self._hop.link.trial_ms * 1e-3
 
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
@@ -180,11 +184,11 @@ class Uplink:
             self._pending -= 1
 
     def try_out(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> bool:
-        """Escalate behind the caller's back, to learn whether it would be in time; False while that is being learned.
+        """Escalate behind the caller's back, to learn whether it would be in time; False where that cannot be now.
 
-        One at a time. It takes no longer than the caller would have waited.
+        One at a time, and only while a connection is free.
         """
-        if self._trial is not None and not self._trial.done():
+        if self._closed or not self.idle or not (self._trial is None or self._trial.done()):
             return False
         self._trial = asyncio.create_task(self._try_out(body, request, trace, timeout_s))
         return True
@@ -194,6 +198,8 @@ class Uplink:
             await self.infer(body, request, trace, timeout_s)
         except (EscalationFailed, RequestError) as error:
             log.info("trial failed: %s", error)
+        except Exception:  # nobody awaits this task
+            log.exception("trial broke off")
 
     async def rungs(self) -> Rungs:
         """What the datacenter serves.
@@ -205,11 +211,11 @@ class Uplink:
 
     async def close(self) -> None:
         """Close the connections."""
-        for task in (self._tending, self._trial):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        self._closed = True
+        background = [task for task in (self._tending, self._trial) if task is not None]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         if self._lossy is not None:
             await self._lossy.close()
         await self._http.close()
@@ -236,7 +242,7 @@ class Uplink:
             raise
         now = self._clock.now()
         if status != 200:
-            raise self._refusal(hop, status, payload, now)
+            raise self._refusal(hop, status, payload, started, now)
         reply = self._checked(hop, payload, request)
         round_trip_ms = (now - started) * 1e3
         hop.link.succeeded(round_trip_ms, now)
@@ -283,7 +289,9 @@ class Uplink:
         hop.link.failed()
         self.lost.set()
 
-    def _refusal(self, hop: Hop, status: int, payload: bytes, now: float) -> RequestError | EscalationFailed:
+    def _refusal(
+        self, hop: Hop, status: int, payload: bytes, started: float, now: float
+    ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         try:
             body = _error_decoder.decode(payload)
@@ -294,7 +302,9 @@ class Uplink:
             return fault(body.error)
         if status in (429, 504):
             # Alive but too busy: the next request may try, with a longer round trip in mind.
-            hop.link.late(2 * hop.link.mean_ms, now)
+            hop.link.busy(now)
+            if status == 504:
+                hop.link.late((now - started) * 1e3, now)
         elif status != errors.TooLarge.status:
             self._failed(hop)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {body.error[:200]}")
@@ -321,6 +331,9 @@ class Uplink:
         if self._choice.transport is before.transport:
             return
         self._late.clear()
+        self._hop.link.changed()
+        if self._trial is not None:
+            self._trial.cancel()
         log.info("pictures go to %s over %s: loss %.3f", self.url, self.transport, view.loss)
         if self._metrics is not None:
             self._metrics.uplink_switches.labels(self.transport.value).inc()

@@ -51,8 +51,9 @@ MOST_SPARE: Final = 3.0
 SPARE_S: Final = 0.01
 SPARE_SHARE: Final = 0.1
 """The time that sending a picture may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
-ANSWER_S: Final = 0.02
-"""Of the deadline, beside a round trip, allowed for decoding, a small model and waiting for a core."""
+ANSWER_S: Final = 0.035
+"""Of the deadline, beside a round trip, for the other end's work (`RESERVE_S` of the datacenter) and for waiting for
+fragments that are overdue."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
 
@@ -309,7 +310,8 @@ class LossyLink:
             if deadline_s is not None and deadline is None:
                 deadline = loop.time() + deadline_s
                 until = min(until, deadline + LATE_S)
-            coded = await self._prepared(connection, picture, meta, deadline_s, exact=exact)
+            left_s = None if deadline is None else max(0.0, deadline - loop.time())
+            coded = await self._prepared(connection, picture, meta, left_s, exact=exact)
             now = loop.time()
             asking = connection.client.ask(
                 template,

@@ -182,7 +182,9 @@ class EdgeMetrics:
         self.duration = histogram("request_duration_seconds", "First byte in to answer out", "task", "tier")
         self.queue_duration = histogram("queue_duration_seconds", "Wait for a worker", "task")
         self.inference_duration = histogram("inference_duration_seconds", "Backend time", "task", "variant")
-        self.escalations = counter("escalations", "Pictures sent to the datacenter, audits included", "task", "reason")
+        self.escalations = counter(
+            "escalations", "Pictures sent to the datacenter, audits and trials included", "task", "reason"
+        )
         self.escalation_failures = counter("escalation_failures", "Escalations that got no answer in time", "task")
         self.audits = counter("audits", "Accepted answers drawn to be checked by the best rung", "task", "outcome")
         self.promises = counter("promises", "Answers by the status of their accuracy promise", "task", "status")

@@ -52,7 +52,7 @@ class Tier(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a request was escalated."""
+    """Why a picture was escalated; answers never say `audit` or `trial`, for nobody waits for those."""
 
     LOW_CONFIDENCE = "low_confidence"
     AUDIT = "audit"

@@ -187,13 +187,16 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large:
     assert run(scenario) is False
 
 
+LATE_MS = 2_000.0
+
+
 async def doubted(it: Bench) -> Uplink:
-    """Three escalations in a row were late, by little."""
+    """Half a minute ago, five escalations one after the other were waited for in vain."""
     uplink = it.node.uplink
     assert uplink is not None
-    for _ in range(3):
-        uplink.link.late(1.0, it.clock.now())
-    assert uplink.doubtful
+    for number in range(5):
+        uplink.link.late(LATE_MS, it.clock.now() - 30.0 + 2.0 * number)
+    assert uplink.doubts(LATE_MS)
     return uplink
 
 
@@ -206,7 +209,7 @@ def test_where_tries_were_late_callers_are_answered_at_once_and_the_link_is_trie
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE) as it:
             await doubted(it)
-            answers = [await it.ask(target=target, deadline_ms=20_000.0) for _ in range(8)]
+            answers = [await it.ask(target=target, deadline_ms=LATE_MS) for _ in range(8)]
             await until(lambda: len(large.bodies) > 0)
             assert it.counted("escalations_total", reason="trial") == 1
             return answers
@@ -220,8 +223,8 @@ def test_tries_in_time_end_the_doubt(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
             uplink = await doubted(it)
-            for _ in range(5):
-                answer = await it.ask(target=Quality.BEST, deadline_ms=20_000.0)
+            for _ in range(10):
+                answer = await it.ask(target=Quality.BEST, deadline_ms=LATE_MS)
                 if answer.tier is Tier.DC:
                     break
                 await until(lambda: uplink._pending == 0)
@@ -230,12 +233,49 @@ def test_tries_in_time_end_the_doubt(large: Peer) -> None:
     assert run(scenario).tier is Tier.DC
 
 
+def test_who_has_more_time_than_was_waited_in_vain_is_not_put_off(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            await doubted(it)
+            return await it.ask(target=Quality.BEST, deadline_ms=10 * LATE_MS)
+
+    assert run(scenario).tier is Tier.DC
+
+
 def test_who_waits_or_wants_to_be_told_is_not_put_off_by_doubt(large: Peer) -> None:
     async def scenario() -> tuple[Answer, Answer]:
         async with bench(large, UNSURE) as it:
             await doubted(it)
-            first = await it.ask(target=Quality.BEST, deadline_ms=20_000.0, on_miss=OnMiss.FAIL)
+            first = await it.ask(target=Quality.BEST, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
             await doubted(it)
-            return first, await it.ask(target=Quality.BEST, deadline_ms=20_000.0, on_miss=OnMiss.WAIT)
+            return first, await it.ask(target=Quality.BEST, deadline_ms=LATE_MS, on_miss=OnMiss.WAIT)
 
     assert [answer.tier for answer in run(scenario)] == [Tier.DC, Tier.DC]
+
+
+def test_a_busy_edge_still_asks_a_doubtful_datacenter(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, SURE) as it:
+            await doubted(it)
+            queued = await it.occupy(20)
+            asked = asyncio.create_task(it.ask(target=Quality.BEST, deadline_ms=LATE_MS))
+            await until(asked.done)
+            it.backend.gate.set()
+            await asyncio.gather(*queued)
+            return asked.result()
+
+    assert run(scenario).tier is Tier.DC
+
+
+def test_refusals_of_a_busy_datacenter_make_no_doubt(large: Peer) -> None:
+    large.status = 429
+
+    async def scenario() -> bool:
+        async with bench(large, UNSURE) as it:
+            for _ in range(12):
+                await it.ask(target=Quality.BEST, deadline_ms=20_000.0)
+            assert it.node.uplink is not None
+            return it.node.uplink.link.doubtful
+
+    assert run(scenario) is False
+    assert len(large.bodies) >= 10

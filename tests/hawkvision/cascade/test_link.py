@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -17,6 +16,7 @@ from hawkvision.cascade.link import (
     LATE_TO_LEAVE,
     LEAVE_AFTER_S,
     LOSS_TO_LEAVE,
+    MOST_BUSY_MS,
     PRIOR_MS,
     RETURN_AFTER_S,
     TCP_DWELL_S,
@@ -64,27 +64,63 @@ def test_a_link_that_keeps_no_deadline_is_tried_a_few_times_and_then_every_other
     assert 15 <= sum(now >= 10.0 for now in tried) <= 60
 
 
+def late_in_turn(link: LinkEstimate, waits_ms: list[float], now: float = 0.0) -> float:
+    """Waits in vain, one after the other; when the last ended."""
+    for wait_ms in waits_ms:
+        now += wait_ms * 1e-3 + 0.001
+        link.late(wait_ms, now)
+    return now
+
+
 def test_doubt_comes_with_late_tries_in_a_row_and_goes_with_several_in_time_and_not_by_itself() -> None:
     link = LinkEstimate()
-    for number in range(1, 4):
-        link.late(1.0, 0.0)
-        assert link.doubtful == (number == 3)
-    states = []
-    for now, learn in (
-        (1_000.0, link.predict_ms),
-        (1_000.0, partial(link.late, 1.0)),
-        (1_000.0, partial(link.succeeded, 20.0)),
-    ):
-        learn(now)
-        states.append(link.doubtful)
-    assert states == [True, True, False]  # the last two: nothing had been late for long
-    for _ in range(6):
-        link.late(1.0, 1_000.0)
+    now = late_in_turn(link, [80.0] * 4)
+    assert not link.doubts(80.0)
+    now = late_in_turn(link, [80.0], now) + 1_000.0
+    assert link.expect_ms(now) is not None
+    assert link.doubts(80.0)
     needed = 0
-    while link.doubtful:
-        link.succeeded(20.0, 1_000.0)
+    while link.doubts(80.0):
+        link.succeeded(20.0, now)
         needed += 1
-    assert 3 <= needed <= 8
+    assert 3 <= needed <= 6
+
+
+def test_doubt_is_about_waits_no_longer_than_those_in_vain() -> None:
+    link = LinkEstimate()
+    now = late_in_turn(link, [45.0] * 8)
+    assert link.doubts(45.0)
+    assert not link.doubts(90.0)
+    for _ in range(20):
+        link.succeeded(80.0, now)  # somebody with more time had it
+    assert link.doubts(45.0)
+    assert late_in_turn(link, [90.0], now)
+    assert link.doubts(90.0)
+
+
+def test_tries_that_were_late_together_count_as_one() -> None:
+    link = LinkEstimate()
+    for number in range(20):
+        link.late(80.0, 0.001 * number)
+    assert not link.doubts(80.0)
+
+
+def test_a_busy_tier_lengthens_the_prediction_within_bounds_and_makes_no_doubt() -> None:
+    link = LinkEstimate()
+    before = predicted(link, 0.0)
+    link.busy(0.0)
+    assert predicted(link, 0.0) > before
+    for _ in range(1_000):
+        link.busy(0.0)
+    assert link.mean_ms <= MOST_BUSY_MS
+    assert not link.doubts(1.0)
+
+
+def test_another_way_begins_without_doubt() -> None:
+    link = LinkEstimate()
+    late_in_turn(link, [80.0] * 8)
+    link.changed()
+    assert not link.doubts(1.0)
 
 
 def test_one_bad_spell_does_not_starve_the_estimate() -> None:
