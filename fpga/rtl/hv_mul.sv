@@ -1,9 +1,10 @@
 // hv_mul: p = a · b, both signed, five cycles later; one product a cycle. Where `used` is low, the product is zero.
 //
 //   LUT = 0   one MULT18X18D with its input, pipeline and output registers, and two registers in the fabric behind it,
-//             because the way out of a DSP row is long: the first may lie wherever that is. Operands are left-justified: the block sees 18-bit numbers
-//             whose low bits are zero, and no sign bit has to be routed eleven times. yosys does not pack registers
-//             into this block, so it is instantiated where ECP5_DSP is defined; elsewhere the same in plain registers.
+//             because the way out of a DSP row is long: 84 columns in one clock were the slowest path of all. Operands
+//             are left-justified: the block sees 18-bit numbers whose low bits are zero, and no sign bit has to be
+//             routed eleven times. yosys does not pack registers into this block, so it is instantiated where ECP5_DSP
+//             is defined; elsewhere the same in plain registers.
 //             Its registers have neither enable nor reset: four blocks share four of each, so a signal for every
 //             block could not be placed. `used` clears the second register behind it.
 //   LUT = 1   shift and add: the bits of `a` select shifted copies of `b`, which a binary tree sums, one adder a
