@@ -74,7 +74,7 @@ class LinkEstimate:
         """Learn from an answer."""
         self._learn(round_trip_ms, now)
         self.up = True
-        if self.doubtful and round_trip_ms > self.trial_ms:
+        if self.doubtful and round_trip_ms > self._vain_ms:
             return  # somebody more patient had it: nothing to those who are not
         self.in_time += TRY_GAIN * (1.0 - self.in_time)
         self._kept += TRY_GAIN * (1.0 - self._kept)
@@ -104,12 +104,12 @@ class LinkEstimate:
 
     def doubts(self, wait_ms: float) -> bool:
         """Whether waiting so long has been in vain too often to be worth it."""
-        return self.doubtful and wait_ms <= self.trial_ms
+        return self.doubtful and wait_ms <= VAIN_REACH * self._vain_ms
 
     @property
     def trial_ms(self) -> float:
-        """How long a try must be given that is to end the doubt."""
-        return VAIN_REACH * self._vain_ms
+        """Within what time a try must be answered that is to end the doubt: the longest wait in vain."""
+        return self._vain_ms
 
     def failed(self) -> None:
         """The connection was refused or broke, or nothing came for as long as anybody waits."""

@@ -279,3 +279,18 @@ def test_refusals_of_a_busy_datacenter_make_no_doubt(large: Peer) -> None:
 
     assert run(scenario) is False
     assert len(large.bodies) >= 10
+
+
+def test_trials_in_vain_do_not_lengthen_what_is_doubted(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[float, float]:
+        async with bench(large, UNSURE) as it:
+            uplink = await doubted(it)
+            before = uplink.trial_s
+            await it.ask(target=Quality.BEST, deadline_ms=LATE_MS)
+            await until(lambda: it.counted("escalations_total", reason="trial") == 1 and uplink._pending == 0)
+            return before, uplink.trial_s
+
+    before, after = run(scenario)
+    assert before == after == LATE_MS * 1e-3
