@@ -26,6 +26,7 @@ from fpga.report import TITLES, Proof, Report, Seed, Switching
 from fpga.resources import of_graph
 from fpga.sim import Simulation
 from fpga.synth import (
+    ROUTE_CPU_S,
     Attempt,
     Routed,
     Synthesised,
@@ -67,6 +68,8 @@ class Order:
     seeds: int = 5
     target_mhz: float | None = None
     """What the placer strives for; None: what is usual for the device."""
+    route_cpu_s: int = ROUTE_CPU_S
+    """What one seed may take."""
     pins: Path | None = None
 
 
@@ -154,7 +157,15 @@ def _build(order: Order, say: Say) -> Report:
 def _route(order: Order, made: Synthesised, say: Say) -> list[Attempt]:
     attempts: list[Attempt] = []
     seeds = range(1, order.seeds + 1)
-    for attempt in place_and_route(made, order.device, seeds, target_mhz=order.target_mhz, pins=order.pins, say=say):
+    for attempt in place_and_route(
+        made,
+        order.device,
+        seeds,
+        target_mhz=order.target_mhz,
+        cpu_limit_s=order.route_cpu_s,
+        pins=order.pins,
+        say=say,
+    ):
         outcome = f"{attempt.fmax_mhz:.1f} MHz" if isinstance(attempt, Routed) else attempt.why
         say(f"seed {attempt.seed}: {outcome}, {attempt.cpu_s:.0f} CPU s")
         attempts.append(attempt)

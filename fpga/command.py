@@ -19,6 +19,7 @@ from fpga.ir import Graph
 from fpga.reference import planes
 from fpga.resources import of_graph
 from fpga.search import Found, fastest, slowest_that_keeps_up
+from fpga.synth import ROUTE_CPU_S
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
@@ -60,6 +61,9 @@ def build(
         float | None,
         typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for; default: the device's usual."),
     ] = None,
+    route_cpu_s: Annotated[
+        int, typer.Option(min=10, max=86_400, help="CPU seconds that placing and routing one seed may take.")
+    ] = ROUTE_CPU_S,
     pins: Annotated[
         Path | None,
         typer.Option(
@@ -93,6 +97,7 @@ def build(
         "--rate": rate and f"{rate:g}",
         "--mhz": None if rate is None or mhz is None else f"{mhz:g}",
         "--target-mhz": target_mhz and f"{target_mhz:g}",
+        "--route-cpu-s": None if route_cpu_s == ROUTE_CPU_S else route_cpu_s,
         "--pins": pins and pins.name,
         "--data": data and data.name,
     }
@@ -110,6 +115,7 @@ def build(
         folder=out or Path(f"fpga-{name}"),
         seeds=seeds,
         target_mhz=target_mhz,
+        route_cpu_s=route_cpu_s,
         pins=pins,
     )
     typer.echo(f"{order.command}, in {order.folder}", err=True)

@@ -53,6 +53,7 @@ cp netlist.json seed1.config
 case "$(cat ending)" in
   routed) echo '{"fmax": {"clk": {"achieved": 120.0}}, "utilization": {}}' > seed1.json ;;
   killed) kill -KILL $$ ;;
+  late) while :; do :; done ;;
   "build killed") kill -KILL $PPID; exec sleep 60 ;;
 esac
 """
@@ -64,7 +65,8 @@ from fpga.devices import Resources, device
 from fpga.synth import Synthesised, place_and_route
 nothing = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
 made = Synthesised(Path(sys.argv[1], "netlist.json"), {}, nothing, 0.0, "")
-print(type(next(iter(place_and_route(made, device("lfe5u-25f"), [1])))).__name__)
+attempts = place_and_route(made, device("lfe5u-25f"), [1], cpu_limit_s=int(sys.argv[2]))
+print(type(next(iter(attempts))).__name__)
 """
 
 
@@ -75,12 +77,13 @@ class Workshop:
     python: Path
     folder: Path
 
-    def place(self, netlist: bytes, ending: str) -> str:
+    def place(self, netlist: bytes, ending: str, cpu_limit_s: int = 60) -> str:
         """What came of it; nothing if the whole build was killed."""
         (self.folder / "netlist.json").write_bytes(netlist)
         (self.folder / "ending").write_text(ending)
         known = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
-        ran = subprocess.run([self.python, "-c", PLACE, self.folder], env=known, capture_output=True, text=True)
+        command = [self.python, "-c", PLACE, self.folder, str(cpu_limit_s)]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True)
         assert (ran.returncode == 0) == (ending != "build killed"), ran.stderr
         return ran.stdout.strip()
 
@@ -106,6 +109,13 @@ def test_build_killed_while_placing_another_design_leaves_no_false_outcome(works
 def test_seed_whose_placer_was_killed_is_tried_again(workshop: Workshop) -> None:
     assert workshop.place(b"one", "killed") == "Unrouted"
     assert workshop.place(b"one", "routed") == "Routed"
+
+
+def test_seed_stopped_at_its_limit_is_tried_again_only_under_a_higher_one(workshop: Workshop) -> None:
+    assert workshop.place(b"one", "late", cpu_limit_s=1) == "Unrouted"
+    assert workshop.place(b"one", "routed", cpu_limit_s=1) == "Unrouted"
+    assert workshop.place(b"one", "routed", cpu_limit_s=20) == "Routed"
+    assert workshop.place(b"one", "late", cpu_limit_s=30) == "Routed"
 
 
 def small_order(folder: Path) -> Order:
