@@ -7,6 +7,7 @@ on pictures that come so, at a few rates.
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ IN_FLIGHT: Final = 40
 """Pictures that are on their way at once, at most, while CPU-seconds are measured: more than a device's places."""
 LEAST_PICTURES: Final = 10
 """At each rate."""
+TURNS: Final = 4
+"""In which the rates take turns while CPU-seconds are measured: what a picture takes of a shared core changes within a
+minute by more than it does with the rate."""
 
 Durations = Annotated[tuple[Annotated[float, Meta(gt=0.0)], ...], Meta(min_length=1, max_length=200)]
 
@@ -118,12 +122,12 @@ def measure_work(
     """
     rng = np.random.default_rng(seed)
     noise = rng.integers(0, 256, (16, *backend.input_shape), dtype=np.uint8)
-    found = []
+    spans_s, works_s, pictures = (np.zeros(len(rates_hz)) for _ in range(3))
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         for _ in range(WARM_UP_RUNS):
             pool.submit(backend.infer, noise[:1]).result()
-        for rate_hz in rates_hz:
-            n = min(max(LEAST_PICTURES, round(rate_hz * seconds)), most)
+        for place, rate_hz in [*enumerate(rates_hz)] * TURNS:
+            n = math.ceil(min(max(LEAST_PICTURES, rate_hz * seconds), most) / TURNS)
             due = rng.exponential(1 / rate_hz, n).cumsum()
             begun, process_s, own_s = time.perf_counter(), time.process_time(), time.thread_time()
             waiting = []
@@ -132,9 +136,10 @@ def measure_work(
                 waiting.append(pool.submit(backend.infer, noise[i % 16 : i % 16 + 1]))
             for answer in waiting:
                 answer.result()
-            work_s = time.process_time() - process_s - (time.thread_time() - own_s)
-            found.append((n / (time.perf_counter() - begun), work_s / n))
-    found.sort()
+            works_s[place] += time.process_time() - process_s - (time.thread_time() - own_s)
+            spans_s[place] += time.perf_counter() - begun
+            pictures[place] += n
+    found = sorted(zip((pictures / spans_s).tolist(), (works_s / pictures).tolist(), strict=True))
     return Work(tuple(rate for rate, _ in found), tuple(each_s for _, each_s in found))
 
 

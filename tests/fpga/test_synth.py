@@ -82,7 +82,7 @@ class Workshop:
         (self.folder / "netlist.json").write_bytes(netlist)
         (self.folder / "ending").write_text(ending)
         known = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [self.python, "-c", PLACE, self.folder, str(cpu_limit_s)]
+        command: list[str | Path] = [self.python, "-c", PLACE, self.folder, str(cpu_limit_s)]
         ran = subprocess.run(command, env=known, capture_output=True, text=True)
         assert (ran.returncode == 0) == (ending != "build killed"), ran.stderr
         return ran.stdout.strip()
