@@ -42,7 +42,9 @@ true on a saturated link.
 of silence the circuit breaker opens: one datagram a round trip or second until a report comes (RFC 9002 §7.6, RFC 8085
 §3.1.10). Then it starts afresh. Not sooner, because at 50 % loss both ways the reports of a picture fail now and then.
 
-Before any report, one initial window leaves at once (RFC 6928), and then as much per initial round trip (RFC 9002).
+Before any report, one initial window leaves at once (RFC 6928), and then as much per initial round trip (RFC 9002);
+from the first report on, as much per round trip as measured. Probes alone bring that: without it, the first picture on
+a quick path would be planned for a third of a megabit a second.
 """
 
 from __future__ import annotations
@@ -281,7 +283,10 @@ class RateController:
         elif lost and now - self._heard_at > self.timeout_s():
             self._trip.gave_up()
         if rtt_s is not None and rtt_s > 0.0:
+            first = self._trip.smoothed_s is None
             self._trip.observe(rtt_s, now)
+            if first and self.mode is Mode.STARTING:
+                self._rate = min(MAX_RATE, max(self._rate, INITIAL_WINDOW / rtt_s))
         self._queue.observe(arrivals, max(STANDING_S, self._trip.smoothed_s or 0.0), now)
         self._loss.observe(len(arrivals), len(lost), runs, now)
         for arrival in arrivals:

@@ -207,6 +207,14 @@ def test_before_any_report_one_initial_window_leaves_and_then_little() -> None:
     assert control.release_at(1_200, 0.0) > 0.01
 
 
+@pytest.mark.parametrize(("rtt_s", "rate"), [(0.005, 2_880_000.0), (0.05, 288_000.0), (2.0, 43_243.0)])
+def test_from_the_first_report_on_one_initial_window_may_leave_per_round_trip(rtt_s: float, rate: float) -> None:
+    control = RateController(now=0.0)
+    control.sent(60, 0.0)
+    control.reported([Arrival(60, 0.0, rtt_s / 2)], [], rtt_s, rtt_s)
+    assert control.rate_bytes_s == pytest.approx(rate, rel=0.01)
+
+
 def test_tokens_gather_to_one_picture_at_most() -> None:
     link = a_link(rate=50 * RATE)
     camera = Camera(link, PICTURE, every_s=0.1)
