@@ -18,7 +18,9 @@ from loadgen.links import LinkProfile, load_profile, names
 from loadgen.record import TargetClass
 from loadgen.setup import positive
 
-Transport: TypeAlias = Literal["tcp", "lossy"]
+Transport: TypeAlias = Literal["tcp", "lossy", "uplink"]
+"""Of a policy: TCP everywhere, datagrams everywhere, or HTTP to the edge and from there what it finds best."""
+TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
 ADJUSTABLE: Final = "static"
 """The policy that may be tested with settings: `static@0.55` has that threshold."""
@@ -40,8 +42,9 @@ class Contender:
     def arguments(self) -> tuple[str, ...]:
         """Of `hawkvision edge up`."""
         setting = () if self.static_threshold is None else ("--static-threshold", f"{self.static_threshold:g}")
-        lossy = () if self.transport == "tcp" else ("--lossy-port", "0", "--dc-transport", "auto")
-        return ("--policy", self.policy, *setting, *lossy)
+        door = ("--lossy-port", "0") if self.transport == "lossy" else ()
+        uplink = () if self.transport == "tcp" else ("--dc-transport", "auto")
+        return ("--policy", self.policy, *setting, *door, *uplink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport",
         default="hawkvision=lossy",
-        help="POLICY=tcp or POLICY=lossy, comma-separated; the others go by TCP (default: %(default)s)",
+        help="POLICY=tcp, POLICY=lossy or POLICY=uplink (datagrams, if the edge finds them better, from edge to "
+        "datacenter alone), comma-separated; the others go by TCP (default: %(default)s)",
     )
     parser.add_argument("--targets", default=DEFAULT_TARGETS)
     parser.add_argument("--rate", type=float, action="append", help="requests per second, may be given again; 8 and 15")
@@ -135,7 +139,7 @@ def read_plan(given: argparse.Namespace) -> Plan:
 
 
 def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
-    """Who is tested. HawkVision with its lossy transport comes with a second contender that is without.
+    """Who is tested. HawkVision with datagrams comes with a second contender that is without.
 
     Args:
         words: policies, `static@0.55` with a setting; a transport is its policy's, whatever the setting.
@@ -152,14 +156,15 @@ def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
     for part in _words(transports):
         policy, _, transport = part.partition("=")
         _known("--transport", (policy,), POLICIES)
-        if transport not in get_args(Transport):
-            raise ConfigError(f"--transport: expected POLICY=tcp or POLICY=lossy, got {part!r}")
-        chosen[policy] = "lossy" if transport == "lossy" else "tcp"
+        known = next((name for name in TRANSPORTS if name == transport), None)
+        if known is None:
+            raise ConfigError(f"--transport: expected POLICY= and one of {', '.join(TRANSPORTS)}, got {part!r}")
+        chosen[policy] = known
     found = []
     for name, (policy, value) in zip(names, settings, strict=True):
         transport_ = chosen.get(policy, "tcp")
         found.append(Contender(name, policy, transport_, value))
-        if policy == "hawkvision" and transport_ == "lossy":
+        if policy == "hawkvision" and transport_ != "tcp":
             found.append(Contender("hawkvision-tcp", policy, "tcp"))
     if len(found) > MOST_RUNS:
         raise ConfigError(f"--policies: expected at most {MOST_RUNS} contenders, which a page shows; got {len(found)}")

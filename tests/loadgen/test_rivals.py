@@ -39,6 +39,12 @@ def test_a_transport_is_chosen_per_policy() -> None:
     assert found[1].arguments == ("--policy", "static", "--lossy-port", "0", "--dc-transport", "auto")
 
 
+def test_datagrams_may_be_left_to_the_edge_and_its_datacenter() -> None:
+    ours, plain = contenders(("hawkvision",), "hawkvision=uplink")
+    assert (plain.name, plain.transport) == ("hawkvision-tcp", "tcp")
+    assert ours.arguments == ("--policy", "hawkvision", "--dc-transport", "auto"), "callers come over HTTP"
+
+
 def test_a_policy_may_be_tested_with_several_settings() -> None:
     found = contenders(("static", "static@0.550", "static@0"), "static=lossy")
     assert [each.name for each in found] == ["static", "static@0.55", "static@0"]
@@ -70,7 +76,7 @@ def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
         (("--policies", "static@"), "got 'static@'"),
         (("--policies", "infaas@0.5"), "expected a policy or static@THRESHOLD"),
         (("--policies", ",".join(f"static@{n / 20}" for n in range(13))), "at most 12 contenders"),
-        (("--transport", "split=pigeon"), "expected POLICY=tcp or POLICY=lossy, got 'split=pigeon'"),
+        (("--transport", "split=pigeon"), "expected POLICY= and one of tcp, lossy, uplink, got 'split=pigeon'"),
         (("--where", "edge-moon"), "--where: expected some of client-edge, edge-dc"),
         (("--links", "lan,wlan"), "'wlan': expected one of lan"),
         (("--rate", "0"), "--rate: expected a number above 0"),
