@@ -188,6 +188,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
             len(loaded.labels),
             clock,
             transport=config.dc_transport,
+            give_up_below=config.give_up_below,
             metrics=metrics,
         )
         if config.dc_url

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from edge.rung import Looked
-from edge.uplink import Escalated
-from hawkvision.cascade.link import Transport
+from edge.uplink import Escalated, GivenUp
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
@@ -214,8 +213,9 @@ class Call:
         node = self.node
         assert node.uplink is not None
         timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
-        request = self._hop_request(reason, edge, timeout_s * 1e3)
-        if node.uplink.try_out(self.body, request, self.trace.child(), timeout_s):
+        whole = node.uplink.carries_whole(self.body, timeout_s)
+        request = self._hop_request(reason, edge, timeout_s * 1e3, whole=whole)
+        if node.uplink.try_out(self.body, request, self.trace.child(), timeout_s, exact=whole):
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
             node.metrics.uplink_bytes.inc(len(self.body))
 
@@ -247,20 +247,25 @@ class Call:
         metrics.uplink_bytes.inc(len(self.body))
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        request = self._hop_request(reason, edge, wanted_ms)
+        whole = wanted_ms is None or node.uplink.carries_whole(self.body, timeout_s)
+        request = self._hop_request(reason, edge, wanted_ms, whole=whole)
+        # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
+        patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
+        asking = node.uplink.infer(self.body, request, self.trace.child(), timeout_s, exact=whole, patient=patient)
         try:
-            escalated = await self._unless_gone(node.uplink.infer(self.body, request, self.trace.child(), timeout_s))
+            escalated = await self._unless_gone(asking)
         except EscalationFailed as error:
             metrics.escalation_failures.labels(node.task).inc()
+            if isinstance(error, GivenUp):
+                metrics.escalations_given_up.labels(node.task).inc()
             log.info("escalation failed: %s", error)
             return None
         self._learn(escalated.reply, edge)
         return escalated
 
-    def _hop_request(self, reason: Reason, edge: Looked | None, wanted_ms: float | None) -> HopRequest:
+    def _hop_request(self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, whole: bool) -> HopRequest:
         node = self.node
         # The certificate knows the middle rung by whole pictures, and in a hurry datagrams may bring less.
-        whole = wanted_ms is None or (node.uplink is not None and node.uplink.transport is Transport.TCP)
         middle = self._middle(edge) if whole and reason is not Reason.EDGE_BUSY else None
         return HopRequest(
             task=node.task,

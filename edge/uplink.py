@@ -14,9 +14,10 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -24,6 +25,7 @@ from edge.hops import Hop, HopBroken, HopLate, HttpHop
 from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop, TooLargeForDatagrams
 from hawkvision import errors
 from hawkvision.cascade.link import LATE_AMONG, Choice, LinkEstimate, LinkReading, Transport
+from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
 from hawkvision.errors import EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
@@ -52,6 +54,10 @@ class _ErrorBody(msgspec.Struct):
 _error_decoder = msgspec.json.Decoder(_ErrorBody)
 
 
+class GivenUp(EscalationFailed):
+    """Hardly any answer that takes so long comes in time; the edge's own is given instead."""
+
+
 @dataclass(frozen=True, slots=True)
 class Escalated:
     """The datacenter's answer and the whole round trip in milliseconds."""
@@ -72,6 +78,7 @@ class Uplink:
         clock: Clock,
         *,
         transport: Literal["tcp", "lossy", "auto"] = "tcp",
+        give_up_below: float = GIVE_UP_BELOW,
         metrics: EdgeMetrics | None = None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
@@ -83,6 +90,7 @@ class Uplink:
             classes: what a reply's indices must stay below.
             clock: for round trips.
             transport: how pictures travel; `lossy` and `auto` fall back to TCP where datagrams are not answered.
+            give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             metrics: where to count.
         """
         self.url = url.rstrip("/")
@@ -90,6 +98,10 @@ class Uplink:
         """Set when a link goes down, for whoever watches the datacenter."""
         self._http = HttpHop(self.url, api_key, connections)
         self._lossy = None if transport == "tcp" else LossyHop(self._http, api_key)
+        hops: tuple[Hop | None, ...] = (self._http, self._lossy)
+        for hop in hops:
+            if hop is not None:
+                hop.link.patience.give_up_below = give_up_below
         self._mode = transport
         self._choice = Choice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
@@ -100,6 +112,8 @@ class Uplink:
         self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
         self._trial: asyncio.Task[None] | None = None
+        self._given_up: set[asyncio.Task[Escalated]] = set()
+        """Escalations that go on though nobody waits any more; of those pending, so bounded like them."""
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
@@ -157,17 +171,30 @@ class Uplink:
         """How long a trial should be given: what others have waited in vain."""
         return self._hop.link.trial_ms * 1e-3
 
+    def carries_whole(self, body: bytes, deadline_s: float) -> bool:
+        """Whether a picture travels as it is; over a lossy link it need not, see `LossyHop`."""
+        lossy = self._lossy
+        return lossy is None or self._hop is not lossy or lossy.carries_whole(body, deadline_s)
+
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
         return self._pace_ms.get((self.transport, rung), self._hop.link.mean_ms)
 
     async def infer(
-        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool = False
+        self,
+        body: bytes,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool = False,
+        patient: bool = True,
     ) -> Escalated:
         """Ask the datacenter about a picture; with `request.middle`, the reply's `model` says which rung answered.
 
         Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
-        more datagrams and more time.
+        more datagrams and more time. Who is not `patient` waits only as long as there is hope (`Patience`), while the
+        escalation itself goes on, and is learned from, until `timeout_s`.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
@@ -175,7 +202,14 @@ class Uplink:
         """
         if self._pending >= self._most_pending:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
+        worth_s = timeout_s if patient else self._hop.link.patience.worth_ms(timeout_s * 1e3) * 1e-3
         self._pending += 1
+        asking = self._asked(body, request, trace, timeout_s, exact=exact)
+        return await asking if worth_s >= timeout_s else await self._while_hopeful(asking, worth_s)
+
+    async def _asked(
+        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+    ) -> Escalated:
         try:
             return await self._infer(self._hop, body, request, trace, timeout_s, exact=exact)
         except TooLargeForDatagrams:
@@ -183,19 +217,47 @@ class Uplink:
         finally:
             self._pending -= 1
 
-    def try_out(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> bool:
+    async def _while_hopeful(self, asking: Coroutine[Any, Any, Escalated], worth_s: float) -> Escalated:
+        """Its outcome if that comes within `worth_s`; later, it goes on alone.
+
+        Raises:
+            GivenUp: if it does.
+        """
+        task = asyncio.create_task(asking)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=worth_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if done:
+            return task.result()
+        self._given_up.add(task)
+        task.add_done_callback(self._came_too_late)
+        raise GivenUp(f"no answer after {worth_s * 1e3:.0f} ms; few of those that take so long come in time")
+
+    def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
+        self._given_up.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, (EscalationFailed, RequestError)):
+            log.error("an escalation that was given up broke off", exc_info=error)
+
+    def try_out(
+        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool = False
+    ) -> bool:
         """Escalate behind the caller's back, to learn whether it would be in time; False where that cannot be now.
 
         One at a time, and only while a connection is free.
         """
         if self._closed or not self.idle or not (self._trial is None or self._trial.done()):
             return False
-        self._trial = asyncio.create_task(self._try_out(body, request, trace, timeout_s))
+        self._trial = asyncio.create_task(self._try_out(body, request, trace, timeout_s, exact=exact))
         return True
 
-    async def _try_out(self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float) -> None:
+    async def _try_out(
+        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+    ) -> None:
         try:
-            await self.infer(body, request, trace, timeout_s)
+            await self.infer(body, request, trace, timeout_s, exact=exact)
         except (EscalationFailed, RequestError) as error:
             log.info("trial failed: %s", error)
         except Exception:  # nobody awaits this task
@@ -212,7 +274,7 @@ class Uplink:
     async def close(self) -> None:
         """Close the connections."""
         self._closed = True
-        background = [task for task in (self._tending, self._trial) if task is not None]
+        background = [task for task in (self._tending, self._trial, *self._given_up) if task is not None]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

@@ -23,7 +23,7 @@ from hawkvision.errors import BadField, HawkVisionError, TooLarge
 from hawkvision.hop import LossyOffer
 from hawkvision.transport.coding import Coded, Plan, encode, opaque, reframe
 from hawkvision.transport.erasure import MAX_SYMBOLS
-from hawkvision.transport.frames import fragment_room
+from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import QUALITIES, SIZES, LinkState, choose
 from hawkvision.transport.udp import ConnectionLost, LossyClient, Route
@@ -351,6 +351,24 @@ class LossyLink:
             True, loss.ratio, loss.burst, loss.known, client.rtt_s(), self._plan, loss.outcomes, client.silent_s()
         )
 
+    def whole_s(self, picture: bytes, deadline_s: float | None = None) -> float:
+        """How long the link takes to carry a picture's very bytes, with the parity that it would get now.
+
+        Infinite where it would be given a base or less than the best quality, for then holes must be reckoned with, and
+        where it does not fit.
+
+        Raises:
+            BadImage, UnsupportedMedia: if it is no picture.
+        """
+        connection = self._alive()
+        if connection is None:
+            return math.inf
+        plan = self._planned(connection, picture, deadline_s)
+        protected = math.ceil(len(picture) * (1.0 + plan.parity))
+        fits = protected <= MAX_SYMBOLS * fragment_room(bytes(MAX_META))
+        quick = fits and not plan.base and plan.quality >= QUALITIES[0]
+        return connection.client.spare_s(protected) if quick else math.inf
+
     @property
     def sent_bytes(self) -> int:
         """Bytes of datagrams sent so far, over all connections."""
@@ -371,11 +389,7 @@ class LossyLink:
         self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
     ) -> Coded:
         client = connection.client
-        estimate = client.loss()
-        seen = LinkState(estimate.ratio, estimate.burst, estimate.known)
-        plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
-        spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
-        plan = self._plan = self._planner.plan(seen, spare, asyncio.get_running_loop().time())
+        plan = self._plan = self._planned(connection, picture, deadline_s)
         room, side = fragment_room(meta), client.useful_side
         prepared = await _off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
@@ -384,6 +398,15 @@ class LossyLink:
         if number is None:
             return (await _off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
+
+    def _planned(self, connection: _Connection, picture: Picture, deadline_s: float | None) -> Plan:
+        """What a picture would get now."""
+        client = connection.client
+        estimate = client.loss()
+        seen = LinkState(estimate.ratio, estimate.burst, estimate.known)
+        plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
+        spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
+        return self._planner.plan(seen, spare, asyncio.get_running_loop().time())
 
     # ----------------------------------------------------------------------------------------- connection
 

@@ -186,6 +186,9 @@ class EdgeMetrics:
             "escalations", "Pictures sent to the datacenter, audits and trials included", "task", "reason"
         )
         self.escalation_failures = counter("escalation_failures", "Escalations that got no answer in time", "task")
+        self.escalations_given_up = counter(
+            "escalations_given_up", "Of these, those for which waiting on had little hope", "task"
+        )
         self.audits = counter("audits", "Accepted answers drawn to be checked by the best rung", "task", "outcome")
         self.promises = counter("promises", "Answers by the status of their accuracy promise", "task", "status")
         self.alarms = counter("alarms", "Promises that became void because traffic is not as certified", "task")

