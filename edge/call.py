@@ -213,9 +213,9 @@ class Call:
         node = self.node
         assert node.uplink is not None
         timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
-        whole = node.uplink.carries_whole(self.body, timeout_s)
-        request = self._hop_request(reason, edge, timeout_s * 1e3, whole=whole)
-        if node.uplink.try_out(self.body, request, self.trace.child(), timeout_s, exact=whole):
+        request = self._hop_request(reason, edge, timeout_s * 1e3, timeout_s)
+        exact = request.middle is not None
+        if node.uplink.try_out(self.body, request, self.trace.child(), timeout_s, exact=exact):
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
             node.metrics.uplink_bytes.inc(len(self.body))
 
@@ -247,11 +247,11 @@ class Call:
         metrics.uplink_bytes.inc(len(self.body))
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        whole = wanted_ms is None or node.uplink.carries_whole(self.body, timeout_s)
-        request = self._hop_request(reason, edge, wanted_ms, whole=whole)
+        request = self._hop_request(reason, edge, wanted_ms, timeout_s)
+        exact = request.middle is not None
         # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
         patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
-        asking = node.uplink.infer(self.body, request, self.trace.child(), timeout_s, exact=whole, patient=patient)
+        asking = node.uplink.infer(self.body, request, self.trace.child(), timeout_s, exact=exact, patient=patient)
         try:
             escalated = await self._unless_gone(asking)
         except EscalationFailed as error:
@@ -263,10 +263,15 @@ class Call:
         self._learn(escalated.reply, edge)
         return escalated
 
-    def _hop_request(self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, whole: bool) -> HopRequest:
+    def _hop_request(
+        self, reason: Reason, edge: Looked | None, wanted_ms: float | None, timeout_s: float
+    ) -> HopRequest:
+        """What is asked; a middle rung only about the picture's very bytes, the only ones its certificate knows."""
         node = self.node
-        # The certificate knows the middle rung by whole pictures, and in a hurry datagrams may bring less.
-        middle = self._middle(edge) if whole and reason is not Reason.EDGE_BUSY else None
+        assert node.uplink is not None
+        middle = None if reason is Reason.EDGE_BUSY else self._middle(edge)
+        if middle is not None and wanted_ms is not None and not node.uplink.carries_whole(self.body, timeout_s):
+            middle = None
         return HopRequest(
             task=node.task,
             variant=node.best if middle is None or self.route.middle is None else self.route.middle.rung,

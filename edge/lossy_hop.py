@@ -8,6 +8,8 @@ second while pictures are escalated, one a second while none are, some 80 bytes 
 from __future__ import annotations
 
 import logging
+import math
+from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -45,6 +47,8 @@ SILENT_S: Final = 2.0
 WHOLE_SHARE: Final = 0.25
 """Of the deadline, what a picture's very bytes with their parity may take of the link. They are two to three times as
 many as at quality 80, but only on whole pictures a middle rung may answer, 25 ms sooner than the best one."""
+WHOLE_PAUSE_S: Final = 2.0
+"""After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
 
 _STATUSES: Final = {Status.OK: 200, Status.OVERLOADED: Overloaded.status, Status.EXPIRED: 504}
 """As HTTP says it; what is not here is a defect of this end or of the wire."""
@@ -69,6 +73,7 @@ class LossyHop:
         self.link = LinkEstimate(up=False)
         self._http = http
         self._complained = False
+        self._whole_from = -math.inf
         self._lossy = LossyLink(urlsplit(http.url).hostname or "", self._discover, api_key=api_key)
 
     @property
@@ -83,10 +88,12 @@ class LossyHop:
         return view.connected and view.silent_s < SILENT_S
 
     def carries_whole(self, body: bytes, deadline_s: float) -> bool:
-        """Whether a picture should travel as it is: over links that are quick and lose what parity mends.
+        """Whether a picture may as well travel as it is: the link is quick, and loses hardly more than parity mends.
 
         Sent so, it arrives whole or not at all.
         """
+        if monotonic() < self._whole_from:
+            return False
         return self._lossy.whole_s(body, deadline_s) <= WHOLE_SHARE * deadline_s
 
     async def send(
@@ -116,6 +123,8 @@ class LossyHop:
             raise HopLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
         except HawkVisionError as error:
             raise HopBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
+        if status is Status.EXPIRED and exact:
+            self._whole_from = monotonic() + WHOLE_PAUSE_S
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
-import msgspec
-
 from edge.hops import Hop, HopBroken, HopLate, HttpHop
 from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop, TooLargeForDatagrams
+from edge.replies import checked, refused
 from hawkvision import errors
 from hawkvision.cascade.link import LATE_AMONG, Choice, LinkEstimate, LinkReading, Transport
 from hawkvision.cascade.patience import GIVE_UP_BELOW
@@ -40,18 +39,6 @@ PACE_GAIN: Final = 0.05
 """Weight of the newest round trip in what `/v1/targets` shows; slower than the link's estimate, which decides."""
 OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
-CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
-"""What is wrong with the picture itself. A datacenter's own limits (413, 429) are not the caller's fault."""
-
-_reply_decoder = msgspec.json.Decoder(HopReply)
-
-
-class _ErrorBody(msgspec.Struct):
-    error: str = ""
-    code: str = ""
-
-
-_error_decoder = msgspec.json.Decoder(_ErrorBody)
 
 
 class GivenUp(EscalationFailed):
@@ -172,7 +159,7 @@ class Uplink:
         return self._hop.link.trial_ms * 1e-3
 
     def carries_whole(self, body: bytes, deadline_s: float) -> bool:
-        """Whether a picture travels as it is; over a lossy link it need not, see `LossyHop`."""
+        """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyHop`."""
         lossy = self._lossy
         return lossy is None or self._hop is not lossy or lossy.carries_whole(body, deadline_s)
 
@@ -202,18 +189,28 @@ class Uplink:
         """
         if self._pending >= self._most_pending:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
-        worth_s = timeout_s if patient else self._hop.link.patience.worth_ms(timeout_s * 1e3) * 1e-3
+        hop, worth_s = self._hop, timeout_s
+        if not patient:
+            worth_s = hop.link.patience.worth_ms(timeout_s * 1e3, self._clock.now()) * 1e-3
         self._pending += 1
-        asking = self._asked(body, request, trace, timeout_s, exact=exact)
+        asking = self._asked(hop, body, request, trace, timeout_s, exact=exact, patient=patient)
         return await asking if worth_s >= timeout_s else await self._while_hopeful(asking, worth_s)
 
     async def _asked(
-        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+        self,
+        hop: Hop,
+        body: bytes,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool,
+        patient: bool,
     ) -> Escalated:
         try:
-            return await self._infer(self._hop, body, request, trace, timeout_s, exact=exact)
+            return await self._infer(hop, body, request, trace, timeout_s, exact=exact, patient=patient)
         except TooLargeForDatagrams:
-            return await self._infer(self._http, body, request, trace, timeout_s, exact=exact)
+            return await self._infer(self._http, body, request, trace, timeout_s, exact=exact, patient=patient)
         finally:
             self._pending -= 1
 
@@ -228,6 +225,7 @@ class Uplink:
             done, _ = await asyncio.wait({task}, timeout=worth_s)
         except asyncio.CancelledError:
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             raise
         if done:
             return task.result()
@@ -289,7 +287,15 @@ class Uplink:
         return self._http if self._lossy is None or self.transport is Transport.TCP else self._lossy
 
     async def _infer(
-        self, hop: Hop, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+        self,
+        hop: Hop,
+        body: bytes,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool,
+        patient: bool,
     ) -> Escalated:
         self._asked_at = started = self._clock.now()
         predicted_ms = hop.link.predict_ms(started)
@@ -301,14 +307,23 @@ class Uplink:
             raise
         except HopLate:
             # No longer than allowed, by however much the timer was late: else trials would lengthen what is doubted.
-            self._was_late(hop, request, min(self._clock.now() - started, timeout_s), early=early)
+            waited_s = min(self._clock.now() - started, timeout_s)
+            if not patient:
+                hop.link.patience.late(waited_s * 1e3, self._clock.now())
+            self._was_late(hop, request, waited_s, early=early)
             raise
         now = self._clock.now()
         if status != 200:
             raise self._refusal(hop, status, payload, started, now)
-        reply = self._checked(hop, payload, request)
+        try:
+            reply = checked(payload, request, self._classes, self.url)
+        except EscalationFailed:
+            self._failed(hop)
+            raise
         round_trip_ms = (now - started) * 1e3
         hop.link.succeeded(round_trip_ms, now)
+        if not patient:
+            hop.link.patience.answered(round_trip_ms, now)
         if hop is self._http and request.deadline_ms is not None and early:
             self._late.append(False)
         self._learn_pace(hop, reply, round_trip_ms)
@@ -331,23 +346,6 @@ class Uplink:
         elif hop is self._http and early:
             self._late.append(self._dc_ms <= OWN_SHARE * waited_ms)
 
-    def _checked(self, hop: Hop, payload: bytes, request: HopRequest) -> HopReply:
-        """The reply, if it can be true."""
-        try:
-            reply = _reply_decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._failed(hop)
-            raise EscalationFailed(f"{self.url} sent a reply that is none: {error}") from None
-        seen = [(c.index, c.confidence) for c in reply.top_k]
-        if reply.passed_over is not None:
-            seen.append((reply.passed_over.index, reply.passed_over.score))
-        sound = all(0 <= index < self._classes and 0.0 <= sure <= 1.0 for index, sure in seen)
-        sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
-        if not reply.top_k or not sound or not _answers(reply, request):
-            self._failed(hop)
-            raise EscalationFailed(f"{self.url} sent a reply that cannot be: {payload[:200]!r}")
-        return reply
-
     def _failed(self, hop: Hop) -> None:
         hop.link.failed()
         self.lost.set()
@@ -356,21 +354,19 @@ class Uplink:
         self, hop: Hop, status: int, payload: bytes, started: float, now: float
     ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
-        try:
-            body = _error_decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            body = _ErrorBody(error=f"HTTP {status}")
-        fault = CALLERS_FAULT.get(body.code)
-        if fault is not None and fault.status == status:
-            return fault(body.error)
+        fault, said = refused(status, payload)
+        if fault is not None:
+            return fault
         if status in (429, 504):
-            # Alive but too busy: the next request may try, with a longer round trip in mind.
-            hop.link.busy(now)
+            # Alive but too busy: the next request may try, with a longer round trip in mind. Over a lossy link the
+            # picture may as well not have arrived.
+            if status == 429 or hop is self._http:
+                hop.link.busy(now)
             if status == 504:
                 hop.link.late((now - started) * 1e3, now)
         elif status != errors.TooLarge.status:
             self._failed(hop)
-        return EscalationFailed(f"{self.url} refused with HTTP {status}: {body.error[:200]}")
+        return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")
 
     # ------------------------------------------------------------------------------------------- transport
 
@@ -409,19 +405,3 @@ class Uplink:
             metrics.uplink_transport.labels(transport.value).set_function(partial(self._uses, transport))
         metrics.uplink_loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
         metrics.uplink_rtt.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)
-
-
-def _answers(reply: HopReply, request: HopRequest) -> bool:
-    """Whether the rung that answered was allowed to: the one asked for, or the middle one if it was sure enough.
-
-    A tier that does not know of middle rungs states no score, and its answer would void the certificate.
-    """
-    middle = request.middle
-    if middle is None:
-        return reply.model == request.variant
-    if reply.score is None or not 0.0 <= reply.score <= 1.0:
-        return False
-    if reply.model == request.variant:
-        return reply.score >= middle.accept_score
-    passed_over = reply.passed_over
-    return reply.model == middle.otherwise and passed_over is not None and passed_over.score < middle.accept_score

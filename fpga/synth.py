@@ -137,7 +137,7 @@ def place_and_route(
             ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
             attempt = _attempt(ran, seed, made, device)
             if ran.status >= 0 or ran.stopped_at_limit:  # what somebody killed may route the next time
-                kept.write(attempt)
+                kept.write(attempt, stopped=ran.stopped_at_limit)
         yield attempt
 
 
@@ -145,7 +145,8 @@ class _Done(msgspec.Struct):
     """What became of a seed, and what exactly was tried."""
 
     tried: str
-    cpu_limit_s: int
+    stopped_at_s: int | None = None
+    """The limit of CPU time that ended it."""
     routed: Routed | None = None
     unrouted: Unrouted | None = None
 
@@ -163,14 +164,16 @@ class _Kept:
             done = msgspec.json.decode(self.path.read_bytes(), type=_Done)
         except (OSError, msgspec.DecodeError):
             return None
-        if done.tried != self.tried or (done.routed is None and done.cpu_limit_s < self.cpu_limit_s):
+        if done.tried != self.tried or (done.stopped_at_s or self.cpu_limit_s) < self.cpu_limit_s:
             return None
         return done.routed or done.unrouted
 
-    def write(self, attempt: Attempt) -> None:
+    def write(self, attempt: Attempt, *, stopped: bool) -> None:
         routed_one = attempt if isinstance(attempt, Routed) else None
         unrouted_one = attempt if isinstance(attempt, Unrouted) else None
-        self.path.write_bytes(msgspec.json.encode(_Done(self.tried, self.cpu_limit_s, routed_one, unrouted_one)))
+        self.path.write_bytes(
+            msgspec.json.encode(_Done(self.tried, self.cpu_limit_s if stopped else None, routed_one, unrouted_one))
+        )
 
 
 def _check_fits(needed: Resources, device: Device) -> None:

@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.errors import ConfigError
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
@@ -80,7 +79,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter when the request itself has no deadline."""
-    give_up_below: Annotated[float, Meta(ge=0.0, lt=1.0)] = GIVE_UP_BELOW
+    give_up_below: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.25
     """A caller with a deadline gets the edge's answer as soon as fewer than this share of the datacenter's answers that
     take so long come in time; 0 waits until the deadline."""
     lossy_port: Port | None = None

@@ -4,7 +4,7 @@
                              ▲                                                                          │
                              └────────────── ended, or silent for `SILENCE_S`: asked again ─────────────┘
 
-`prepare` and `Planner` decide and know no sockets; `LossyLink` keeps the connection.
+What is sent, `hawkvision.lossy_plan` decides; `LossyLink` keeps the connection.
 """
 
 from __future__ import annotations
@@ -16,52 +16,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-import cv2
-import numpy as np
-
-from hawkvision.errors import BadField, HawkVisionError, TooLarge
+from hawkvision.errors import HawkVisionError
 from hawkvision.hop import LossyOffer
-from hawkvision.transport.coding import Coded, Plan, encode, opaque, reframe
-from hawkvision.transport.erasure import MAX_SYMBOLS
+from hawkvision.lossy_plan import ANSWER_S, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
+from hawkvision.transport.coding import Coded, Plan
+from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.redundancy import QUALITIES, SIZES, LinkState, choose
+from hawkvision.transport.redundancy import QUALITIES, SELDOM, LinkState, incomplete
 from hawkvision.transport.udp import ConnectionLost, LossyClient, Route
-from hawkvision.types import Pixels
-from hawkvision.vision.image import decode, probe
+from hawkvision.vision.image import probe
 
-Picture: TypeAlias = bytes | Pixels
-"""An encoded picture, or RGB pixels (height, width, 3)."""
 Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]
 """Asks the peer, some other way, where it listens. `ConnectionLost` lets the link try again, other errors do not."""
-
-SMALL_FRAGMENTS: Final = 3
-"""Pictures of so few fragments go as they are: coding them anew would not save one, and lose quality."""
-OVERSAMPLING: Final = 2
-"""How much larger than useful a JPEG is at least decoded before areas are averaged, as `vision.image` does."""
-MAX_PIXELS: Final = 50_000_000
-"""Of a picture that is decoded here; what nodes accept unless told otherwise."""
-INLINE_PIXELS: Final = 400_000
-INLINE_BYTES: Final = 100_000
-"""Larger pictures are prepared on a thread. Measured on two shared cores: a JPEG of 256x256 takes 0.7 ms, of 640x480
-3 ms, of 1280x720 6.5 ms, of 12 megapixels 19 ms, during which the loop would stand still; handing over 0.1 to 0.3."""
-
-MOST_SPARE: Final = 3.0
-"""Times the plain picture's bytes that are sent at most because there is room."""
-SPARE_S: Final = 0.01
-SPARE_SHARE: Final = 0.1
-"""The time that sending a picture may take where loss asks for it: a tenth of the deadline, 10 ms at most."""
-ANSWER_S: Final = 0.035
-"""Of the deadline, beside a round trip, for the other end's work (`RESERVE_S` of the datacenter) and for waiting for
-fragments that are overdue."""
-PLAIN_BYTES_PER_PIXEL: Final = 0.25
-"""At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
-
-CALM_S: Final = 5.0
-"""How long the loss must have stayed clearly lower before parity is taken back."""
-CLEARLY: Final = 1.25
-CLEARLY_LEAST: Final = 0.005
-"""Clearly lower is what would still be lower if it were a quarter and half a percent higher."""
 
 CONNECT_S: Final = 5.0
 FIRST_PAUSE_S: Final = 0.1
@@ -83,14 +50,6 @@ MAX_HEADERS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A picture as it will be sent, and the JPEG header that the peer must know (empty: none)."""
-
-    coded: Coded
-    header: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class LinkView:
     """What is known of a link now."""
 
@@ -106,140 +65,6 @@ class LinkView:
     """Datagrams that `loss` rests on."""
     silent_s: float = 0.0
     """For how long the peer has left datagrams unanswered."""
-
-
-def prepare(
-    picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
-) -> Prepared:
-    """A picture as fragments.
-
-    Small ones go as they are; JPEGs with restart segments are cut along them unless the plan asks for a lower quality
-    or the picture is larger than useful; all others are decoded, shrunk so that their shorter side is `useful_side`
-    pixels at most, and coded at the plan's quality.
-
-    Args:
-        picture: encoded, or RGB pixels.
-        plan: quality and parity.
-        useful_side: pixels of the shorter side beyond which the peer gains nothing.
-        room: bytes of a symbol.
-        may_reframe: whether a JPEG's own header may be used.
-        exact: send an encoded picture's very bytes, whatever the plan and however many fragments that takes.
-
-    Raises:
-        BadImage, UnsupportedMedia: if the picture cannot be read.
-        TooLarge: if it has more than `MAX_PIXELS`, or does not fit 255 fragments even so (`exact`: as it is).
-        BadField: if pixels are not uint8 (height, width, 3).
-    """
-    if not isinstance(picture, bytes):
-        return Prepared(encode(_shrunk(checked_pixels(picture), useful_side), plan, room))
-    header = probe(picture)
-    if exact or len(picture) <= SMALL_FRAGMENTS * room:
-        as_it_is = opaque(picture, plan.parity, room)
-        if as_it_is is not None:
-            return Prepared(as_it_is)
-        if exact:
-            raise TooLarge(f"the picture has {len(picture)} bytes; at most {MAX_SYMBOLS * room} go as they are")
-    if may_reframe and min(header.width, header.height) <= useful_side:
-        cut = reframe(picture, plan.parity, room)
-        if cut is not None and (plan.quality >= QUALITIES[0] or cut[0].format.quality <= plan.quality):
-            return Prepared(*cut)
-    pixels = decode(picture, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
-    return Prepared(encode(_shrunk(pixels, useful_side), plan, room))
-
-
-def checked_pixels(pixels: Pixels) -> Pixels:
-    """The same pixels.
-
-    Raises:
-        BadField: if they are not uint8 (height, width, 3).
-    """
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-        raise BadField(f"picture: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
-    return pixels
-
-
-def _shrunk(pixels: Pixels, useful_side: int) -> Pixels:
-    height, width = pixels.shape[:2]
-    shorter = min(height, width)
-    if shorter <= useful_side:
-        return np.ascontiguousarray(pixels)
-    size = (round(width * useful_side / shorter), round(height * useful_side / shorter))
-    small: Pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-    return small
-
-
-def plain_bytes(picture: Picture, useful_side: int) -> float:
-    """About how many bytes a picture takes without parity, at the best quality.
-
-    Raises:
-        BadImage, UnsupportedMedia, BadField: if it is no picture.
-    """
-    if isinstance(picture, bytes):
-        header = probe(picture)
-        width, height = header.width, header.height
-    else:
-        height, width = checked_pixels(picture).shape[:2]
-    shrink = min(1.0, useful_side / min(width, height))
-    coded = PLAIN_BYTES_PER_PIXEL * width * height * shrink**2
-    return min(coded, len(picture)) if isinstance(picture, bytes) else coded
-
-
-def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0) -> float:
-    """How many times the plain picture may be sent for what the link takes `plain_s` to carry once.
-
-    In halves, and at least once; but in twentieths of a picture where the link is too slow to carry it once and bring
-    the answer back in time.
-    """
-    allowed_s = SPARE_S if deadline_s is None else min(SPARE_S, SPARE_SHARE * deadline_s)
-    ratio = max(1.0, math.floor(2.0 * min(MOST_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
-    if deadline_s is None:
-        return ratio
-    # Plans reckon in pictures of quality 85, `plain_s` is of the best that is sent.
-    in_time = max(0.0, deadline_s - rtt_s - ANSWER_S) / max(plain_s, 1e-9) * SIZES[0]
-    return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
-
-
-class Planner:
-    """Which plan the next picture gets: more protection at once, less only after a while of clearly less loss."""
-
-    def __init__(self) -> None:
-        self._loss: _Held | None = None
-        self._burst: _Held | None = None
-
-    def plan(self, seen: LinkState, spare: float, now: float) -> Plan:
-        """The plan for a link that is seen to lose so much at `now`."""
-        return choose(self.held(seen, now), spare)
-
-    def held(self, seen: LinkState, now: float) -> LinkState:
-        """What the link is taken to lose; not known before it was seen once."""
-        if self._loss is None or self._burst is None:
-            if not seen.known:
-                return seen
-            self._loss, self._burst = _Held(seen.loss), _Held(seen.burst)
-        elif seen.known:
-            self._loss.see(seen.loss, now)
-            self._burst.see(seen.burst, now)
-        return LinkState(self._loss.value, self._burst.value, known=True)
-
-
-class _Held:
-    """A number that rises at once and falls after `CALM_S` of clearly less, to the most of that time."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-        self._calm_since = math.inf
-        self._most = value
-
-    def see(self, value: float, now: float) -> None:
-        """Take in what is measured at `now`."""
-        if CLEARLY * value + CLEARLY_LEAST >= self.value:
-            self.value, self._calm_since = max(self.value, value), math.inf
-        elif self._calm_since == math.inf:
-            self._calm_since, self._most = now, value
-        else:
-            self._most = max(self._most, value)
-            if now - self._calm_since >= CALM_S:
-                self.value, self._calm_since = self._most, math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +176,11 @@ class LossyLink:
             True, loss.ratio, loss.burst, loss.known, client.rtt_s(), self._plan, loss.outcomes, client.silent_s()
         )
 
-    def whole_s(self, picture: bytes, deadline_s: float | None = None) -> float:
+    def whole_s(self, picture: bytes, deadline_s: float) -> float:
         """How long the link takes to carry a picture's very bytes, with the parity that it would get now.
 
-        Infinite where it would be given a base or less than the best quality, for then holes must be reckoned with, and
-        where it does not fit.
+        Infinite where that leaves the peer too little time, where more than `SELDOM` would arrive incomplete or nobody
+        knows how many, where it does not fit, and where the picture would get a base or less than the best quality.
 
         Raises:
             BadImage, UnsupportedMedia: if it is no picture.
@@ -363,11 +188,15 @@ class LossyLink:
         connection = self._alive()
         if connection is None:
             return math.inf
-        plan = self._planned(connection, picture, deadline_s)
-        protected = math.ceil(len(picture) * (1.0 + plan.parity))
-        fits = protected <= MAX_SYMBOLS * fragment_room(bytes(MAX_META))
-        quick = fits and not plan.base and plan.quality >= QUALITIES[0]
-        return connection.client.spare_s(protected) if quick else math.inf
+        client, plan = connection.client, self._planned(connection, picture, deadline_s)
+        k = -(-len(picture) // fragment_room(bytes(MAX_META)))
+        if plan.base or plan.quality < QUALITIES[0] or math.ceil(k * (1.0 + plan.parity)) > MAX_SYMBOLS:
+            return math.inf
+        link = self._planner.held(_seen(client), asyncio.get_running_loop().time())
+        if not link.known or incomplete(k, k + parity_count(k, plan.parity), link) > SELDOM:
+            return math.inf
+        carry_s = client.spare_s(math.ceil(len(picture) * (1.0 + plan.parity)) + client.queued_bytes)
+        return carry_s if carry_s <= deadline_s - (client.rtt_s() or 0.0) - ANSWER_S else math.inf
 
     @property
     def sent_bytes(self) -> int:
@@ -391,22 +220,20 @@ class LossyLink:
         client = connection.client
         plan = self._plan = self._planned(connection, picture, deadline_s)
         room, side = fragment_room(meta), client.useful_side
-        prepared = await _off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
+        prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
             return prepared.coded
         number = _registered(connection, prepared.header)
         if number is None:
-            return (await _off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
+            return (await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
     def _planned(self, connection: _Connection, picture: Picture, deadline_s: float | None) -> Plan:
         """What a picture would get now."""
         client = connection.client
-        estimate = client.loss()
-        seen = LinkState(estimate.ratio, estimate.burst, estimate.known)
         plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
         spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
-        return self._planner.plan(seen, spare, asyncio.get_running_loop().time())
+        return self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
 
     # ----------------------------------------------------------------------------------------- connection
 
@@ -491,6 +318,11 @@ class LossyLink:
                     await asking
 
 
+def _seen(client: LossyClient) -> LinkState:
+    estimate = client.loss()
+    return LinkState(estimate.ratio, estimate.burst, estimate.known)
+
+
 def _registered(connection: _Connection, header: bytes) -> int | None:
     """The number by which the peer knows a JPEG header, if it was told of it before; else it is told now.
 
@@ -502,17 +334,6 @@ def _registered(connection: _Connection, header: bytes) -> int | None:
         connection.headers.add(header)
         connection.client.tables_number(header)
     return None
-
-
-async def _off_loop(picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool) -> Prepared:
-    """`prepare`, on a thread if the picture is large."""
-    if isinstance(picture, bytes):
-        large = len(picture) > INLINE_BYTES or probe(picture).pixels > INLINE_PIXELS
-    else:
-        large = picture.size > 3 * INLINE_PIXELS
-    if large:
-        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact)
-    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact)
 
 
 def _heard(task: asyncio.Task[None]) -> None:

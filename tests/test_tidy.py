@@ -31,12 +31,13 @@ L1 = frozenset(
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
-LOSSY = frozenset({"hawkvision.lossy", "hawkvision.transport"})
+LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_plan", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
     **dict.fromkeys(L2, L0 | L1),
-    "hawkvision.lossy": L0 | L1 | L2,
+    "hawkvision.lossy_plan": L0 | L1 | L2,
+    "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_plan"},
     "hawkvision.client": L0 | L1 | LOSSY,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,

@@ -66,7 +66,7 @@ class LinkEstimate:
     doubtful: bool = False
     """Whether tries were late so often that waiting seldom pays; it takes tries in time to end that."""
     patience: Patience = field(default_factory=Patience)
-    """How much of a wait pays."""
+    """How much of a wait pays. Whoever asks tells it what came of waits that may be cut short."""
     _kept: float = 1.0
     """The share of tries that were answered in time, as `in_time`, but time alone does not change it."""
     _vain_ms: float = 0.0
@@ -77,7 +77,6 @@ class LinkEstimate:
     def succeeded(self, round_trip_ms: float, now: float) -> None:
         """Learn from an answer."""
         self._learn(round_trip_ms, now)
-        self.patience.answered(round_trip_ms)
         self.up = True
         if self.doubtful and round_trip_ms > self._vain_ms:
             return  # somebody more patient had it: nothing to those who are not
@@ -94,7 +93,6 @@ class LinkEstimate:
             self.in_time -= TRY_GAIN * self.in_time
             self._kept -= TRY_GAIN * self._kept
             self._late_at = now
-        self.patience.late(waited_ms)
         self._vain_ms = max(self._vain_ms, waited_ms)
         self.doubtful = self.doubtful or self._kept < DOUBTED_BELOW
         if waited_ms > self.mean_ms:

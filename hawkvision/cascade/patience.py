@@ -11,8 +11,9 @@ deadline. Once that falls below `GIVE_UP_BELOW`, the edge's answer, which lies r
                                                     0 └─────────────────────┬──────┬── ms
                                                                     given up here   deadline
 
-The escalation itself goes on until the deadline, and what comes of it is learned like any other: an estimate fed only
-by waits that were worth it would never find out that patience pays again.
+The escalation itself goes on until the deadline, and what comes of it is remembered: whoever knew only of waits that
+were worth it would never find out that patience pays again. Remembered are only escalations of callers whose wait may
+be cut; others' ask for more, and may take longer.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ REMEMBERED: Final = 64
 GIVE_UP_BELOW: Final = 0.25
 """On a crowded wireless network the slowest of a hundred answers came 7 to 12 % sooner for it, for 0.1 to 0.2 points of
 accuracy: computed from what was recorded there of 1,900 requests in four runs."""
+REMEMBERED_S: Final = 60.0
+"""What is older says nothing about a link that changes: whoever escalates once a minute always waits."""
 DOUBT: Final = 0.5
 """Answers in time, and as many too late, that are taken to have been seen beyond those that were: a hope of which
 nothing is known is one half."""
@@ -33,31 +36,39 @@ TOLD_FROM: Final = 0.8
 """Share of the time to the deadline that an escalation must have been waited for, to count as too late for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    at: float
+    ms: float
+    answered: bool
+
+
 @dataclass(slots=True)
 class Patience:
-    """Remembers what waits came to. Times in milliseconds since the picture was sent."""
+    """Remembers what waits came to: milliseconds since the picture was sent; `now` is seconds of a monotonic clock."""
 
     give_up_below: float = GIVE_UP_BELOW
     """Of those still awaited; 0 waits until the deadline."""
-    _waits: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    """How long each was waited for, and whether it was answered then."""
+    _waits: deque[_Wait] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
-    def answered(self, after_ms: float) -> None:
+    def answered(self, after_ms: float, now: float) -> None:
         """An answer came, in time or not."""
-        self._waits.append((after_ms, True))
+        self._waits.append(_Wait(now, after_ms, answered=True))
 
-    def late(self, waited_ms: float) -> None:
+    def late(self, waited_ms: float, now: float) -> None:
         """None had come after so long, and nobody waited longer."""
-        self._waits.append((waited_ms, False))
+        self._waits.append(_Wait(now, waited_ms, answered=False))
 
     def forget(self) -> None:
         """Pictures go another way from now on."""
         self._waits.clear()
 
-    def worth_ms(self, cutoff_ms: float) -> float:
+    def worth_ms(self, cutoff_ms: float, now: float) -> float:
         """How much of the time until `cutoff_ms` is worth waiting; all of it while hardly anything is known."""
-        in_time = sorted(ms for ms, answered in self._waits if answered and ms <= cutoff_ms)
-        late = sum(ms > (cutoff_ms if answered else TOLD_FROM * cutoff_ms) for ms, answered in self._waits)
+        while self._waits and self._waits[0].at < now - REMEMBERED_S:
+            self._waits.popleft()
+        in_time = sorted(wait.ms for wait in self._waits if wait.answered and wait.ms <= cutoff_ms)
+        late = sum(wait.ms > (cutoff_ms if wait.answered else TOLD_FROM * cutoff_ms) for wait in self._waits)
         for still_to_come, ms in zip(reversed(range(len(in_time))), in_time, strict=True):
             if still_to_come + DOUBT < self.give_up_below * (still_to_come + late + 2 * DOUBT):
                 return ms

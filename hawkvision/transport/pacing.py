@@ -43,8 +43,8 @@ of silence the circuit breaker opens: one datagram a round trip or second until 
 §3.1.10). Then it starts afresh. Not sooner, because at 50 % loss both ways the reports of a picture fail now and then.
 
 Before any report, one initial window leaves at once (RFC 6928), and then as much per initial round trip (RFC 9002);
-from the first report on, as much per round trip as measured. Probes alone bring that: without it, the first picture on
-a quick path would be planned for a third of a megabit a second.
+the first round trip that is measured raises that to as much per round trip, if it is the shorter one. Probes alone
+bring that: without it, the first picture on a quick path would be planned for a third of a megabit a second.
 """
 
 from __future__ import annotations

@@ -93,9 +93,12 @@ def choose(state: LinkState, spare_ratio: float | None, plain_fragments: int = P
     ratio = UNKNOWN_SPARE if spare_ratio is None else max(spare_ratio, 0.0)
     most = min(int(plain_fragments * min(ratio, MAX_SPARE)), MAX_SYMBOLS)
     # Rounded to a few hundred states, so that a stream whose estimates tremble does not compute anew each time.
-    rounded = tuple((weight, round(min(max(loss, _LEAST_LOSS), 0.95), 2), round(2 * burst) / 2)
-                    for weight, loss, burst in links)  # fmt: skip
+    rounded = tuple((weight, *_rounded(loss, burst)) for weight, loss, burst in links)
     return _chosen(rounded, max(most, 1), plain_fragments)
+
+
+def _rounded(loss: float, burst: float) -> tuple[float, float]:
+    return round(min(max(loss, _LEAST_LOSS), 0.95), 2), round(2 * burst) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,12 @@ def _candidates(most: int, plain_fragments: int) -> Iterator[_Candidate]:
 
 def _cost(shares: NDArray[np.float64], table: tuple[tuple[float, ...], tuple[float, ...]]) -> NDArray[np.float64]:
     return np.asarray(np.interp(shares, *table))
+
+
+def incomplete(k: int, n: int, state: LinkState) -> float:
+    """Probability that fewer than k of n datagrams arrive, n ≤ `MAX_SYMBOLS`; no link counts as better than 1 %."""
+    lost = _lost(MAX_SYMBOLS, *_rounded(state.loss, state.burst))
+    return float(lost[n, n - k + 1 : n + 1].sum())
 
 
 def lost_of(n: int, loss: float, burst: float) -> NDArray[np.float64]:

@@ -135,6 +135,11 @@ class Sender:
         """How long that many bytes take at the rate of all living paths."""
         return size / max(1.0, sum(path.rate.rate_bytes_s for path in self.channel.usable(now)))
 
+    @property
+    def queued_bytes(self) -> int:
+        """What has not left yet."""
+        return sum(picture.queued_bytes for picture in self._pictures.values())
+
     def greet(self, now: float) -> None:
         """Ask for a report on every path: its round trip becomes known, and the receiver learns its address."""
         for path in self.channel.paths.values():

@@ -690,6 +690,11 @@ class LossyClient:
         """How long that many bytes take."""
         return self.sender.spare_s(size, monotonic())
 
+    @property
+    def queued_bytes(self) -> int:
+        """What has not left yet."""
+        return self.sender.queued_bytes
+
     async def ask(
         self,
         template: bytes,

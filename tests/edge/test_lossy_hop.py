@@ -238,14 +238,20 @@ def test_over_a_quick_link_pictures_travel_whole_and_a_middle_rung_may_answer(pe
     assert peer.datagrams[-1][1] == LARGE
 
 
-def test_what_would_keep_the_link_busy_for_too_long_is_coded_anew(peer: Peer) -> None:
-    async def scenario() -> list[bool]:
+@pytest.mark.parametrize(
+    ("body", "deadline_s", "whole"),
+    [(LARGE, 2.0, True), (LARGE, 0.03, False), (HUGE, 2.0, False)],
+    ids=["quick", "no time left for the peer", "too large"],
+)
+def test_what_the_link_does_not_carry_whole_in_time_is_coded_anew(
+    peer: Peer, body: bytes, deadline_s: float, whole: bool
+) -> None:
+    async def scenario() -> bool:
         async with node(peer, conditions=False) as it:
-            uplink = it.node.uplink
-            assert uplink is not None
-            return [uplink.carries_whole(body, s) for body, s in ((LARGE, 2.0), (LARGE, 1e-6), (HUGE, 2.0))]
+            assert it.node.uplink is not None
+            return it.node.uplink.carries_whole(body, deadline_s)
 
-    assert asyncio.run(scenario()) == [True, False, False]
+    assert asyncio.run(scenario()) is whole
 
 
 def test_over_a_link_of_which_nothing_is_known_pictures_do_not_travel_whole(peer: Peer) -> None:
@@ -254,3 +260,21 @@ def test_over_a_link_of_which_nothing_is_known_pictures_do_not_travel_whole(peer
             return uplink.carries_whole(LARGE, 2.0)
 
     assert asyncio.run(scenario()) is False
+
+
+def test_after_a_picture_that_was_to_travel_whole_and_did_not_arrive_others_are_coded_anew(peer: Peer) -> None:
+    async def scenario() -> list[bool]:
+        assert peer.offer is not None
+        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=2ms,seed=1")) as relay:
+            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
+            async with node(peer, conditions=False) as it:
+                uplink = it.node.uplink
+                assert uplink is not None
+                before = uplink.carries_whole(LARGE, 2.0)
+                relay.up = LinkSpec.parse("delay=2ms,rate=200kbit,seed=1")  # two seconds of it
+                hurried = HopRequest(variant="large", deadline_ms=500.0)
+                with pytest.raises(EscalationFailed, match="504"):
+                    await uplink.infer(LARGE, hurried, start_trace(), 10.0, exact=True)
+                return [before, uplink.carries_whole(LARGE, 1_000.0)]
+
+    assert asyncio.run(scenario()) == [True, False]

@@ -296,25 +296,25 @@ def test_trials_in_vain_do_not_lengthen_what_is_doubted(large: Peer) -> None:
     assert before == after == LATE_MS * 1e-3
 
 
-async def impatient(it: Bench) -> Uplink:
-    """The link's last answers came at once or not at all."""
+async def impatient(it: Bench, early_ms: float = 1.0) -> Uplink:
+    """The last answers came after `early_ms` or far too late."""
     uplink = it.node.uplink
     assert uplink is not None
     for _ in range(20):
-        uplink.link.patience.answered(1.0)
-        uplink.link.patience.late(LATE_MS)
+        uplink.link.patience.answered(early_ms, it.clock.now())
+        uplink.link.patience.late(60_000.0, it.clock.now())
     return uplink
 
 
 def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_the_escalation_goes_on(
     large: Peer,
 ) -> None:
-    large.delay_s = 0.5
+    large.delay_s = 2.0
 
     async def scenario() -> tuple[Answer, float]:
         async with bench(large, UNSURE) as it:
             uplink = await impatient(it)
-            answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=LATE_MS)
+            answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
             assert uplink._pending == 1, "it has not ended with the wait"
             await until(lambda: uplink._pending == 0)
             assert it.counted("escalations_given_up_total") == it.counted("escalation_failures_total") == 1
@@ -322,22 +322,36 @@ def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_th
 
     answer, mean_ms = run(scenario)
     assert (answer.tier, answer.escalated, answer.degraded) == (Tier.EDGE, True, True)
-    assert answer.timing_ms.total < 500.0
-    assert mean_ms > 40.0, "the estimate has heard of the half second that it took"
+    assert answer.timing_ms.total < 2_000.0
+    assert mean_ms > 100.0, "the estimate has heard of the two seconds that it took"
 
 
-def test_who_waits_or_wants_to_be_told_has_all_patience(large: Peer) -> None:
+@pytest.mark.parametrize("on_miss", [OnMiss.FAIL, OnMiss.WAIT])
+def test_who_waits_or_wants_to_be_told_has_all_patience(large: Peer, on_miss: OnMiss) -> None:
     large.delay_s = 0.3
 
-    async def scenario() -> list[Answer]:
+    async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
             await impatient(it)
-            return [
-                await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=LATE_MS, on_miss=on_miss)
-                for on_miss in (OnMiss.FAIL, OnMiss.WAIT)
-            ]
+            return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=on_miss)
 
-    assert [answer.tier for answer in run(scenario)] == [Tier.DC, Tier.DC]
+    assert run(scenario).tier is Tier.DC
+
+
+def test_patience_hears_only_of_waits_that_may_be_cut(large: Peer) -> None:
+    async def scenario() -> tuple[float, float]:
+        async with bench(large, UNSURE) as it:
+            uplink = it.node.uplink
+            assert uplink is not None
+            patience = uplink.link.patience
+            await it.ask(target=MaxAccuracyDrop(0.01))
+            await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.WAIT)
+            await it.ask(target=Quality.BEST, deadline_ms=8_000.0)
+            others = len(patience._waits)
+            await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
+            return others, len(patience._waits)
+
+    assert run(scenario) == (0, 1)
 
 
 def test_what_was_given_up_counts_among_the_escalations_under_way_and_ends_with_the_node(large: Peer) -> None:
@@ -346,7 +360,7 @@ def test_what_was_given_up_counts_among_the_escalations_under_way_and_ends_with_
     async def scenario() -> tuple[list[Answer], int]:
         async with bench(large, UNSURE, connections=1) as it:
             uplink = await impatient(it)
-            answers = [await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=20_000.0) for _ in range(8)]
+            answers = [await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0) for _ in range(8)]
             return answers, uplink._pending
 
     answers, pending = run(scenario)
@@ -357,17 +371,15 @@ def test_what_was_given_up_counts_among_the_escalations_under_way_and_ends_with_
 def test_a_caller_that_hangs_up_ends_its_escalation_even_where_waits_are_cut(large: Peer) -> None:
     large.delay_s = 30.0
 
-    async def scenario() -> None:
+    async def scenario() -> int:
         async with bench(large, UNSURE) as it:
-            uplink, gone = await impatient(it), asyncio.Event()
-            for _ in range(20):
-                uplink.link.patience.answered(10_000.0)  # so the wait is long enough to hang up in
-                uplink.link.patience.late(20_000.0)
-            asked = asyncio.create_task(it.ask(gone.wait, target=MaxAccuracyDrop(0.01), deadline_ms=20_000.0))
+            uplink, gone = await impatient(it, early_ms=5_000.0), asyncio.Event()
+            assert uplink.link.patience.worth_ms(8_000.0, it.clock.now()) == 5_000.0
+            asked = asyncio.create_task(it.ask(gone.wait, target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0))
             await until(lambda: len(large.bodies) > 0)
             gone.set()
             with pytest.raises(CallerGone):
                 await asked
-            await until(lambda: uplink._pending == 0)
+            return uplink._pending
 
-    run(scenario)
+    assert run(scenario) == 0

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from edge.uplink import Escalated, Uplink
+from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import MonotonicClock
+from hawkvision.config import EdgeConfig
 from hawkvision.errors import EscalationFailed
 from hawkvision.hop import HopRequest, Middle, PassedOver
 from hawkvision.trace import start_trace
@@ -68,3 +70,7 @@ def test_a_reply_that_the_certificate_does_not_cover_is_not_believed(peer: Peer,
 def test_a_middle_rungs_answer_to_somebody_who_asked_for_the_best_is_not_believed(peer: Peer) -> None:
     with pytest.raises(EscalationFailed, match="sent a reply that cannot be"):
         infer(peer, {"model": "medium"}, HopRequest(variant="committee"))
+
+
+def test_nodes_wait_by_default_as_long_as_the_cascade_thinks_right() -> None:
+    assert EdgeConfig().give_up_below == GIVE_UP_BELOW

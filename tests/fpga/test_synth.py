@@ -54,6 +54,7 @@ case "$(cat ending)" in
   routed) echo '{"fmax": {"clk": {"achieved": 120.0}}, "utilization": {}}' > seed1.json ;;
   killed) kill -KILL $$ ;;
   late) while :; do :; done ;;
+  unroutable) exit 1 ;;
   "build killed") kill -KILL $PPID; exec sleep 60 ;;
 esac
 """
@@ -116,6 +117,11 @@ def test_seed_stopped_at_its_limit_is_tried_again_only_under_a_higher_one(worksh
     assert workshop.place(b"one", "routed", cpu_limit_s=1) == "Unrouted"
     assert workshop.place(b"one", "routed", cpu_limit_s=20) == "Routed"
     assert workshop.place(b"one", "late", cpu_limit_s=30) == "Routed"
+
+
+def test_seed_that_cannot_be_routed_is_not_tried_again_whatever_the_limit(workshop: Workshop) -> None:
+    assert workshop.place(b"one", "unroutable", cpu_limit_s=10) == "Unrouted"
+    assert workshop.place(b"one", "routed", cpu_limit_s=60) == "Unrouted"
 
 
 def small_order(folder: Path) -> Order:

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy import (
+from hawkvision.lossy import LinkView, LossyLink
+from hawkvision.lossy_plan import (
     ANSWER_S,
     CALM_S,
     MOST_SPARE,
     SMALL_FRAGMENTS,
-    LinkView,
-    LossyLink,
     Planner,
     plain_bytes,
     prepare,

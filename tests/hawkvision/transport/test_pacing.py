@@ -208,7 +208,7 @@ def test_before_any_report_one_initial_window_leaves_and_then_little() -> None:
 
 
 @pytest.mark.parametrize(("rtt_s", "rate"), [(0.005, 2_880_000.0), (0.05, 288_000.0), (2.0, 43_243.0)])
-def test_from_the_first_report_on_one_initial_window_may_leave_per_round_trip(rtt_s: float, rate: float) -> None:
+def test_the_first_round_trip_raises_the_rate_to_one_initial_window_in_that_time(rtt_s: float, rate: float) -> None:
     control = RateController(now=0.0)
     control.sent(60, 0.0)
     control.reported([Arrival(60, 0.0, rtt_s / 2)], [], rtt_s, rtt_s)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision.transport import redundancy
 from hawkvision.transport.redundancy import PLAIN_FRAGMENTS, QUALITIES, SIZES, LinkState, choose, lost_of
 
 
@@ -26,6 +27,14 @@ def test_independent_losses_leave_fewer_than_one_picture_in_a_hundred_incomplete
     loss: float, spare_ratio: float | None
 ) -> None:
     assert incomplete(loss, 1.0, spare_ratio) < 0.01
+
+
+@pytest.mark.parametrize(("k", "n"), [(1, 1), (18, 21), (40, 40), (200, 255)])
+def test_how_many_pictures_arrive_incomplete_follows_from_what_is_lost(k: int, n: int) -> None:
+    found = redundancy.incomplete(k, n, LinkState(0.1, 2.0, known=True))
+    assert found == pytest.approx(lost_of(n, 0.1, 2.0)[n - k + 1 :].sum())
+    no_better = [redundancy.incomplete(k, n, LinkState(loss, 1.0, known=True)) for loss in (0.0, 0.01)]
+    assert no_better[0] == no_better[1]
 
 
 def test_spare_bandwidth_buys_parity_before_anything_else() -> None:
