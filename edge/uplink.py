@@ -53,6 +53,18 @@ class Escalated:
     round_trip_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked, as the arguments of `Uplink.infer` say."""
+
+    body: bytes
+    request: HopRequest
+    trace: TraceContext
+    timeout_s: float
+    exact: bool
+    patient: bool
+
+
 class Uplink:
     """One datacenter ingress. Escalations under way are bounded; those beyond a connection each wait for one."""
 
@@ -193,24 +205,14 @@ class Uplink:
         if not patient:
             worth_s = hop.link.patience.worth_ms(timeout_s * 1e3, self._clock.now()) * 1e-3
         self._pending += 1
-        asking = self._asked(hop, body, request, trace, timeout_s, exact=exact, patient=patient)
+        asking = self._asked(hop, _Question(body, request, trace, timeout_s, exact, patient))
         return await asking if worth_s >= timeout_s else await self._while_hopeful(asking, worth_s)
 
-    async def _asked(
-        self,
-        hop: Hop,
-        body: bytes,
-        request: HopRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        exact: bool,
-        patient: bool,
-    ) -> Escalated:
+    async def _asked(self, hop: Hop, question: _Question) -> Escalated:
         try:
-            return await self._infer(hop, body, request, trace, timeout_s, exact=exact, patient=patient)
+            return await self._infer(hop, question)
         except TooLargeForDatagrams:
-            return await self._infer(self._http, body, request, trace, timeout_s, exact=exact, patient=patient)
+            return await self._infer(self._http, question)
         finally:
             self._pending -= 1
 
@@ -286,29 +288,20 @@ class Uplink:
     def _hop(self) -> Hop:
         return self._http if self._lossy is None or self.transport is Transport.TCP else self._lossy
 
-    async def _infer(
-        self,
-        hop: Hop,
-        body: bytes,
-        request: HopRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        exact: bool,
-        patient: bool,
-    ) -> Escalated:
+    async def _infer(self, hop: Hop, question: _Question) -> Escalated:
+        request, timeout_s = question.request, question.timeout_s
         self._asked_at = started = self._clock.now()
         predicted_ms = hop.link.predict_ms(started)
         early = predicted_ms is not None and predicted_ms <= timeout_s * 1e3
         try:
-            status, payload = await hop.send(body, request, trace, timeout_s, exact=exact)
+            status, payload = await hop.send(question.body, request, question.trace, timeout_s, exact=question.exact)
         except HopBroken:
             self._failed(hop)
             raise
         except HopLate:
             # No longer than allowed, by however much the timer was late: else trials would lengthen what is doubted.
             waited_s = min(self._clock.now() - started, timeout_s)
-            if not patient:
+            if not question.patient:
                 hop.link.patience.late(waited_s * 1e3, self._clock.now())
             self._was_late(hop, request, waited_s, early=early)
             raise
@@ -322,7 +315,7 @@ class Uplink:
             raise
         round_trip_ms = (now - started) * 1e3
         hop.link.succeeded(round_trip_ms, now)
-        if not patient:
+        if not question.patient:
             hop.link.patience.answered(round_trip_ms, now)
         if hop is self._http and request.deadline_ms is not None and early:
             self._late.append(False)
