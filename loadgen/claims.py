@@ -84,6 +84,8 @@ class Row(msgspec.Struct, frozen=True):
     client_bytes: float
     """From the client to the edge, per request sent; likewise the next."""
     uplink_bytes: float
+    stolen: float | None = None
+    """Of the processors' time, by the machine's host; None where that is not known."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -159,7 +161,13 @@ def merged(rounds: Sequence[Run]) -> Run:
         duration_s=first.warm_up_s + len(rounds) * step_s,
         steady=first.steady if len(rounds) == 1 else None,
         interrupted=any(run.interrupted for run in rounds),
+        stolen=_mean_stolen(rounds),
     )
+
+
+def _mean_stolen(rounds: Sequence[Run]) -> float | None:
+    known = [run.stolen for run in rounds if run.stolen is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _shifted(samples: Sequence[LinkSample], from_s: float, shift_s: float) -> list[LinkSample]:
@@ -194,6 +202,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         unanswered=figures.n - figures.answered,
         client_bytes=result.traffic.client_up / sent,
         uplink_bytes=result.traffic.dc_up / sent,
+        stolen=result.run.stolen,
     )
 
 
@@ -310,7 +319,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
     table.add_column("policy")
     for column in (
         "n", "P50 ms", "P99 ms", "(95 %)", "accuracy", "right in time", "in time", "escalated", "degraded", "flagged",
-        "unanswered", "kB to edge", "kB to dc",
+        "unanswered", "kB to edge", "kB to dc", "stolen",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
@@ -319,6 +328,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
             f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}", _share(row.accuracy), _share(row.effective),
             _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}", f"{row.flagged:.0%}",
             str(row.unanswered), f"{row.client_bytes / 1e3:.1f}", f"{row.uplink_bytes / 1e3:.1f}",
+            "" if row.stolen is None else f"{row.stolen:.1%}",
         )  # fmt: skip
     console.print(table)
 

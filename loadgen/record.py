@@ -142,6 +142,8 @@ class Run(msgspec.Struct, frozen=True):
     reference: dict[int, bool] | None = None
     """Per picture number, whether the best rung on the whole picture is right; None if not measured. Drops are paired
     with it."""
+    stolen: float | None = None
+    """Share of the processors' time, 0..1, that the machine's host gave to others meanwhile; None if not known."""
     format: int = FORMAT
 
     def counted(self) -> list[Outcome]:

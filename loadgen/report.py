@@ -375,7 +375,8 @@ def _facts(one: Told) -> list[tuple[str, str]]:
             f"adds {noise.p50_ms:.2f} ms at P50, {noise.p99_ms:.2f} ms at P99; at most {noise.max_rate:.0f} a second"),
         ("steady", {True: "yes", False: "no", None: "not tested"}[run.steady]),
         ("versions", f"HawkVision {origin.hawkvision}, Python {origin.python}"),
-        ("machine", f"{origin.cpu}, {origin.cores} cores, load {origin.load_before:.2f} before the run"),
+        ("machine", f"{origin.cpu}, {origin.cores} cores, load {origin.load_before:.2f} before the run" +
+            ("" if run.stolen is None else f"; {percent(run.stolen)} of their time given to others by the host")),
     ]  # fmt: skip
 
 

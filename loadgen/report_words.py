@@ -10,6 +10,7 @@ import numpy as np
 from loadgen.compare import Comparison, Ratio
 from loadgen.compare import Verdict as Shown
 from loadgen.report_charts import Told
+from loadgen.stolen import MATTERS
 from loadgen.summary import Estimate, Figures, Percentile, Summary, Verdict, targets_kept
 
 IN_TIME: Final = 0.95
@@ -193,6 +194,9 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
         found.append((doubt, f"{total.n - total.answered:,} of {total.n:,}"))
     if run.origin.load_before > BUSY * run.origin.cores:
         found.append(("The machine was busy before the run", f"load {run.origin.load_before:.1f}"))
+    if run.stolen is not None and run.stolen >= MATTERS:
+        doubt = "The machine's host gave its processors to others meanwhile"
+        found.append((doubt, f"{percent(run.stolen)} of their time"))
     late = 1e3 * np.array([each.sent_s - each.due_s for each in one.counted.outcomes])
     behind = float(np.quantile(late, 0.99, method="inverted_cdf"))
     if behind > LATE_GENERATOR_MS:

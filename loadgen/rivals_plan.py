@@ -25,6 +25,8 @@ POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edg
 ADJUSTABLE: Final = "static"
 """The policy that may be tested with settings: `static@0.55` has that threshold."""
 PLACES: Final = (CLIENT_EDGE, EDGE_DC)
+MOST_TRIES: Final = 3
+"""Of a policy's round, where the machine's host disturbs it."""
 DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
 
 
@@ -65,6 +67,8 @@ class Plan:
     seed: int
     timeout_s: float
     out: Path
+    most_stolen: float | None = None
+    """A test in which the machine's host took more of the processors' time, 0..1, is repeated; None repeats none."""
 
     def weather(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
         """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
@@ -102,6 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--most-stolen",
+        type=float,
+        metavar="SHARE",
+        help=f"repeat, up to {MOST_TRIES - 1} times, a policy's round in which the machine's host gave more of the "
+        "processors' time to others (0.01: one percent), and count the least disturbed",
+    )
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--backend", choices=("onnxruntime", "noop"), default="onnxruntime", help=argparse.SUPPRESS)
@@ -121,6 +132,8 @@ def read_plan(given: argparse.Namespace) -> Plan:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     if given.rounds < 1 or given.seed < 0:
         raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
+    if given.most_stolen is not None and not 0.0 <= given.most_stolen < 1.0:
+        raise ConfigError(f"--most-stolen: expected a share from 0 to below 1, got {given.most_stolen!r}")
     return Plan(
         contenders=contenders(_words(given.policies), given.transport),
         links=tuple(load_profile(name) for name in _words(given.links)),
@@ -135,6 +148,7 @@ def read_plan(given: argparse.Namespace) -> Plan:
         seed=given.seed,
         timeout_s=given.timeout_s,
         out=given.out,
+        most_stolen=given.most_stolen,
     )
 
 

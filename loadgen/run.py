@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.types import Quality
-from loadgen import noise, setup
+from loadgen import noise, setup, stolen
 from loadgen.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.engine import Job, Tally
 from loadgen.processes import Crew
@@ -98,8 +98,10 @@ async def run(given: argparse.Namespace) -> int:
             if rate is not None and rate > noise.MOST_SHARE * floor.max_rate:
                 console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
         reference = await ask_reference(setup_, job) if given.reference else None
+        before = stolen.read()
         outcomes, stopped_s = await _interruptible(crew, job)
-    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s)
+        lost = stolen.since(before)
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost)
     _write(tested, given.json, given.html, console)
     return 0 if stopped_s is None else INTERRUPTED_STATUS
 
@@ -112,8 +114,12 @@ def assemble(
     floor: NoiseFloor | None,
     reference: dict[int, bool] | None,
     stopped_s: float | None,
+    lost: float | None,
 ) -> Run:
-    """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts."""
+    """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
+
+    `lost` is the share of the processors' time that was stolen meanwhile.
+    """
     duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
     return Run(
@@ -133,6 +139,7 @@ def assemble(
         steady=is_steady(outcomes, warm_up_s, duration_s),
         interrupted=stopped_s is not None,
         reference=reference,
+        stolen=lost,
     )
 
 

@@ -156,10 +156,12 @@ def test_silently_missed_target_is_in_the_headline() -> None:
 def test_doubts_about_a_run_are_said_first() -> None:
     outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
-    run = msgspec.structs.replace(run, steady=False, origin=msgspec.structs.replace(origin(), load_before=1.9))
+    made = msgspec.structs.replace(origin(), load_before=1.9)
+    run = msgspec.structs.replace(run, steady=False, origin=made, stolen=0.03)
     said = " ".join(warnings_of([told(run)], ()))
     for word in ("Interrupted", "Not steady", "50 requests; reached on", "load 1.9", "by 20 ms or more",
-                 "part of P50 is", "part of P99 is", "5 requests a second", "no labels"):  # fmt: skip
+                 "part of P50 is", "part of P99 is", "5 requests a second", "no labels",
+                 "to others meanwhile (3.0 % of their time)"):  # fmt: skip
         assert word in said
 
 

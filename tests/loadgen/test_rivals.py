@@ -1,6 +1,7 @@
 """Policies compared over links, in short: the options, and one real run of three namespaces with all processes."""
 
 import argparse
+import asyncio
 import signal
 import subprocess
 import sys
@@ -10,12 +11,13 @@ import msgspec
 import pytest
 
 from hawkvision.errors import ConfigError
-from loadgen.claims import Report
+from loadgen.claims import Report, Result, Traffic
 from loadgen.links import load_profile
 from loadgen.record import load
-from loadgen.rivals import rotated, samples
+from loadgen.rivals import least_disturbed, rotated, samples
 from loadgen.rivals_plan import Plan, add_arguments, contenders, read_plan
 from loadgen.tun_link import available
+from tests.loadgen.runs import answer, run_of
 from tests.pictures import encoded
 
 needs_a_link = pytest.mark.skipif(available() is not None, reason=f"no TUN link here: {available()}")
@@ -82,6 +84,7 @@ def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
         (("--rate", "0"), "--rate: expected a number above 0"),
         (("--warm-up-s", "60"), "--warm-up-s: expected 0 or more and less than the duration"),
         (("--rounds", "0"), "--rounds 0"),
+        (("--most-stolen", "1"), "--most-stolen: expected a share from 0 to below 1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(words: tuple[str, ...], said: str) -> None:
@@ -95,6 +98,29 @@ def test_a_record_says_of_each_link_what_it_was_given() -> None:
     assert {each.link for each in found} == {"edge-dc"}
     begun = [stretch.at_s - 0.1 for stretch in profile.schedule(5)[1:3]]
     assert [each.at_s for each in found[:3]] == pytest.approx([0.0, *begun])
+
+
+def disturbed_by(shares: list[float | None], most_stolen: float | None) -> tuple[float | None, list[float]]:
+    """Tests of which the host takes these shares one after another: which one counts, and what is told."""
+    tries, told = iter(shares), list[float]()
+
+    async def test() -> Result:
+        tested = run_of([answer(1.0, 10)])
+        return Result(msgspec.structs.replace(tested, stolen=next(tries)), Traffic())
+
+    counted = asyncio.run(least_disturbed(test, most_stolen, told.append))
+    assert next(tries, "all were tried") == "all were tried"
+    return counted.run.stolen, told
+
+
+def test_a_test_that_the_host_disturbs_is_repeated_and_the_least_disturbed_one_counts() -> None:
+    assert disturbed_by([0.2, 0.01], 0.01) == (0.01, [0.2])
+    assert disturbed_by([0.2, 0.05, 0.3], 0.01) == (0.05, [0.2, 0.05, 0.3]), "and no more than three times"
+
+
+def test_nothing_is_repeated_unasked_or_where_nobody_knows_what_was_stolen() -> None:
+    assert disturbed_by([0.2], None) == (0.2, [])
+    assert disturbed_by([None], 0.01) == (None, [])
 
 
 @needs_a_link
