@@ -268,22 +268,7 @@ async def serve(config: EdgeConfig) -> None:
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()))
-    server = _Server(
-        uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=bounded_express(limits, app),
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            proxy_headers=False,
-            log_level="warning",
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
-        )
-    )
+    server = _server(app, limits, config.drain_timeout_s)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
     given_up: Future[None] = Future()
@@ -301,10 +286,7 @@ async def serve(config: EdgeConfig) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         loaded = await asyncio.to_thread(load_parts, config, given_up)
-        if isinstance(loaded.rung.backend, CountsFpga):
-            metrics.watch_fpga(loaded.rung.backend.counts)
-        if isinstance(loaded.rung.backend, CountsOffload):
-            metrics.watch_offload(loaded.rung.backend.offloaded)
+        _watch_backend(loaded.rung.backend, metrics)
         node = await open_node(config, loaded, metrics, clock)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
@@ -313,13 +295,7 @@ async def serve(config: EdgeConfig) -> None:
         gc.collect()
         gc.freeze()
         app.open_door(node)
-        host, port = listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201
-        if node.rival is not None:
-            print(f"policy: {node.rival.name}", flush=True)  # noqa: T201
-        if lossy is not None:
-            print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
+        _announce(listener, node, lossy)
         await serving
     except BackendError as error:
         if not given_up.done():
@@ -334,6 +310,45 @@ async def serve(config: EdgeConfig) -> None:
         if node is not None:
             await node.close()
         listener.close()
+
+
+def _server(app: EdgeApp, limits: Limits, drain_s: float) -> _Server:
+    """The server of the HTTP door; it does not listen by itself."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=bounded_express(limits, app),
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            proxy_headers=False,
+            log_level="warning",
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+    )
+
+
+def _watch_backend(backend: Backend, metrics: EdgeMetrics) -> None:
+    """Show what a backend counts by itself."""
+    if isinstance(backend, CountsFpga):
+        metrics.watch_fpga(backend.counts)
+    if isinstance(backend, CountsOffload):
+        metrics.watch_offload(backend.offloaded)
+
+
+def _announce(listener: socket.socket, node: EdgeNode, lossy: LossyDoor | None) -> None:
+    """Say on standard output where pictures are taken: who started the node waits for the first line."""
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201
+    if node.rival is not None:
+        print(f"policy: {node.rival.name}", flush=True)  # noqa: T201
+    if lossy is not None:
+        print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
 
 
 def warm_up(backend: Backend, together: int = 1) -> EdgeResult:

@@ -1,8 +1,8 @@
 """The HTTP door: DESIGN §3 as an ASGI application.
 
-`POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette. Whatever
-goes wrong leaves as `{"error", "code"}` with its status. Bounds: a body has at most `max_body_bytes` and must arrive
-within `BODY_TIMEOUT_S`; all bodies together at most `MAX_BUFFERED_BYTES`; waiting pictures at most `queue_limit`.
+`POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette
+(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as `edge.bodies` has
+them; waiting pictures, at most `queue_limit`.
 """
 
 from __future__ import annotations
@@ -11,45 +11,33 @@ import asyncio
 import functools
 import hmac
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Histogram
-from starlette.applications import Starlette
-from starlette.datastructures import Headers as FormHeaders
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edge import oip_door, openapi
+from edge import oip_door
+from edge.about import pages
+from edge.bodies import Bodies, Body, MemoryFull, WholeBody, read_multipart
 from edge.call import CallerGone
 from edge.express import Headers, Reply
-from edge.fields import Source, parse_request, read_headers, read_query, read_request
+from edge.fields import parse_request, read_headers, read_query, read_request
 from edge.node import EdgeNode
 from edge.oip import encode_answers, parse_infer
-from edge.targets import describe_targets
 from hawkvision.clock import Clock
 from hawkvision.errors import (
     BackendUnavailable,
-    BadField,
-    BadImage,
     HawkVisionError,
     InternalError,
     MethodNotAllowed,
-    NotFound,
     NotReady,
     Overloaded,
-    RequestTimeout,
-    TooLarge,
     Unauthorized,
     UnsupportedMedia,
 )
-from hawkvision.hop import TRANSPORT_PATH, Transports
+from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
@@ -57,10 +45,6 @@ from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 log = logging.getLogger("hawkvision.edge")
 
 CLASSIFY_PATH: Final = "/v1/classify"
-BODY_TIMEOUT_S: Final = 30.0
-"""A 10 MiB picture at 3 Mbit/s; slower senders hold a connection for nothing."""
-MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
-"""All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Answered without a key: they say only whether the node is up."""
 
@@ -78,14 +62,14 @@ class EdgeApp:
         self._metrics = metrics
         self._clock = clock
         self._key = None if api_key is None else api_key.encode()
-        self._max_body_bytes = max_body_bytes
-        self._buffered_bytes = 0
+        self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
+        """Those of all doors together."""
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
         self.transports = Transports()
         """What else the node listens to."""
-        self._rest = self._build_rest()
+        self._rest = pages(self.ready_node, lambda: self.transports, metrics)
 
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""
@@ -112,10 +96,10 @@ class EdgeApp:
             return
         path: str = scope["path"]
         if path == CLASSIFY_PATH:
-            await _reply(send, await self._answered(self._classify, scope, _Body(self, receive)))
+            await _reply(send, await self._answered(self._classify, scope, Body(self.bodies, receive)))
             return
         if oip_door.is_infer(path):
-            await _reply(send, await self._answered(self._infer, scope, _Body(self, receive)))
+            await _reply(send, await self._answered(self._infer, scope, Body(self.bodies, receive)))
             return
         try:
             if path not in OPEN_PATHS:
@@ -132,9 +116,9 @@ class EdgeApp:
     ) -> Reply | None:
         """See `Express`."""
         scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers}
-        return await self._answered(self._classify, scope, _WholeBody(self, body, hang_up), held_s)
+        return await self._answered(self._classify, scope, WholeBody(self.bodies, body, hang_up), held_s)
 
-    async def _answered(self, work: _Work, scope: Scope, body: _Body, held_s: float = 0.0) -> Reply | None:
+    async def _answered(self, work: _Work, scope: Scope, body: Body, held_s: float = 0.0) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
         started = self._clock.now() - held_s
         caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
@@ -159,20 +143,20 @@ class EdgeApp:
         return _reply_of(200, answered.body, headers, answered.media_type)
 
     async def _classify(
-        self, node: EdgeNode, scope: Scope, body: _Body, started: float, trace: TraceContext
+        self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext
     ) -> _Answered:
         picture, request = await self._read(scope, body)
         answer = await node.classify(picture, request, started, trace, body.hang_up)
         timing = (b"server-timing", _server_timing(answer.timing_ms))
         return _Answered((answer,), _encode(answer.to_json()), [timing])
 
-    async def _infer(self, node: EdgeNode, scope: Scope, body: _Body, started: float, trace: TraceContext) -> _Answered:
+    async def _infer(self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext) -> _Answered:
         task = oip_door.asked_task(scope["path"], node)
         headers = scope["headers"]
         data = await body.read(_header(headers, b"content-length"))
         encoding = _header(headers, b"content-encoding")
         if encoding is not None:  # in a thread: ten megabytes take some ten milliseconds
-            data = await asyncio.to_thread(oip_door.inflate, data, encoding, self._max_body_bytes)
+            data = await asyncio.to_thread(oip_door.inflate, data, encoding, self.bodies.max_body_bytes)
             body.hold(len(data))
         elsewhere = read_query(scope["query_string"]) + read_headers(headers)
         asked = parse_infer(task, data, _header(headers, b"inference-header-content-length"), elsewhere)
@@ -184,7 +168,7 @@ class EdgeApp:
         length = (b"inference-header-content-length", b"%d" % json_bytes)
         return _Answered(answers, written, [length], b"application/octet-stream")
 
-    async def _read(self, scope: Scope, body: _Body) -> tuple[bytes, ClassifyRequest]:
+    async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest]:
         """The picture and what is asked of it, from wherever the caller wrote it."""
         raw_headers = scope["headers"]
         ours = tuple(header for header in raw_headers if header[0].startswith(b"x-hawkvision-"))
@@ -192,7 +176,7 @@ class EdgeApp:
         declared = _header(raw_headers, b"content-length")
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
-            picture, fields = await _read_multipart(raw_headers, data)
+            picture, fields = await read_multipart(raw_headers, data)
             return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
         if content_type.startswith(_NOT_PICTURES):
             raise UnsupportedMedia(
@@ -227,7 +211,7 @@ class EdgeApp:
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
         if isinstance(error, Overloaded):
-            self._metrics.shed.labels("memory" if isinstance(error, _MemoryFull) else "queue_full").inc()
+            self._metrics.shed.labels("memory" if isinstance(error, MemoryFull) else "queue_full").inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
         return error
 
@@ -246,97 +230,6 @@ class EdgeApp:
         metrics = self._metrics
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
 
-    def reserve(self, size: int) -> None:
-        """Account for body bytes received and held in memory; `give_back` undoes it.
-
-        Raises:
-            Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
-        """
-        self.hold(size)
-        self._metrics.received_bytes.inc(size)
-
-    def hold(self, size: int) -> None:
-        """As `reserve`, for bytes that were made here and not received."""
-        if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
-            raise _MemoryFull(f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received", 1.0)
-        self._buffered_bytes += size
-
-    def give_back(self, size: int) -> None:
-        """Undo `reserve`."""
-        self._buffered_bytes -= size
-
-    @property
-    def max_body_bytes(self) -> int:
-        """The largest body accepted."""
-        return self._max_body_bytes
-
-    # ------------------------------------------------------------------------------------------ everything else
-
-    def _build_rest(self) -> Starlette:
-        async def healthz(_: Request) -> Response:
-            return _json({"status": "alive"})
-
-        async def readyz(_: Request) -> Response:
-            node = self.ready_node()
-            return _json({"status": "ready", "task": node.task, "variant": node.rung.name})
-
-        async def targets(_: Request) -> Response:
-            return _json(describe_targets(self.ready_node()))
-
-        async def transport(_: Request) -> Response:
-            self.ready_node()
-            return _json(self.transports)
-
-        async def metrics(_: Request) -> Response:
-            return Response(self._metrics.exposition(), headers={"content-type": self._metrics.content_type})
-
-        async def schema(_: Request) -> Response:
-            return _json(openapi.document())
-
-        async def docs(_: Request) -> Response:
-            return HTMLResponse(openapi.page())
-
-        async def on_http_error(request: Request, error: Exception) -> Response:
-            assert isinstance(error, HTTPException)
-            if error.status_code == 405:
-                ours: HawkVisionError = MethodNotAllowed(f"{request.url.path} does not take {request.method}")
-            elif error.status_code == 404:
-                ours = NotFound(f"no such path {request.url.path[:100]!r}; /docs lists what there is")
-            else:
-                ours = BadField(str(error.detail))
-            return _json(ours.body(), ours.status, error.headers)
-
-        async def on_refusal(_: Request, error: Exception) -> Response:
-            assert isinstance(error, NotReady | NotFound)
-            return _json(error.body(), error.status)
-
-        async def on_defect(_: Request, error: Exception) -> Response:
-            log.error("internal error", exc_info=error)
-            return _json(InternalError("the node failed on this request; its log says why").body(), 500)
-
-        get = ["GET"]
-        rest = Starlette(
-            routes=[
-                Route("/healthz", healthz, methods=get),
-                Route("/readyz", readyz, methods=get),
-                *oip_door.routes(self.ready_node),
-                Route("/v1/targets", targets, methods=get),
-                Route(TRANSPORT_PATH, transport, methods=get),
-                Route("/metrics", metrics, methods=get),
-                Route("/openapi.json", schema, methods=get),
-                Route("/docs", docs, methods=get),
-            ],
-            exception_handlers={
-                HTTPException: on_http_error,
-                NotReady: on_refusal,
-                NotFound: on_refusal,
-                Exception: on_defect,
-            },
-        )
-        # A redirect would carry the caller's own Host header back to it; a wrong path is simply not found.
-        rest.router.redirect_slashes = False
-        return rest
-
 
 class _Answered(NamedTuple):
     """What a request came to, and how it is written."""
@@ -347,134 +240,7 @@ class _Answered(NamedTuple):
     media_type: bytes = b"application/json"
 
 
-_Work: TypeAlias = "Callable[[EdgeNode, Scope, _Body, float, TraceContext], Awaitable[_Answered]]"
-
-
-class _MemoryFull(Overloaded):
-    """All request bodies together reached their bound."""
-
-
-class _Body:
-    """Receives one body within its bounds; `release` gives its memory accounting back."""
-
-    def __init__(self, app: EdgeApp, receive: Receive) -> None:
-        self._app = app
-        self.hang_up: Callable[[], Awaitable[Any]] = receive
-        """Returns when the caller is gone, once the body has been read."""
-        self._size = 0
-
-    async def read(self, declared: str | None) -> bytes:
-        """The whole body.
-
-        Raises:
-            BadImage: if it is empty.
-            TooLarge: as soon as it is known to exceed the limit.
-            RequestTimeout: if it takes longer than `BODY_TIMEOUT_S`.
-        """
-        limit = self._app.max_body_bytes
-        if declared is not None and declared.isdigit() and int(declared) > limit:
-            raise TooLarge(f"the body has {declared} bytes; at most {limit} are accepted")
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                chunk, more = await self._chunk(limit)
-                if not more:
-                    data = chunk
-                else:
-                    parts = [chunk]
-                    while more:
-                        chunk, more = await self._chunk(limit)
-                        parts.append(chunk)
-                    data = b"".join(parts)
-        except TimeoutError:
-            raise RequestTimeout(f"the body had not arrived after {BODY_TIMEOUT_S:g} s") from None
-        return _some(data)
-
-    async def _chunk(self, limit: int) -> tuple[bytes, bool]:
-        message = await self.hang_up()
-        if message["type"] == "http.disconnect":
-            raise CallerGone
-        chunk: bytes = message.get("body", b"")
-        self._take(len(chunk), limit)
-        return chunk, bool(message.get("more_body", False))
-
-    def _take(self, size: int, limit: int) -> None:
-        self._app.reserve(size)
-        self._size += size
-        if self._size > limit:
-            raise TooLarge(f"the body has more than the {limit} bytes that are accepted")
-
-    def hold(self, size: int) -> None:
-        """Account for bytes made of this body until `release`.
-
-        Raises:
-            Overloaded: as `EdgeApp.hold`.
-        """
-        self._app.hold(size)
-        self._size += size
-
-    def release(self) -> None:
-        """Give the memory accounting back."""
-        self._app.give_back(self._size)
-        self._size = 0
-
-
-class _WholeBody(_Body):
-    """A body that has been received already."""
-
-    def __init__(self, app: EdgeApp, data: bytes, hang_up: Callable[[], Awaitable[Any]]) -> None:
-        super().__init__(app, hang_up)
-        self._data = data
-
-    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - its length is known
-        """See `_Body.read`."""
-        self._take(len(self._data), self._app.max_body_bytes)
-        return _some(self._data)
-
-
-def _some(data: bytes) -> bytes:
-    if not data:
-        raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
-    return data
-
-
-async def _read_multipart(raw_headers: list[tuple[bytes, bytes]], data: bytes) -> tuple[bytes, list[Source]]:
-    """The picture in `image` and the other fields of a multipart form."""
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield data
-
-    try:
-        parser = MultiPartParser(FormHeaders(raw=raw_headers), stream(), max_files=1, max_fields=16)
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError, AttributeError) as error:
-        # The parser raises bare KeyError or AttributeError for a missing boundary or disposition.
-        raise BadField(f"multipart body: {getattr(error, 'message', None) or error!r}") from None
-    picture: bytes | None = None
-    fields: list[Source] = []
-    async with _closing(form):
-        for name, value in form.multi_items():
-            if name == "image":
-                if picture is not None:
-                    raise BadField("multipart: expected one 'image', got several")
-                picture = await value.read() if isinstance(value, UploadFile) else value.encode("latin-1", "replace")
-            elif isinstance(value, UploadFile):
-                raise BadField(f"multipart: the file must be named 'image', got {name[:40]!r}")
-            else:
-                fields.append(("multipart", name, value))
-    if not picture:
-        raise BadField("multipart: expected the picture in a part named 'image'")
-    return picture, fields
-
-
-class _closing:  # noqa: N801 - used like contextlib.aclosing, which calls aclose
-    def __init__(self, form: Any) -> None:
-        self._form = form
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._form.close()
+_Work: TypeAlias = "Callable[[EdgeNode, Scope, Body, float, TraceContext], Awaitable[_Answered]]"
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
@@ -516,7 +282,3 @@ async def _reply(send: Send, reply: Reply | None) -> None:
         return
     await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
     await send({"type": "http.response.body", "body": reply.body})
-
-
-def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
-    return Response(_encode(value), status, headers, media_type="application/json")

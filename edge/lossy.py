@@ -33,7 +33,8 @@ from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, load_identity, own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Incoming, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 from hawkvision.types import Answer, ClassifyRequest, Received
 
 log = logging.getLogger("hawkvision.edge")
@@ -116,7 +117,7 @@ class LossyDoor:
             assert not isinstance(arrived, Expired), "the transport answers these by itself"
             if len(arrived.body) > self._max_body_bytes:
                 raise TooLarge(f"the picture has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
-            self._app.reserve(len(arrived.body))
+            self._app.bodies.reserve(len(arrived.body))
             size = len(arrived.body)
             answer = await self._classify(node, incoming, request)
         except asyncio.CancelledError:
@@ -125,7 +126,7 @@ class LossyDoor:
         except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
             return Status.REFUSED, self._refusal(error)
         finally:
-            self._app.give_back(size)
+            self._app.bodies.give_back(size)
         self._app.count(answer)
         return Status.OK, _encode(answer.to_json())
 

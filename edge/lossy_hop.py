@@ -28,8 +28,8 @@ from hawkvision.errors import (
 from hawkvision.hop import HopRequest, LossyOffer
 from hawkvision.lossy import LinkView, LossyLink
 from hawkvision.trace import TraceContext
+from hawkvision.transport.client import ConnectionLost
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import ConnectionLost
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -134,6 +134,55 @@ def _transports() -> dict[str, Any]:
 
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
+    errors = {
+        status: {
+            "description": text,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        }
+        for status, text in _ERRORS.items()
+    }
+
+    def get(summary: str, operation: str, media: str = "application/json", schema: str = "") -> dict[str, Any]:
+        described = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
+        ok = {"description": summary, "content": {media: {"schema": described}}}
+        return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok}}}
+
+    def of_task(methods: dict[str, Any]) -> dict[str, Any]:
+        task = {"name": "task", "in": "path", "required": True, "schema": {"type": "string"}}
+        return {"parameters": [task], **methods}
+
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "HawkVision edge node",
+            "version": __version__,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            "description": "Say what the answer must be worth and when you need it; the node picks the model.",
+        },
+        "paths": {
+            "/v1/classify": {"post": _classify(errors)},
+            "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
+            "/v1/transport": get("Where pictures may be sent as datagrams", "transport", schema="Transports"),
+            "/healthz": get("The process is alive", "healthz"),
+            "/readyz": get("Models are loaded and warm", "readyz"),
+            "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),
+            "/v2/health/ready": get("Models are loaded and warm (Open Inference Protocol)", "ready"),
+            "/v2": get("Name, version and extensions (Open Inference Protocol)", "server"),
+            "/v2/models/{task}": of_task(get("Inputs and outputs (Open Inference Protocol)", "model")),
+            "/v2/models/{task}/ready": of_task(get("The task is served (Open Inference Protocol)", "modelReady")),
+            "/v2/models/{task}/infer": of_task({"post": _infer(errors)}),
+            "/metrics": get("Metrics for Prometheus", "metrics", "text/plain"),
+        },
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _classify(errors: dict[str, Any]) -> dict[str, Any]:
+    """One picture: its fields as query parameters, itself as the body or in a form together with them."""
     parameters = [
         {"name": f.name, "in": "query", "required": False, "description": f.description, "schema": dict(f.schema)}
         for f in FIELDS.values()
@@ -149,14 +198,7 @@ def document() -> dict[str, Any]:
             },
         }
     }
-    errors = {
-        status: {
-            "description": text,
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-        }
-        for status, text in _ERRORS.items()
-    }
-    classify = {
+    return {
         "summary": "Classify a picture to a target",
         "description": "Every field may also be sent as a header `X-HawkVision-<Field-Name>` or a multipart field.",
         "operationId": "classify",
@@ -178,44 +220,6 @@ def document() -> dict[str, Any]:
             },
             **errors,
         },
-    }
-
-    def get(summary: str, operation: str, media: str = "application/json", schema: str = "") -> dict[str, Any]:
-        described = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
-        ok = {"description": summary, "content": {media: {"schema": described}}}
-        return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok}}}
-
-    def of_task(methods: dict[str, Any]) -> dict[str, Any]:
-        task = {"name": "task", "in": "path", "required": True, "schema": {"type": "string"}}
-        return {"parameters": [task], **methods}
-
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "HawkVision edge node",
-            "version": __version__,
-            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "Say what the answer must be worth and when you need it; the node picks the model.",
-        },
-        "paths": {
-            "/v1/classify": {"post": classify},
-            "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
-            "/v1/transport": get("Where pictures may be sent as datagrams", "transport", schema="Transports"),
-            "/healthz": get("The process is alive", "healthz"),
-            "/readyz": get("Models are loaded and warm", "readyz"),
-            "/v2/health/live": get("The process is alive (Open Inference Protocol)", "live"),
-            "/v2/health/ready": get("Models are loaded and warm (Open Inference Protocol)", "ready"),
-            "/v2": get("Name, version and extensions (Open Inference Protocol)", "server"),
-            "/v2/models/{task}": of_task(get("Inputs and outputs (Open Inference Protocol)", "model")),
-            "/v2/models/{task}/ready": of_task(get("The task is served (Open Inference Protocol)", "modelReady")),
-            "/v2/models/{task}/infer": of_task({"post": _infer(errors)}),
-            "/metrics": get("Metrics for Prometheus", "metrics", "text/plain"),
-        },
-        "components": {
-            "schemas": _schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"key": []}],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -46,6 +47,29 @@ Clock = Annotated[
 ]
 CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.")]
 
+# Of a build alone.
+Seeds = Annotated[int, typer.Option(min=1, max=64, help="Placements to try.")]
+TargetMhz = Annotated[
+    float | None, typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for; default: the device's usual.")
+]
+RouteCpuS = Annotated[
+    int, typer.Option(min=10, max=86_400, help="CPU seconds that placing and routing one seed may take.")
+]
+PinsFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="An LPF (iCE40: PCF) file; without one, all pins but the clock are anywhere.",
+    ),
+]
+Labelled = Annotated[Path | None, typer.Option(help="Labelled pictures for proof and switching; default: noise.")]
+BuildDir = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, help="Folder of all files; default: ./fpga-<task>-<variant>-<device>."),
+]
+ReportsDir = Annotated[Path | None, typer.Option(file_okay=False, help="Where the report goes too.")]
+
 
 @app.command()
 def build(
@@ -56,30 +80,13 @@ def build(
     folding: FoldingFile = None,
     rate: Rate = None,
     mhz: Clock = None,
-    seeds: Annotated[int, typer.Option(min=1, max=64, help="Placements to try.")] = 5,
-    target_mhz: Annotated[
-        float | None,
-        typer.Option(min=1, max=MAX_MHZ, help="What the placer strives for; default: the device's usual."),
-    ] = None,
-    route_cpu_s: Annotated[
-        int, typer.Option(min=10, max=86_400, help="CPU seconds that placing and routing one seed may take.")
-    ] = ROUTE_CPU_S,
-    pins: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="An LPF (iCE40: PCF) file; without one, all pins but the clock are anywhere.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Labelled pictures for proof and switching; default: noise.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="Folder of all files; default: ./fpga-<task>-<variant>-<device>."),
-    ] = None,
-    reports_dir: Annotated[Path | None, typer.Option(file_okay=False, help="Where the report goes too.")] = None,
+    seeds: Seeds = 5,
+    target_mhz: TargetMhz = None,
+    route_cpu_s: RouteCpuS = ROUTE_CPU_S,
+    pins: PinsFile = None,
+    data: Labelled = None,
+    out: BuildDir = None,
+    reports_dir: ReportsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """From a built quantised model to a bitstream and a report."""
@@ -92,6 +99,9 @@ def build(
     variant = variant or (DEFAULT_VARIANT if model is None else model.stem)
     name = f"{task}-{variant}-{chip.name}"
     words = {
+        "--task": task,
+        "--variant": variant,
+        "--device": chip.name,
         "--model": model and model.name,
         "--folding": folding and folding.name,
         "--rate": rate and f"{rate:g}",
@@ -100,8 +110,8 @@ def build(
         "--route-cpu-s": None if route_cpu_s == ROUTE_CPU_S else route_cpu_s,
         "--pins": pins and pins.name,
         "--data": data and data.name,
+        "--seeds": seeds,
     }
-    given = "".join(f" {option} {shlex.quote(f'{value}')}" for option, value in words.items() if value is not None)
     order = Order(
         graph=graph,
         task=task,
@@ -110,8 +120,7 @@ def build(
         folding=chosen,
         pictures=pictures,
         pictures_from=where,
-        command=shlex.join(["hawkvision", "fpga", "build", "--task", task, "--variant", variant, "--device", chip.name])
-        + f"{given} --seeds {seeds}",
+        command=_command(words),
         folder=out or Path(f"fpga-{name}"),
         seeds=seeds,
         target_mhz=target_mhz,
@@ -165,6 +174,12 @@ def report(files: Annotated[list[Path], typer.Argument(help="JSON files of repor
     """Print a report as Markdown, or several as a table."""
     read = [reports.read(file) for file in files]
     typer.echo(reports.markdown(read[0]) if len(read) == 1 else reports.summary(read), nl=False)
+
+
+def _command(words: Mapping[str, object]) -> str:
+    """The build that the words of its options decide, as one would type it; those that are None were not given."""
+    given = (word for option, value in words.items() if value is not None for word in (option, f"{value}"))
+    return shlex.join(["hawkvision", "fpga", "build", *given])
 
 
 def _graph(task: str, variant: str | None, model: Path | None, cache: Path | None) -> Graph:

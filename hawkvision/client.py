@@ -5,7 +5,7 @@
 
 `AsyncClient` is the implementation; `Client` runs one on an event loop of its own, so both behave alike. Pictures
 travel unchanged, as the raw body, and fields as query parameters. A refusal is raised as the very class of
-`hawkvision.errors` that the node raised; two more can happen only on this side:
+`hawkvision.errors` that the node raised; two more (`hawkvision.client_replies`) can happen only on this side:
 
     ServiceError
     ├── Unreachable   no connection, a broken one, or no answer within `timeout_s`
@@ -22,62 +22,43 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar, Unpack
-from urllib.parse import urlencode, urlsplit
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack
+from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
-import numpy as np
 
-from hawkvision import errors
-from hawkvision.errors import (
-    BadField,
-    ConfigError,
-    DeadlineMissed,
-    HawkVisionError,
-    NotReady,
-    Overloaded,
-    ServiceError,
-    TargetUnreachable,
+from hawkvision.client_question import (
+    ClassifyFields,
+    Picture,
+    Question,
+    encoded,
+    lossy_question,
+    query_fields,
+    readable,
 )
-from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
-from hawkvision.types import (
-    AccuracyPromise,
-    Answer,
-    Basis,
-    MaxAccuracyDrop,
-    MinAccuracy,
-    MinConfidence,
-    OnMiss,
-    Pixels,
-    Prediction,
-    PromiseStatus,
-    Quality,
-    Reason,
-    Target,
-    Tier,
-    Timing,
+from hawkvision.client_replies import (
+    BadReply,
+    Exchange,
+    Reply,
+    Unreachable,
+    answer_from_json,
+    error_from_reply,
+    object_of,
 )
+from hawkvision.errors import ConfigError, NotReady
+from hawkvision.hop import TRANSPORT_PATH
+from hawkvision.types import Answer, Pixels
 
 if TYPE_CHECKING:
-    from hawkvision.lossy import LossyLink
+    from hawkvision.client_lossy import LossyWay
 
 Transport: TypeAlias = Literal["http", "lossy"]
-Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
-"""An encoded picture, the path of one, or uint8 RGB pixels (height, width, 3)."""
 
 CLASSIFY_PATH: Final = "/v1/classify"
-Reply: TypeAlias = tuple[int, float | None, bytes]
-"""Status, Retry-After in seconds, body."""
-Exchange: TypeAlias = Callable[[], Awaitable[Reply]]
-
 MAX_REPLY_BYTES: Final = 4 * 1024 * 1024
 """Far above the largest reply (100 classes are 10 KB), far below what would harm the caller."""
 KEEPALIVE_S: Final = 60.0
@@ -87,39 +68,6 @@ MAX_ATTEMPTS: Final = 10
 """Per call, whatever the retry budget."""
 FIRST_PAUSE_S: Final = 0.1
 """Before the second attempt when a refusal has no Retry-After; doubles with each further one."""
-
-LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
-"""Fragments count milliseconds in 16 bits; longer deadlines are the node's alone."""
-MAX_META: Final = 64
-"""Bytes that fragments carry of their own, here the stream's name; a longer one makes a template of its own."""
-
-_TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
-
-
-class Unreachable(ServiceError):
-    """The node cannot be reached, or did not answer in time; the message names its URL."""
-
-    code = "unreachable"
-
-
-class BadReply(ServiceError):
-    """What answered is not a HawkVision node, or one of another version."""
-
-    code = "bad_reply"
-
-
-class ClassifyFields(TypedDict, total=False):
-    """What may be asked of a picture; DESIGN §3. At most one of the first four, the target."""
-
-    min_accuracy: float | None
-    max_accuracy_drop: float | None
-    quality: Quality | str | None
-    min_confidence: float | None
-    deadline_ms: float | None
-    on_miss: OnMiss | str | None
-    stream: str | None
-    top_k: int | None
-    task: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +117,7 @@ class AsyncClient:
         self._lossy = transport == "lossy"
         self._paths = tuple(paths)
         self._api_key = api_key
-        self._link: LossyLink | None = None
+        self._link: LossyWay | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._connections = connections
@@ -193,9 +141,9 @@ class AsyncClient:
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
         exchange: Exchange
         if self._lossy:
-            exchange = partial(self._exchange_lossy, await _readable(picture), _question(query))
+            exchange = partial(self._exchange_lossy, await readable(picture), lossy_question(query))
         else:
-            exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, await _encoded(picture))
+            exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, await encoded(picture))
         return answer_from_json(await self._retried(exchange, f"{self.url}{CLASSIFY_PATH}", budget_s))
 
     async def targets(self) -> dict[str, Any]:
@@ -214,7 +162,7 @@ class AsyncClient:
         """
         try:
             body = await self._get("/readyz", 0.0)
-        except errors.NotReady:
+        except NotReady:
             return Health(ready=False)
         return Health(ready=True, task=body.get("task"), variant=body.get("variant"))
 
@@ -228,12 +176,7 @@ class AsyncClient:
         if not self._lossy:
             await self.health()
             return
-        from hawkvision.transport.udp import ConnectionLost
-
-        try:
-            await self._open_link().probe(self._timeout_s)
-        except ConnectionLost as error:
-            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+        await self._open_link().connect()
 
     @property
     def sent_bytes(self) -> int:
@@ -263,7 +206,7 @@ class AsyncClient:
         for attempt in range(MAX_ATTEMPTS):
             status, retry_after, payload = await exchange()
             if status == 200:
-                return _object(payload, where)
+                return object_of(payload, where)
             pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
             may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
             if not may_retry or spent_s + pause_s > budget_s:
@@ -298,58 +241,23 @@ class AsyncClient:
                     raise BadReply(f"{self.url}{path} sent more than {MAX_REPLY_BYTES} bytes")
             return response.status, _retry_after(response.headers.get("Retry-After")), bytes(payload)
 
-    async def _exchange_lossy(self, picture: bytes | Pixels, question: _Question) -> Reply:
+    def _exchange_lossy(self, picture: bytes | Pixels, question: Question) -> Awaitable[Reply]:
         """One attempt over datagrams, told as an HTTP reply would tell it."""
-        # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
-        from hawkvision.transport.udp import ConnectionLost
+        return self._open_link().exchange(picture, question)
 
-        try:
-            status, body = await self._open_link().ask(
-                question.template,
-                picture,
-                meta=question.meta,
-                deadline_s=question.deadline_s,
-                timeout_s=self._timeout_s,
-            )
-        except NotReady as error:  # the node says so over HTTP, asked for where it listens
-            return error.status, None, msgspec.json.encode(error.body())
-        except ConnectionLost as error:
-            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
-        except TimeoutError:
-            if question.deadline_s is not None and question.deadline_s < self._timeout_s:
-                raise DeadlineMissed(f"{self.url}: no answer came back in time for {question.deadline_s:g} s") from None
-            raise Unreachable(f"{self.url} had not answered a picture after {self._timeout_s:g} s") from None
-        return _reply_of(status.name, body, self.url)
-
-    def _open_link(self) -> LossyLink:
+    def _open_link(self) -> LossyWay:
         """The link, made on first use because it belongs to the running loop."""
-        from hawkvision.lossy import LossyLink
+        # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
+        from hawkvision.client_lossy import LossyWay
 
         if self._closed:
             raise RuntimeError(f"the client of {self.url} is closed")
         if self._link is None:
-            host = urlsplit(self.url).hostname or ""
-            self._link = LossyLink(host, self._discover, local=self._paths, api_key=self._api_key)
+            offered = partial(self._exchange, "GET", TRANSPORT_PATH, {}, None)
+            self._link = LossyWay(
+                self.url, offered, paths=self._paths, api_key=self._api_key, timeout_s=self._timeout_s
+            )
         return self._link
-
-    async def _discover(self) -> LossyOffer:
-        """Where the node listens for datagrams."""
-        from hawkvision.transport.udp import ConnectionLost
-
-        where = f"{self.url}{TRANSPORT_PATH}"
-        try:
-            status, retry_after, payload = await self._exchange("GET", TRANSPORT_PATH, {}, None)
-        except Unreachable as error:
-            raise ConnectionLost(str(error)) from None
-        if status != 200:
-            raise error_from_reply(status, payload, retry_after, where)
-        try:
-            offer = msgspec.json.decode(payload, type=Transports).lossy
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadReply(f"{where}: {error}") from None
-        if offer is None:
-            raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.lossy_port set")
-        return offer
 
     def _open(self) -> aiohttp.ClientSession:
         """The session, made on first use because it belongs to the running loop."""
@@ -448,205 +356,6 @@ class Client:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
-    """The fields as query parameters; None says nothing.
-
-    Raises:
-        BadField: if more than one target is given.
-    """
-    given = {name: value for name, value in fields.items() if value is not None}
-    targets = [name for name in _TARGETS if name in given]
-    if len(targets) > 1:
-        raise BadField(f"expected at most one of {', '.join(_TARGETS)}; got {' and '.join(targets)}")
-    # Enums are written by value; repr gives floats their shortest exact form.
-    return {name: repr(float(v)) if isinstance(v, float) else f"{v}" for name, v in given.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """The fields of a picture as the lossy transport carries them: what many pictures share, and what is its own."""
-
-    template: bytes
-    meta: bytes
-    deadline_s: float | None
-
-
-def _question(query: dict[str, str]) -> _Question:
-    """The deadline leaves the template for the fragments where they can carry it and it is the link's to keep.
-
-    What the node is to refuse stays in the template, so that it does.
-    """
-    shared = dict(query)
-    deadline_s = None
-    with contextlib.suppress(ValueError):  # the node says what is wrong with it
-        deadline_ms = float(shared.get("deadline_ms", 0.0))
-        if shared.get("on_miss") != "wait" and 0.0 < deadline_ms <= LONGEST_LINK_DEADLINE_MS:
-            del shared["deadline_ms"]
-            deadline_s = deadline_ms / 1e3
-    meta = shared.get("stream", "").encode()
-    if len(meta) <= MAX_META:
-        shared.pop("stream", None)
-    else:
-        meta = b""
-    return _Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s)
-
-
-# ------------------------------------------------------------------------------------------------- replies
-
-
-class _Target(msgspec.Struct, frozen=True):
-    min_accuracy: float | None = None
-    max_accuracy_drop: float | None = None
-    quality: Quality | None = None
-    min_confidence: float | None = None
-
-
-class _Promise(msgspec.Struct, frozen=True):
-    target: _Target
-    status: PromiseStatus
-    basis: Basis
-    max_drop: float | None = None
-    delta: float | None = None
-    n: int | None = None
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    """`Answer.to_json` as it travels. Fields that a later node adds are ignored."""
-
-    id: str
-    task: str
-    top_k: tuple[Prediction, ...]
-    model: str
-    tier: Tier
-    escalated: bool
-    reason: Reason | None
-    degraded: bool
-    received_fraction: float
-    accuracy: _Promise
-    deadline_met: bool | None
-    timing_ms: Timing
-
-
-def answer_from_json(value: dict[str, Any]) -> Answer:
-    """The answer that `Answer.to_json` wrote, but for its rounding of confidences and times.
-
-    Raises:
-        BadReply: naming the key that is missing or malformed.
-    """
-    try:
-        reply = msgspec.convert(value, _Reply)
-    except msgspec.ValidationError as error:
-        raise BadReply(f"answer: {error}") from None
-    if not reply.top_k:
-        raise BadReply("answer: top_k: expected at least one class, got none")
-    promise = reply.accuracy
-    return Answer(
-        id=reply.id,
-        task=reply.task,
-        top_k=reply.top_k,
-        model=reply.model,
-        tier=reply.tier,
-        accuracy=AccuracyPromise(
-            target=_target(promise.target),
-            status=promise.status,
-            basis=promise.basis,
-            max_drop=promise.max_drop,
-            delta=promise.delta,
-            n=promise.n,
-        ),
-        escalated=reply.escalated,
-        reason=reply.reason,
-        degraded=reply.degraded,
-        received_fraction=reply.received_fraction,
-        deadline_met=reply.deadline_met,
-        timing_ms=reply.timing_ms,
-    )
-
-
-def _target(written: _Target) -> Target:
-    given: list[Target] = []
-    if written.min_accuracy is not None:
-        given.append(MinAccuracy(written.min_accuracy))
-    if written.max_accuracy_drop is not None:
-        given.append(MaxAccuracyDrop(written.max_accuracy_drop))
-    if written.min_confidence is not None:
-        given.append(MinConfidence(written.min_confidence))
-    if written.quality is not None:
-        given.append(written.quality)
-    if len(given) != 1:
-        raise BadReply(f"answer: accuracy.target: expected exactly one of {', '.join(_TARGETS)}, got {len(given)}")
-    return given[0]
-
-
-def _subclasses(kind: type[HawkVisionError]) -> list[type[HawkVisionError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]
-
-
-_BY_CODE: Final = {kind.code: kind for kind in _subclasses(HawkVisionError) if kind.__module__ == errors.__name__}
-
-
-def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, where: str) -> HawkVisionError:
-    """The error that a reply other than 200 stands for: the node's own class, message and figures.
-
-    A reply that is no node's error becomes `BadReply`, except that 503 is `NotReady`, 429 `Overloaded` and 401
-    `Unauthorized` whoever says so: proxies in front of a node use them in the same sense.
-    """
-    try:
-        body = _object(payload, where)
-    except BadReply:
-        body = {}
-    written, code = body.get("error"), body.get("code")
-    message = written if isinstance(written, str) else f"{where} answered HTTP {status}: {payload[:120]!r}"
-    kind = _BY_CODE.get(code) if isinstance(code, str) else None
-    if kind is None or kind.status != status:
-        kind = {401: errors.Unauthorized, 429: Overloaded, 503: errors.NotReady}.get(status, BadReply)
-        message = f"{where} answered HTTP {status}: {payload[:120]!r}"
-    if issubclass(kind, Overloaded):
-        return kind(message, 1.0 if retry_after_s is None else retry_after_s)
-    if issubclass(kind, TargetUnreachable):
-        maximum = body.get("maximum")
-        return kind(message, float(maximum)) if isinstance(maximum, int | float) else BadReply(message)
-    return kind(message)
-
-
-class _Refusal(msgspec.Struct):
-    error: str = ""
-    code: str = ""
-    status: int = 0
-    retry_after_s: float | None = None
-
-
-def _reply_of(status: str, body: bytes, where: str) -> Reply:
-    """A status of the lossy transport (`WIRE.md` §6) and its body as HTTP would tell them.
-
-    Raises:
-        DeadlineMissed: if the node had too little of the picture, or not what was asked, when its time was up.
-        BadReply: if the node could not make anything of the fragments.
-    """
-    if status == "OK":
-        return 200, None, body
-    try:
-        refusal = msgspec.json.decode(body, type=_Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise BadReply(f"{where}: expected a refusal in JSON, got {body[:120]!r}") from None
-    match status:
-        case "REFUSED":
-            return refusal.status, refusal.retry_after_s, body
-        case "OVERLOADED":
-            return Overloaded.status, 1.0, body
-        case "EXPIRED" | "NO_TEMPLATE":
-            raise DeadlineMissed(f"{where}: {refusal.error}")
-        case _:
-            raise BadReply(f"{where}: {status.lower()}: {refusal.error}")
-
-
-def _object(payload: bytes, where: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(payload, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise BadReply(f"{where}: expected a JSON object, got {payload[:120]!r}") from None
-
-
 def _retry_after(header: str | None) -> float | None:
     """Seconds; the date form of RFC 9110 §10.2.3 is taken as absent, since clocks may differ."""
     return float(header) if header is not None and header.isascii() and header.isdigit() else None
@@ -662,28 +371,3 @@ def _checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
         raise ConfigError(expected)
     return url.rstrip("/")
-
-
-async def _encoded(picture: Picture) -> bytes:
-    """The bytes to send."""
-    readable = await _readable(picture)
-    return readable if isinstance(readable, bytes) else await asyncio.to_thread(_png, readable)
-
-
-async def _readable(picture: Picture) -> bytes | Pixels:
-    """The picture, read if it is a path."""
-    if isinstance(picture, bytes | np.ndarray):
-        return picture
-    return await asyncio.to_thread(Path(picture).read_bytes)
-
-
-def _png(pixels: Pixels) -> bytes:
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-        raise BadField(f"picture: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
-    # Imported here because most callers send encoded pictures, and OpenCV takes 100 ms to load.
-    import cv2
-
-    done, encoded = cv2.imencode(".png", pixels[:, :, ::-1])
-    if not done:
-        raise BadField(f"picture: {pixels.shape} cannot be encoded as PNG")
-    return bytes(encoded)

@@ -19,12 +19,13 @@ from typing import Final, TypeAlias
 from hawkvision.errors import HawkVisionError
 from hawkvision.hop import LossyOffer
 from hawkvision.lossy_plan import ANSWER_S, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
+from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import QUALITIES, SELDOM, LinkState, incomplete
-from hawkvision.transport.udp import ConnectionLost, LossyClient, Route
+from hawkvision.transport.udp import Route
 from hawkvision.vision.image import probe
 
 Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hawkvision.client import AsyncClient, BadReply, Unreachable
+from hawkvision.client import AsyncClient
+from hawkvision.client_replies import BadReply, Unreachable
 from hawkvision.errors import HawkVisionError
 from loadgen.asking import Replied
 from loadgen.record import UNANSWERED

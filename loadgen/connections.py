@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from hawkvision.client import Unreachable
+from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError
 
 MAX_REPLY_BYTES: Final = 4 << 20

@@ -23,7 +23,8 @@ from hawkvision.process import running
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Incoming, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 from loadgen.arrivals import Poisson
 from loadgen.engine import Job
 from loadgen.processes import Crew

@@ -30,7 +30,7 @@ L1 = frozenset(
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
-CLIENT = frozenset({"hawkvision.client"})
+CLIENT = frozenset({"hawkvision.client", "hawkvision.client_replies"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_plan", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
@@ -38,7 +38,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L2, L0 | L1),
     "hawkvision.lossy_plan": L0 | L1 | L2,
     "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_plan"},
-    "hawkvision.client": L0 | L1 | LOSSY,
+    "hawkvision.client_question": L0,
+    "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
+    "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},
+    "hawkvision.client": L0 | L1 | CLIENT | {"hawkvision.client_question", "hawkvision.client_lossy"},
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
     "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},

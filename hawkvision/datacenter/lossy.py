@@ -24,7 +24,8 @@ from hawkvision.transport.coding import Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, load_identity, own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Incoming, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Pictures over bad links as datagrams that decode alone (not built yet)."""
+"""Pictures over bad links as datagrams that decode alone."""

@@ -10,21 +10,15 @@ one that came (or by one of an enlarged base picture), still in the compressed d
 transport sees an ordinary JPEG. Copied texture keeps a network's features alive, where smooth filling looks better
 and classifies worse.
 
-A data symbol of segments knows itself, for one that was recovered has no header of its own:
-
-    used length:2  first segment:2  count:1  segment { FFD0 segment }*          (first: in the order of dispersal)
-
 `WIRE.md` beside this file specifies the bytes.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import struct
-from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -35,16 +29,9 @@ from numpy.typing import NDArray
 
 from hawkvision.errors import TooLarge
 from hawkvision.transport.concealment import MAX_REDRAWN_PIXELS, blocks, copied, decoded, redrawn
+from hawkvision.transport.dispersal import MAX_COUNT, disperse, gather
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count, protect, recover
-from hawkvision.transport.jpeg import (
-    SEPARATOR,
-    Layout,
-    assemble,
-    compress,
-    is_clean,
-    standard_header,
-    standard_layout,
-)
+from hawkvision.transport.jpeg import Layout, assemble, compress, standard_header, standard_layout
 from hawkvision.transport.jpeg_header import MAX_HEADER_BYTES, cut, parse_header
 from hawkvision.transport.wire import MAX_DATAGRAM, WireError
 from hawkvision.types import Pixels
@@ -52,8 +39,6 @@ from hawkvision.types import Pixels
 MAX_PIXELS: Final = 4096 * 4096
 MAX_SIDE: Final = 65500
 """libjpeg's own bound (JPEG_MAX_DIMENSION)."""
-MAX_COUNT: Final = 255
-"""Segments of one symbol; the count is one byte."""
 
 INTERVALS: Final = (4, 5, 3, 6, 2, 7, 8)
 """MCUs per segment in the order in which they are tried: the first that divides a row. Else 4, across rows."""
@@ -67,9 +52,7 @@ BASE_PORTION: Final = 0.4
 """Fragments that give the base picture, over those that there would be without it. The fewer, the surer it comes and
 the more bytes it takes; this is near the best over links that lose 10 to 50 % in runs."""
 
-_SYMBOL: Final = struct.Struct(">HHB")
 _SHARE: Final = struct.Struct(">H")
-_BAYER: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
 
 
 class Kind(IntEnum):
@@ -205,12 +188,12 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
     base: list[bytes] = []
     for interval in _intervals(width):
         segments = compress(bgr, plan.quality, interval)
-        left = room - _SYMBOL.size
+        left = room
         if small:
             fragments = sum(map(len, segments)) / room * (1 + plan.parity)
             base = _slices(small, max(math.ceil(fragments * BASE_PORTION), math.ceil(2 * len(small) / room)))
             left -= _SHARE.size + len(base[0])
-        data = _disperse(segments, standard_layout(width, height, interval), left)
+        data = disperse(segments, standard_layout(width, height, interval), left)
         if data is not None:
             break
     else:
@@ -240,7 +223,7 @@ def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None
     if found is None or found.layout.width * found.layout.height > MAX_PIXELS or len(found.header) > MAX_HEADER_BYTES:
         return None
     layout = found.layout
-    data = _disperse(found.segments, layout, room - _SYMBOL.size)
+    data = disperse(found.segments, layout, room)
     if data is None:
         return None
     n = len(data) + parity_count(len(data), parity)
@@ -295,7 +278,7 @@ def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = 
     shares: dict[int, bytes] = {}
     if format.base_k:
         shares, symbols = _unshared(symbols)
-    segments = _placed(recover(symbols, format.k, format.n), layout)
+    segments = gather(recover(symbols, format.k, format.n), layout)
     quality = None if format.tables else format.quality
     came = np.fromiter((segment is not None for segment in segments), np.bool_, layout.segments)
     if came.all():
@@ -322,54 +305,6 @@ def _intervals(width: int) -> list[int]:
     return [first, *shorter] if shorter else [first, 1]
 
 
-# 16 orders of 65,000 segments each take 37 MB, whatever peers ask for.
-@functools.lru_cache(maxsize=16)
-def _order(layout: Layout) -> tuple[int, ...]:
-    """Segments in the order in which they are sent: a Bayer matrix over them, so that neighbours are sent far apart."""
-    start = np.arange(layout.segments) * layout.interval
-    row, column = start // layout.columns, start % layout.columns // layout.interval
-    return tuple(np.lexsort((column, row, _BAYER[row % 4, column % 4])).tolist())
-
-
-def _disperse(segments: Sequence[bytes], layout: Layout, room: int) -> list[bytes] | None:
-    """Data symbols with all segments; as few as possible, and among those the shortest longest one.
-
-    Parity symbols are as long as the longest data symbol, so that balance saves bytes.
-    """
-    units = [segments[index] for index in _order(layout)]
-    # What a run of units takes is the difference of two sums, less the separator that its last unit does not need.
-    sums = [0, *itertools.accumulate(len(unit) + len(SEPARATOR) for unit in units)]
-    low, high = max(map(len, units)), room
-    bounds = _cut(sums, high) if low <= high else None
-    if bounds is None:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        tighter = _cut(sums, middle)
-        if tighter is not None and len(tighter) == len(bounds):
-            high, bounds = middle, tighter
-        else:
-            low = middle + 1
-    symbols = []
-    for start, stop in itertools.pairwise(bounds):
-        run = SEPARATOR.join(units[start:stop])
-        symbols.append(_SYMBOL.pack(len(run), start, stop - start) + run)
-    return symbols
-
-
-def _cut(sums: Sequence[int], most: int) -> list[int] | None:
-    """Bounds of runs of at most `most` bytes, each as long as it can be; None if that takes too many runs."""
-    bounds = [0]
-    units = len(sums) - 1
-    while bounds[-1] < units:
-        start = bounds[-1]
-        stop = bisect_right(sums, sums[start] + most + len(SEPARATOR)) - 1
-        if stop == start or len(bounds) > MAX_SYMBOLS:
-            return None
-        bounds.append(min(stop, start + MAX_COUNT))
-    return bounds
-
-
 def _header_of(format_: PictureFormat, tables: bytes) -> tuple[bytes, Layout]:
     if format_.tables:
         layout = parse_header(tables)
@@ -385,26 +320,6 @@ def _header_of(format_: PictureFormat, tables: bytes) -> tuple[bytes, Layout]:
     if layout.segments > format_.k * MAX_COUNT:
         raise WireError(f"{layout.segments} segments in k = {format_.k} symbols; at most {MAX_COUNT} in each")
     return header, layout
-
-
-def _placed(symbols: Mapping[int, bytes], layout: Layout) -> list[bytes | None]:
-    """Segments in their places; None where none came. Unsound symbols are passed over, first claims win."""
-    order = _order(layout)
-    placed: list[bytes | None] = [None] * layout.segments
-    for symbol in symbols.values():
-        if len(symbol) <= _SYMBOL.size:
-            continue
-        used, first, count = _SYMBOL.unpack_from(symbol)
-        run = symbol[_SYMBOL.size : _SYMBOL.size + used]
-        if len(run) != used or first + count > layout.segments or not is_clean(run):
-            continue
-        segments = run.split(SEPARATOR)
-        if len(segments) != count or not all(segments):
-            continue
-        for place, segment in zip(order[first : first + count], segments, strict=True):
-            if placed[place] is None:
-                placed[place] = segment
-    return placed
 
 
 def _decode_opaque(format_: PictureFormat, symbols: Mapping[int, bytes]) -> Complete | Expired:

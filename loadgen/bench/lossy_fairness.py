@@ -27,11 +27,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Plan, encode
 from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import ConnectionLost, Incoming, LossyClient, LossyServer, Route
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
+from hawkvision.transport.udp import Route
 from hawkvision.transport.wire import OVERHEAD
 from loadgen.link_spec import LinkSpec
 from loadgen.tun_link import TunLink

@@ -39,7 +39,8 @@ from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Budget, Receiver, Status
 from hawkvision.transport.seal import Secret, peek
 from hawkvision.transport.sender import Sender
-from hawkvision.transport.udp import Incoming, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 from tests.bench.lossy_multipath import picture, pixels
 from tests.hawkvision.transport.lossy_peers import IDENTITY, connected
 

@@ -19,10 +19,11 @@ import cv2
 import numpy as np
 import uvloop
 
+from hawkvision.transport.client import LossyClient
 from hawkvision.transport.coding import Coded, Plan, encode
 from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import LossyClient, Route
+from hawkvision.transport.udp import Route
 from hawkvision.types import Pixels
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec

@@ -28,9 +28,11 @@ from pathlib import Path
 
 import uvloop
 
+from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Complete, opaque
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import ConnectionLost, Incoming, LossyClient, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK

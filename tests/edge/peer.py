@@ -30,7 +30,8 @@ from hawkvision.transport.coding import Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Incoming, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 
 ANSWER_CLASS = 7
 MIDDLE_CLASS = 6
@@ -57,6 +58,10 @@ class Peer:
     """False for a tier that ignores the headers of a middle rung."""
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    ports: set[int] = field(default_factory=set)
+    """Of the callers' ends of the connections that pictures came over."""
+    answered: int = 0
+    """Pictures over HTTP whose answer was begun."""
     offer: LossyOffer | None = None
     """What it says of its lossy transport."""
     datagrams: list[tuple[HopRequest, bytes]] = field(default_factory=list)
@@ -65,7 +70,10 @@ class Peer:
     async def infer(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.read())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if request.transport is not None:
+            self.ports.add(request.transport.get_extra_info("peername")[1])
         await asyncio.sleep(self.delay_s)
+        self.answered += 1
         if self.garbage:
             return web.Response(text="<html>a captive portal</html>")
         if self.status != 200:

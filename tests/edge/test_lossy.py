@@ -20,7 +20,7 @@ from hawkvision.hop import LossyOffer
 from hawkvision.lossy import LossyLink
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Incoming
+from hawkvision.transport.session import Incoming
 from hawkvision.types import OnMiss
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run, until
 from tests.edge.peer import ANSWER_CLASS, Peer

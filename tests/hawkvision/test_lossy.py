@@ -27,12 +27,14 @@ from hawkvision.lossy_plan import (
     prepare,
     spare_ratio,
 )
+from hawkvision.transport.client import ConnectionLost
 from hawkvision.transport.coding import Complete, Kind, Partial, Plan, decode
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, own_identity
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import QUALITIES, SIZES, LinkState, choose
-from hawkvision.transport.udp import ConnectionLost, Incoming, LossyServer
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Incoming
 from hawkvision.types import Pixels
 from hawkvision.vision.image import decode as decode_picture
 from hawkvision.vision.image import probe

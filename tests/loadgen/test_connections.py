@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.client import Unreachable
+from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError
 from loadgen.connections import MAX_REPLY_BYTES, Broken, Connections, HttpReply
 from tests.loadgen.scripted import Asked, Say, Scripted, reply, scripted

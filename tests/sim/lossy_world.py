@@ -1,8 +1,8 @@
 """A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by `loadgen.link_model` pipes.
 
 No sockets, no wall clock; time moves from event to event, so a minute of link takes a second or two of one core. Both
-ends are driven as `hawkvision.transport.udp` drives them: pumped once after what arrived together, and by their timers,
-half a millisecond apart at least.
+ends are driven as `client` and `session` of `hawkvision.transport` drive them: pumped once after what arrived together,
+and by their timers, half a millisecond apart at least.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from hawkvision.client import AsyncClient, Client, Unreachable
+from hawkvision.client import AsyncClient, Client
+from hawkvision.client_replies import Unreachable
 from hawkvision.errors import (
     BadField,
     BadImage,

@@ -20,10 +20,11 @@ from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import ConfigError
 from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.trace import start_trace
+from hawkvision.transport.client import LossyClient
 from hawkvision.transport.coding import Coded, Plan, encode, opaque
 from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import LossyClient, Route
+from hawkvision.transport.udp import Route
 from hawkvision.types import Score
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec

@@ -6,9 +6,12 @@ import contextlib
 import datetime
 from collections.abc import AsyncIterator, Sequence
 
+from hawkvision.transport.client import LossyClient
 from hawkvision.transport.identity import Identity, own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Handler, Incoming, LossyClient, LossyServer, Route
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.session import Handler, Incoming
+from hawkvision.transport.udp import Route
 
 IDENTITY = own_identity(datetime.datetime.now(datetime.UTC))
 LOOPBACK = Route(None, "127.0.0.1")

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from hawkvision.transport.client import LossyClient
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import LossyClient, LossyServer, Route
+from hawkvision.transport.server import LossyServer
+from hawkvision.transport.udp import Route
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import connected, serving

@@ -14,12 +14,14 @@ from collections.abc import Callable
 import pytest
 
 from hawkvision.errors import ConfigError, Overloaded
+from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.frames import Fragment, encode
 from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import MAX_SEALED, Sealer
-from hawkvision.transport.udp import MAX_HALF_OPEN, ConnectionLost, Incoming, LossyClient, LossyServer
+from hawkvision.transport.server import MAX_HALF_OPEN, LossyServer
+from hawkvision.transport.session import Incoming
 from hawkvision.transport.wire import WireError
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec

@@ -1,0 +1,104 @@
+"""What can be read about a node: health, targets, transports, metrics and the API's description.
+
+Whatever goes wrong leaves as `{"error", "code"}` with its status, unknown paths and methods included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from edge import oip_door, openapi
+from edge.node import EdgeNode
+from edge.targets import describe_targets
+from hawkvision.errors import BadField, HawkVisionError, InternalError, MethodNotAllowed, NotFound, NotReady
+from hawkvision.hop import TRANSPORT_PATH, Transports
+from hawkvision.metrics import EdgeMetrics
+
+log = logging.getLogger("hawkvision.edge")
+
+
+def pages(ready_node: Callable[[], EdgeNode], transports: Callable[[], Transports], metrics: EdgeMetrics) -> Starlette:
+    """The application that answers everything but pictures.
+
+    Args:
+        ready_node: gives the node, or raises `NotReady`.
+        transports: what else the node listens to now.
+        metrics: what `/metrics` shows.
+    """
+
+    async def healthz(_: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def readyz(_: Request) -> Response:
+        node = ready_node()
+        return _json({"status": "ready", "task": node.task, "variant": node.rung.name})
+
+    async def targets(_: Request) -> Response:
+        return _json(describe_targets(ready_node()))
+
+    async def transport(_: Request) -> Response:
+        ready_node()
+        return _json(transports())
+
+    async def exposition(_: Request) -> Response:
+        return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
+
+    async def schema(_: Request) -> Response:
+        return _json(openapi.document())
+
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(openapi.page())
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            ours: HawkVisionError = MethodNotAllowed(f"{request.url.path} does not take {request.method}")
+        elif error.status_code == 404:
+            ours = NotFound(f"no such path {request.url.path[:100]!r}; /docs lists what there is")
+        else:
+            ours = BadField(str(error.detail))
+        return _json(ours.body(), ours.status, error.headers)
+
+    async def on_refusal(_: Request, error: Exception) -> Response:
+        assert isinstance(error, NotReady | NotFound)
+        return _json(error.body(), error.status)
+
+    async def on_defect(_: Request, error: Exception) -> Response:
+        log.error("internal error", exc_info=error)
+        return _json(InternalError("the node failed on this request; its log says why").body(), 500)
+
+    get = ["GET"]
+    rest = Starlette(
+        routes=[
+            Route("/healthz", healthz, methods=get),
+            Route("/readyz", readyz, methods=get),
+            *oip_door.routes(ready_node),
+            Route("/v1/targets", targets, methods=get),
+            Route(TRANSPORT_PATH, transport, methods=get),
+            Route("/metrics", exposition, methods=get),
+            Route("/openapi.json", schema, methods=get),
+            Route("/docs", docs, methods=get),
+        ],
+        exception_handlers={
+            HTTPException: on_http_error,
+            NotReady: on_refusal,
+            NotFound: on_refusal,
+            Exception: on_defect,
+        },
+    )
+    # A redirect would carry the caller's own Host header back to it; a wrong path is simply not found.
+    rest.router.redirect_slashes = False
+    return rest
+
+
+def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -1,0 +1,133 @@
+"""The client's way to a node by datagrams: asked over `hawkvision.lossy`, and told as HTTP replies would tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from hawkvision.client_question import Question
+from hawkvision.client_replies import BadReply, Exchange, Reply, Unreachable, error_from_reply
+from hawkvision.errors import ConfigError, DeadlineMissed, NotReady, Overloaded
+from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
+from hawkvision.lossy import LossyLink
+from hawkvision.transport.client import ConnectionLost
+from hawkvision.types import Pixels
+
+
+class LossyWay:
+    """One node, over a link that belongs to the running loop; close it."""
+
+    def __init__(
+        self, url: str, offered: Exchange, *, paths: Sequence[str], api_key: str | None, timeout_s: float
+    ) -> None:
+        """Prepare a link; nothing is sent yet.
+
+        Args:
+            url: of the node.
+            offered: asks the node over HTTP what is at `TRANSPORT_PATH`; one attempt.
+            paths: this machine's addresses to send from; empty lets the system choose one.
+            api_key: of the node, if it asks for one.
+            timeout_s: for one attempt.
+        """
+        self.url = url
+        self._offered = offered
+        self._timeout_s = timeout_s
+        self._link = LossyLink(urlsplit(url).hostname or "", self._discover, local=paths, api_key=api_key)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of datagrams sent so far."""
+        return self._link.sent_bytes
+
+    async def exchange(self, picture: bytes | Pixels, question: Question) -> Reply:
+        """One attempt, told as an HTTP reply would tell it.
+
+        Raises:
+            DeadlineMissed: if no answer came back in time, or the node could make nothing of what came in time.
+            Unreachable: if the node cannot be reached, or says nothing.
+            BadReply: if what it says is not what nodes say.
+            HawkVisionError: what it says against datagrams.
+        """
+        try:
+            status, body = await self._link.ask(
+                question.template,
+                picture,
+                meta=question.meta,
+                deadline_s=question.deadline_s,
+                timeout_s=self._timeout_s,
+            )
+        except NotReady as error:  # the node says so over HTTP, asked for where it listens
+            return error.status, None, msgspec.json.encode(error.body())
+        except ConnectionLost as error:
+            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+        except TimeoutError:
+            if question.deadline_s is not None and question.deadline_s < self._timeout_s:
+                raise DeadlineMissed(f"{self.url}: no answer came back in time for {question.deadline_s:g} s") from None
+            raise Unreachable(f"{self.url} had not answered a picture after {self._timeout_s:g} s") from None
+        return _reply_of(status.name, body, self.url)
+
+    async def connect(self) -> None:
+        """Connect now.
+
+        Raises:
+            Unreachable: if nothing answers.
+            HawkVisionError: what the node says against it.
+        """
+        try:
+            await self._link.probe(self._timeout_s)
+        except ConnectionLost as error:
+            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+
+    async def close(self) -> None:
+        """Close the link."""
+        await self._link.close()
+
+    async def _discover(self) -> LossyOffer:
+        """Where the node listens for datagrams."""
+        where = f"{self.url}{TRANSPORT_PATH}"
+        try:
+            status, retry_after, payload = await self._offered()
+        except Unreachable as error:
+            raise ConnectionLost(str(error)) from None
+        if status != 200:
+            raise error_from_reply(status, payload, retry_after, where)
+        try:
+            offer = msgspec.json.decode(payload, type=Transports).lossy
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadReply(f"{where}: {error}") from None
+        if offer is None:
+            raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.lossy_port set")
+        return offer
+
+
+class _Refusal(msgspec.Struct):
+    error: str = ""
+    code: str = ""
+    status: int = 0
+    retry_after_s: float | None = None
+
+
+def _reply_of(status: str, body: bytes, where: str) -> Reply:
+    """A status of the lossy transport (`WIRE.md` §6) and its body as HTTP would tell them.
+
+    Raises:
+        DeadlineMissed: if the node had too little of the picture, or not what was asked, when its time was up.
+        BadReply: if the node could not make anything of the fragments.
+    """
+    if status == "OK":
+        return 200, None, body
+    try:
+        refusal = msgspec.json.decode(body, type=_Refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadReply(f"{where}: expected a refusal in JSON, got {body[:120]!r}") from None
+    match status:
+        case "REFUSED":
+            return refusal.status, refusal.retry_after_s, body
+        case "OVERLOADED":
+            return Overloaded.status, 1.0, body
+        case "EXPIRED" | "NO_TEMPLATE":
+            raise DeadlineMissed(f"{where}: {refusal.error}")
+        case _:
+            raise BadReply(f"{where}: {status.lower()}: {refusal.error}")

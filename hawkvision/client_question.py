@@ -1,0 +1,109 @@
+"""A question as it travels: its fields as a query or as the lossy transport's template, its picture as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias, TypedDict, Unpack
+from urllib.parse import urlencode
+
+import numpy as np
+
+from hawkvision.errors import BadField
+from hawkvision.types import OnMiss, Pixels, Quality
+
+Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
+"""An encoded picture, the path of one, or uint8 RGB pixels (height, width, 3)."""
+
+LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
+"""Fragments count milliseconds in 16 bits; longer deadlines are the node's alone."""
+MAX_META: Final = 64
+"""Bytes that fragments carry of their own, here the stream's name; a longer one makes a template of its own."""
+
+TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
+"""The fields of which one is the target."""
+
+
+class ClassifyFields(TypedDict, total=False):
+    """What may be asked of a picture; DESIGN §3. At most one of the first four, the target."""
+
+    min_accuracy: float | None
+    max_accuracy_drop: float | None
+    quality: Quality | str | None
+    min_confidence: float | None
+    deadline_ms: float | None
+    on_miss: OnMiss | str | None
+    stream: str | None
+    top_k: int | None
+    task: str | None
+
+
+def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
+    """The fields as query parameters; None says nothing.
+
+    Raises:
+        BadField: if more than one target is given.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    targets = [name for name in TARGETS if name in given]
+    if len(targets) > 1:
+        raise BadField(f"expected at most one of {', '.join(TARGETS)}; got {' and '.join(targets)}")
+    # Enums are written by value; repr gives floats their shortest exact form.
+    return {name: repr(float(v)) if isinstance(v, float) else f"{v}" for name, v in given.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The fields of a picture as the lossy transport carries them: what many pictures share, and what is its own."""
+
+    template: bytes
+    meta: bytes
+    deadline_s: float | None
+
+
+def lossy_question(query: dict[str, str]) -> Question:
+    """The deadline leaves the template for the fragments where they can carry it and it is the link's to keep.
+
+    What the node is to refuse stays in the template, so that it does.
+    """
+    shared = dict(query)
+    deadline_s = None
+    with contextlib.suppress(ValueError):  # the node says what is wrong with it
+        deadline_ms = float(shared.get("deadline_ms", 0.0))
+        if shared.get("on_miss") != "wait" and 0.0 < deadline_ms <= LONGEST_LINK_DEADLINE_MS:
+            del shared["deadline_ms"]
+            deadline_s = deadline_ms / 1e3
+    meta = shared.get("stream", "").encode()
+    if len(meta) <= MAX_META:
+        shared.pop("stream", None)
+    else:
+        meta = b""
+    return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s)
+
+
+async def encoded(picture: Picture) -> bytes:
+    """The bytes to send."""
+    read = await readable(picture)
+    return read if isinstance(read, bytes) else await asyncio.to_thread(_png, read)
+
+
+async def readable(picture: Picture) -> bytes | Pixels:
+    """The picture, read if it is a path."""
+    if isinstance(picture, bytes | np.ndarray):
+        return picture
+    return await asyncio.to_thread(Path(picture).read_bytes)
+
+
+def _png(pixels: Pixels) -> bytes:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+        raise BadField(f"picture: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
+    # Imported here because most callers send encoded pictures, and OpenCV takes 100 ms to load.
+    import cv2
+
+    done, written = cv2.imencode(".png", pixels[:, :, ::-1])
+    if not done:
+        raise BadField(f"picture: {pixels.shape} cannot be encoded as PNG")
+    return bytes(written)

@@ -1,0 +1,285 @@
+"""The server of the lossy transport: one UDP port, and who gets in by it.
+
+    datagram ─► _Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
+                                └─ QUIC ──► _ServerProtocol ── Hello ─► version, API key, room ─► a `Session`
+
+Everything that decides is in `channel` and `receiver`, which know neither sockets nor clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from aioquic.asyncio.server import QuicServer
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
+
+from hawkvision.errors import ConfigError
+from hawkvision.transport.control import VERSION, CloseCode, Hello, Message, Tables, Template, Welcome
+from hawkvision.transport.identity import Identity
+from hawkvision.transport.quic import ControlProtocol, server_configuration
+from hawkvision.transport.receiver import Budget, Status
+from hawkvision.transport.seal import is_sealed, peek
+from hawkvision.transport.session import Handler, Session
+from hawkvision.transport.udp import bind
+from hawkvision.transport.wire import WireError
+
+MAX_SESSIONS: Final = 1024
+MAX_HALF_OPEN: Final = 256
+"""QUIC connections that have not said hello yet; more are refused, so that a flood costs those inside nothing."""
+HELLO_TIMEOUT_S: Final = 5.0
+TOTAL_BYTES: Final = 128 * 1024 * 1024
+"""Unfinished pictures of all sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a server has received and sent so far; bytes of UDP payloads."""
+
+    received_bytes: int
+    """QUIC's included."""
+    sent_bytes: int
+    """Sealed datagrams."""
+    dropped: int
+    """Datagrams that were no session's, forged, damaged, replayed or malformed."""
+
+
+class _ServerProtocol(ControlProtocol):
+    """The QUIC connection of one client: hello, templates, and answers that datagrams could not deliver."""
+
+    def __init__(self, quic: QuicConnection, server: LossyServer) -> None:
+        super().__init__(quic)
+        self._server = server
+        self.session: Session | None = None
+        self._refused = False
+        self._hello = asyncio.get_running_loop().call_later(
+            HELLO_TIMEOUT_S, self._refuse, CloseCode.PROTOCOL, "no hello came"
+        )
+
+    def quic_event_received(self, event: QuicEvent) -> None:
+        """Only the control stream and the end are of interest."""
+        match event:
+            case StreamDataReceived(data=data, stream_id=0):
+                try:
+                    for message in self._reader.feed(data):
+                        if self._refused:  # a second key in the same breath is no second try
+                            return
+                        self._take(message)
+                except WireError as error:
+                    self._refuse(CloseCode.PROTOCOL, str(error)[:200])
+            case ConnectionTerminated():
+                self._hello.cancel()
+                if self.session is not None:
+                    self._server.forget(self.session)
+                    self.session = None
+
+    def _refuse(self, code: int, why: str) -> None:
+        self._refused = True
+        self.close(code, why)
+
+    def _take(self, message: Message) -> None:
+        match message, self.session:
+            case Hello(version, api_key), None:
+                self._welcome(version, api_key)
+            case Template(number, request), Session() as session:
+                session.receiver.register_template(number, request)
+                session.soon()
+            case Tables(number, header), Session() as session:
+                session.receiver.register_tables(number, header)
+                session.soon()
+            case _:
+                raise WireError(f"a {type(message).__name__} message is out of place here")
+
+    def _welcome(self, version: int, api_key: str | None) -> None:
+        if version != VERSION:
+            self._refuse(CloseCode.VERSION, f"this end speaks version {VERSION}")
+            return
+        expected = self._server.api_key
+        if expected is not None and not hmac.compare_digest((api_key or "").encode(), expected.encode()):
+            self._refuse(CloseCode.UNAUTHORIZED, "missing or wrong API key")
+            return
+        session = self._server.open(self)
+        if session is None:
+            self._refuse(CloseCode.TOO_MANY, f"{MAX_SESSIONS} sessions are open")
+            return
+        self._hello.cancel()
+        self.session = session
+        client, server = session.secrets
+        self.tell(Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side))
+
+
+class _Demultiplexer(QuicServer):
+    """Gives sealed datagrams to their sessions and all others to QUIC."""
+
+    lossy: LossyServer
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """Route one datagram; what cannot be is dropped, for its sender may be forged."""
+        assert isinstance(data, bytes)
+        self.lossy.received_bytes += len(data)
+        if not is_sealed(data):
+            # Long headers carry connection ids with their length. Those half open already may finish.
+            full = self.lossy.half_open >= MAX_HALF_OPEN
+            if full and len(data) > 5 and data[0] & 0x80 and data[6 : 6 + data[5]] not in self._protocols:
+                return
+            super().datagram_received(data, addr)
+            return
+        try:
+            header = peek(data)
+        except WireError:
+            self.lossy.dropped += 1
+            return
+        session = self.lossy.sessions.get(header.session)
+        if session is None:
+            self.lossy.dropped += 1
+        else:
+            session.datagram(header, data, addr)
+
+
+class LossyServer:
+    """Listens for pictures. Made by `start`; close it."""
+
+    def __init__(self, handler: Handler, *, api_key: str | None, useful_side: int, reserve_s: float) -> None:
+        self.handler = handler
+        self.api_key = api_key
+        self.useful_side = useful_side
+        self.reserve_s = reserve_s
+        self.budget = Budget(TOTAL_BYTES)
+        self.sessions: dict[int, Session] = {}
+        self.received_bytes = self.sent_bytes = self.dropped = 0
+        self.stirred = asyncio.Event()
+        """Set by every session that did something: what `drain` waits for."""
+        self._protocols: set[_ServerProtocol] = set()
+        self._endpoint: _Demultiplexer | None = None
+        self.transport: asyncio.DatagramTransport
+
+    @classmethod
+    async def start(
+        cls,
+        host: str,
+        port: int,
+        identity: Identity,
+        handler: Handler,
+        *,
+        api_key: str | None = None,
+        useful_side: int = 256,
+        reserve_s: float = 0.01,
+    ) -> LossyServer:
+        """Listen on a UDP port; 0 takes a free one.
+
+        Args:
+            host: address to bind.
+            port: UDP port.
+            identity: the certificate.
+            handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
+            api_key: asked of every client, if given.
+            useful_side: told to clients.
+            reserve_s: how long before a picture's deadline it must be handed over at the latest.
+
+        Raises:
+            ConfigError: if the address cannot be bound.
+        """
+        server = cls(handler, api_key=api_key, useful_side=useful_side, reserve_s=reserve_s)
+        configuration = server_configuration(identity)
+        loop = asyncio.get_running_loop()
+
+        def endpoint() -> _Demultiplexer:
+            made = _Demultiplexer(
+                configuration=configuration,
+                create_protocol=lambda quic, **_: server.connect(quic),
+                retry=True,
+            )
+            made.lossy = server
+            return made
+
+        try:
+            bound = bind(host, port)
+            transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on UDP {host}:{port}: {error.strerror or error}") from None
+        server.transport, server._endpoint = transport, protocol
+        return server
+
+    @property
+    def port(self) -> int:
+        """The UDP port."""
+        return int(self.transport.get_extra_info("sockname")[1])
+
+    @property
+    def half_open(self) -> int:
+        """QUIC connections without a session."""
+        return len(self._protocols) - len(self.sessions)
+
+    def connect(self, quic: QuicConnection) -> _ServerProtocol:
+        """A new QUIC connection, not heard yet."""
+        protocol = _ServerProtocol(quic, self)
+        self._protocols.add(protocol)
+        closed = asyncio.ensure_future(protocol.wait_closed())
+        closed.add_done_callback(lambda _: self._protocols.discard(protocol))
+        return protocol
+
+    def open(self, protocol: _ServerProtocol) -> Session | None:
+        """A session for a client that said hello; None if there are too many."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            return None
+        number = int.from_bytes(os.urandom(4))
+        while number in self.sessions:
+            number = int.from_bytes(os.urandom(4))
+        session = self.sessions[number] = Session(self, number, protocol, monotonic())
+        return session
+
+    @property
+    def refused(self) -> Mapping[Status, int]:
+        """Pictures that the transport itself refused, by why."""
+        return self.budget.refused
+
+    @property
+    def settled(self) -> bool:
+        """Whether no picture is under way, and every answer has reached its client."""
+        return all(session.receiver.settled for session in self.sessions.values())
+
+    async def drain(self, limit_s: float, confirm_s: float) -> None:
+        """Wait until handlers have answered and their answers have arrived.
+
+        Args:
+            limit_s: for all of it.
+            confirm_s: how much of that may go by once handlers are done: a client that is gone confirms nothing.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._until(lambda: not any(session.answering for session in self.sessions.values()))
+                async with asyncio.timeout(confirm_s):
+                    await self._until(lambda: self.settled)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.stirred.clear()
+            await self.stirred.wait()
+
+    def traffic(self) -> Traffic:
+        """What came and went so far."""
+        dropped = self.dropped + sum(session.receiver.channel.dropped for session in self.sessions.values())
+        return Traffic(self.received_bytes, self.sent_bytes, dropped)
+
+    def forget(self, session: Session) -> None:
+        """The client is gone."""
+        if self.sessions.pop(session.number, None) is not None:
+            self.dropped += session.receiver.channel.dropped
+        session.close()
+        self.stirred.set()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for protocol in list(self._protocols):
+            protocol.close(CloseCode.GOING_AWAY, "the server stops")
+        for session in list(self.sessions.values()):
+            self.forget(session)
+        self.transport.close()
+        await asyncio.sleep(0)
