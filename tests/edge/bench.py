@@ -45,7 +45,7 @@ class GatedBackend:
         self.gate = threading.Event()
         self.gate.set()
         self.lead = lead
-        self.inferred = 0
+        self.begun = self.inferred = 0
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -56,6 +56,7 @@ class GatedBackend:
         return 10
 
     def infer(self, batch: Pixels) -> Logits:
+        self.begun += 1
         assert self.gate.wait(30)
         self.inferred += 1
         logits = np.zeros((len(batch), 10), np.float32)
@@ -90,15 +91,16 @@ class Bench:
 
     async def occupy(self, pictures: int) -> list[asyncio.Task[Answer]]:
         """Close the gate behind one slow picture, so that the pool knows its pace, and queue some more."""
+        begun = self.backend.begun
         self.backend.gate.clear()
         first = asyncio.create_task(self.ask(target=Quality.FAST))
-        await asyncio.sleep(0)
+        await until(lambda: self.backend.begun > begun)
         await asyncio.to_thread(threading.Event().wait, 0.2)  # the pace: 200 ms a picture
         self.backend.gate.set()
         await first
         self.backend.gate.clear()
         tasks = [asyncio.create_task(self.ask(target=Quality.FAST)) for _ in range(pictures)]
-        await asyncio.sleep(0)
+        await until(lambda: self.backend.begun > begun + 1)  # the worker holds its share, the rest is in line
         return tasks
 
 
@@ -171,3 +173,15 @@ async def until(condition: Callable[[], bool]) -> None:
 async def known(node: EdgeNode) -> None:
     """Until the node knows what the datacenter runs."""
     await until(lambda: bool(node._matches))
+
+
+async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:
+    """Asked 16 at a time."""
+    answers: list[Answer] = []
+    while len(answers) < requests:
+        answers += await asyncio.gather(*(it.ask(**fields) for _ in range(16)))
+    return answers
+
+
+def audits(it: Bench, *outcomes: str) -> float:
+    return sum(it.counted("audits_total", outcome=outcome) for outcome in outcomes)

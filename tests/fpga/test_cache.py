@@ -68,8 +68,9 @@ def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == {"notes.txt", ".sim-being-built"}
 
 
-def test_a_folder_that_is_missing_is_tidy(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_tidy_and_stays_missing(tmp_path: Path) -> None:
     tidy(tmp_path / "none", NOW)
+    assert names(tmp_path) == set()
 
 
 def test_many_processes_and_threads_tidy_at_once(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from fpga import reference
 from fpga.ir import Graph
 from fpga.offload.calibrate import (
+    TURNS,
+    WARM_UP_RUNS,
     Calibration,
     Timing,
     load_calibration,
@@ -241,6 +243,13 @@ def test_calibration_reads_back_as_it_was_measured(tmp_path: Path) -> None:
     assert found.one("here").service.mean_s == pytest.approx(found.timings[0].mean_s, rel=0.01)
 
 
+def compute(cpu_s: float) -> None:
+    """Take a core for so long."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+
+
 def test_work_is_the_cpu_time_of_pictures_that_come_at_random_several_at_once() -> None:
     class Busy(Twin):
         """Takes a core for so long, and then as long again without one; tells how many it had at once."""
@@ -251,9 +260,7 @@ def test_work_is_the_cpu_time_of_pictures_that_come_at_random_several_at_once() 
             with self._lock:
                 self.at_once += 1
                 self.most_at_once = max(self.most_at_once, self.at_once)
-            end = time.thread_time() + 4e-3
-            while time.thread_time() < end:
-                pass
+            compute(4e-3)
             threading.Event().wait(20e-3)
             with self._lock:
                 self.at_once -= 1
@@ -264,6 +271,26 @@ def test_work_is_the_cpu_time_of_pictures_that_come_at_random_several_at_once() 
     assert found.rates_hz == tuple(sorted(found.rates_hz))
     assert all(4e-3 < each < 12e-3 for each in found.seconds)
     assert busy.most_at_once > 1
+
+
+def test_a_machine_that_slows_down_meanwhile_slows_the_work_at_all_rates_alike() -> None:
+    pictures = 2 * TURNS
+
+    class Slowing(Twin):
+        """Takes a core for each picture of the second half, and next to nothing before."""
+
+        def infer(self, batch: Pixels) -> Logits:
+            with self._lock:
+                self.calls += 1
+                slow = self.calls > WARM_UP_RUNS + pictures
+            if slow:
+                compute(5e-3)
+            return np.zeros((len(batch), self.classes), np.float32)
+
+    slowing = Slowing()
+    once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=pictures).seconds
+    assert slowing.calls == WARM_UP_RUNS + 2 * pictures
+    assert 0.5 < once / again < 2.0, "one rate after the other would leave all of it to the second"
 
 
 @given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))

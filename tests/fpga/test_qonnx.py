@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from fpga import reference
-from fpga.ir import to_bytes
+from fpga.ir import from_bytes, to_bytes
 from fpga.qonnx import MAX_BYTES, QUANT_DOMAIN, read_qonnx
 from hawkvision.errors import CompileError
 from hawkvision.types import Logits, Pixels
@@ -258,13 +258,14 @@ WHOLE = write_qonnx(random_net(side=8, channels=(2,), classes=2), "net")
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4))
 @settings(max_examples=300, deadline=None)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_damaged_files_are_read_or_refused(damage: list[tuple[int, int]]) -> None:
+def test_damaged_files_are_refused_or_graphs_that_can_be_written(damage: list[tuple[int, int]]) -> None:
     content = bytearray(WHOLE)
     for at, value in damage:
         content[at] = value
     for damaged in (bytes(content), bytes(content[: damage[0][0]])):
         with contextlib.suppress(CompileError):
-            to_bytes(read_qonnx(damaged, "file"))
+            graph = read_qonnx(damaged, "file")
+            assert to_bytes(from_bytes(to_bytes(graph), "again")) == to_bytes(graph)
 
 
 def test_files_beyond_the_bound_are_refused_unread() -> None:
