@@ -20,6 +20,8 @@ CONNECT_TIMEOUT_S: Final = 1.0
 MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
 LISTING_TIMEOUT_S: Final = 5.0
+RUN_OUT_S: Final = 2.0
+"""How long an exchange that is too late goes on, so that its connection stays open; see `HttpHop.send`."""
 
 ListingT = TypeVar("ListingT")
 
@@ -59,6 +61,9 @@ class HttpHop:
     def __init__(self, url: str, api_key: str | None, connections: int) -> None:
         self.url = url
         self.link = LinkEstimate()
+        self._free = asyncio.Semaphore(connections)
+        self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
+        self._most_running_out = connections // 2
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
@@ -76,26 +81,55 @@ class HttpHop:
         *,
         exact: bool,  # noqa: ARG002  never anything else
     ) -> tuple[int, bytes]:
-        """See `Hop.send`."""
+        """See `Hop.send`.
+
+        An answer that is late is let come, unheard, for up to `RUN_OUT_S`, on half of the connections at most. The
+        kernel sends the rest of the picture whether anybody waits or not, and to break off would close the connection:
+        the next picture would wait for the round trip of a new one, be late for it, and close that too.
+        """
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
+        begun = asyncio.Event()
+        exchange = asyncio.create_task(self._exchange(body, headers, timeout_s + RUN_OUT_S, begun))
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.post(
-                    f"{self.url}{INFER_PATH}",
-                    data=body,
-                    headers=headers,
-                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-                ) as response,
-            ):
-                return response.status, await _read(response)
+            done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
+        except asyncio.CancelledError:
+            exchange.cancel()
+            await asyncio.gather(exchange, return_exceptions=True)
+            raise
+        if not done:
+            self._let_run_out(exchange, begun=begun.is_set())
+            raise HopLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
+        try:
+            return exchange.result()
         except aiohttp.ServerTimeoutError:
             raise HopBroken(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
-        except TimeoutError:
+        except TimeoutError:  # the loop stood still until both times were over
             raise HopLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms") from None
         except (aiohttp.ClientError, OSError) as error:
             raise HopBroken(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
+
+    async def _exchange(
+        self, body: bytes, headers: dict[str, str], timeout_s: float, begun: asyncio.Event
+    ) -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+        async with asyncio.timeout(timeout_s), self._free:
+            begun.set()
+            url = f"{self.url}{INFER_PATH}"
+            async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
+                return response.status, await _read(response)
+
+    def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]], *, begun: bool) -> None:
+        """`begun`: it has a connection, or is making one; else it would only send what nobody waits for."""
+        self._running_out.add(exchange)
+        exchange.add_done_callback(self._ran_out)
+        if not begun or len(self._running_out) > self._most_running_out:
+            exchange.cancel()
+
+    def _ran_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._running_out.discard(exchange)
+        if not exchange.cancelled():
+            exchange.exception()  # nobody waits for it; what it would say is known: too late
 
     async def rungs(self) -> Rungs:
         """What the datacenter serves.
@@ -115,6 +149,9 @@ class HttpHop:
 
     async def close(self) -> None:
         """Close the connections."""
+        for exchange in self._running_out:
+            exchange.cancel()
+        await asyncio.gather(*self._running_out, return_exceptions=True)
         await self._session.close()
 
     async def _listing(
