@@ -22,6 +22,8 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 LISTING_TIMEOUT_S: Final = 5.0
 RUN_OUT_S: Final = 2.0
 """How long an exchange that is too late goes on, so that its connection stays open; see `HttpHop.send`."""
+RUN_OUT_BYTES: Final = 1024 * 1024
+"""Of a picture whose exchange may go on: the node's bound on memory no longer counts it."""
 
 ListingT = TypeVar("ListingT")
 
@@ -62,8 +64,11 @@ class HttpHop:
         self.url = url
         self.link = LinkEstimate()
         self._free = asyncio.Semaphore(connections)
-        self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
         self._most_running_out = connections // 2
+        self._exchanges: set[asyncio.Task[tuple[int, bytes]]] = set()
+        self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
+        """Of those, the ones that nobody waits for any more."""
+        self._closed = False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
@@ -71,6 +76,11 @@ class HttpHop:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+    @property
+    def running_out(self) -> int:
+        """Connections that are busy with late answers, which nobody waits for."""
+        return len(self._running_out)
 
     async def send(
         self,
@@ -83,14 +93,19 @@ class HttpHop:
     ) -> tuple[int, bytes]:
         """See `Hop.send`.
 
-        An answer that is late is let come, unheard, for up to `RUN_OUT_S`, on half of the connections at most. The
-        kernel sends the rest of the picture whether anybody waits or not, and to break off would close the connection:
-        the next picture would wait for the round trip of a new one, be late for it, and close that too.
+        An answer that misses a deadline is let come, unheard, see `_may_run_out`: to break off would close the
+        connection, and the next picture would wait for the round trip of a new one, be late for it, and close that too.
+        The kernel sends the rest of the picture in either case. The price is the tier's, which no longer sees the
+        caller leave: what arrives late it works on until the deadline that travels with the picture.
         """
+        if self._closed:
+            raise HopBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, timeout_s + RUN_OUT_S, begun))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._ended)
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
         except asyncio.CancelledError:
@@ -98,8 +113,13 @@ class HttpHop:
             await asyncio.gather(exchange, return_exceptions=True)
             raise
         if not done:
-            self._let_run_out(exchange, begun=begun.is_set())
+            if begun.is_set() and request.deadline_ms is not None and self._may_run_out(body):
+                self._running_out.add(exchange)
+            else:
+                exchange.cancel()
             raise HopLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
+        if exchange.cancelled():
+            raise HopBroken(f"{self.url}: the connections were closed at this end")
         try:
             return exchange.result()
         except aiohttp.ServerTimeoutError:
@@ -112,6 +132,7 @@ class HttpHop:
     async def _exchange(
         self, body: bytes, headers: dict[str, str], timeout_s: float, begun: asyncio.Event
     ) -> tuple[int, bytes]:
+        """`begun` says that it need not wait for others: it has a connection, or makes one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         async with asyncio.timeout(timeout_s), self._free:
             begun.set()
@@ -119,17 +140,15 @@ class HttpHop:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
                 return response.status, await _read(response)
 
-    def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]], *, begun: bool) -> None:
-        """`begun`: it has a connection, or is making one; else it would only send what nobody waits for."""
-        self._running_out.add(exchange)
-        exchange.add_done_callback(self._ran_out)
-        if not begun or len(self._running_out) > self._most_running_out:
-            exchange.cancel()
+    def _may_run_out(self, body: bytes) -> bool:
+        """On half of the connections at most, the smaller half, and with pictures that memory hardly notices."""
+        return len(self._running_out) < self._most_running_out and len(body) <= RUN_OUT_BYTES
 
-    def _ran_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
+    def _ended(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._exchanges.discard(exchange)
         self._running_out.discard(exchange)
         if not exchange.cancelled():
-            exchange.exception()  # nobody waits for it; what it would say is known: too late
+            exchange.exception()  # where nobody waits any more, nobody wants to know
 
     async def rungs(self) -> Rungs:
         """What the datacenter serves.
@@ -148,10 +167,12 @@ class HttpHop:
         return await self._listing(TRANSPORT_PATH, _transports_decoder, Transports())
 
     async def close(self) -> None:
-        """Close the connections."""
-        for exchange in self._running_out:
+        """Close the connections. Whoever still waits is told so."""
+        self._closed = True
+        exchanges = tuple(self._exchanges)
+        for exchange in exchanges:
             exchange.cancel()
-        await asyncio.gather(*self._running_out, return_exceptions=True)
+        await asyncio.gather(*exchanges, return_exceptions=True)
         await self._session.close()
 
     async def _listing(

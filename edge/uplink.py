@@ -2,7 +2,7 @@
 
     infer ─► transport in use ─┬─ TCP ──► HttpHop ──┬─► reply checked ─► Escalated
                 ▲              └─ LOSSY ► LossyHop ─┘
-                └── Choice (cascade.choice) ◄── probes, losses, escalations in time and late
+                └── Choice (cascade.choice) ◄── probes, losses, escalations that were late
 
 Failures never reach the caller as errors: `EscalationFailed` tells the node to answer by itself. Only what the
 datacenter found wrong with the picture is the caller's to know. Replies are checked before anybody believes them.
@@ -23,7 +23,7 @@ from edge.hops import Hop, HopBroken, HopLate, HttpHop
 from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop, TooLargeForDatagrams
 from edge.replies import checked, refused
 from hawkvision import errors
-from hawkvision.cascade.choice import LATE_AMONG, Choice, Kept, LinkReading, Transport
+from hawkvision.cascade.choice import LATE_AMONG, Choice, LinkReading, Transport
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
@@ -106,7 +106,6 @@ class Uplink:
         self._choice = Choice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
         """Of the last escalations over TCP that had a deadline: whether it was missed for no fault of the tier's."""
-        self._kept = {transport: Kept() for transport in Transport}
         self._classes = classes
         self._clock = clock
         self._connections = connections
@@ -142,7 +141,7 @@ class Uplink:
     @property
     def idle(self) -> bool:
         """Whether the link is up and a connection is free: whoever sends now lets nobody wait."""
-        return self.up and self._pending < self._connections
+        return self.up and self._pending + self._http.running_out < self._connections
 
     @property
     def loss(self) -> float | None:
@@ -299,10 +298,8 @@ class Uplink:
             status, payload = await hop.send(question.body, request, question.trace, timeout_s, exact=question.exact)
         except HopBroken:
             self._failed(hop)
-            self._keeps(hop, request, in_time=False)
             raise
         except HopLate:
-            self._keeps(hop, request, in_time=False)
             # No longer than allowed, by however much the timer was late: else trials would lengthen what is doubted.
             waited_s = min(self._clock.now() - started, timeout_s)
             if not question.patient:
@@ -310,8 +307,6 @@ class Uplink:
             self._was_late(hop, request, waited_s, early=early)
             raise
         now = self._clock.now()
-        if status == 504:
-            self._keeps(hop, request, in_time=False)
         if status != 200:
             raise self._refusal(hop, status, payload, started, now)
         try:
@@ -321,7 +316,6 @@ class Uplink:
             raise
         round_trip_ms = (now - started) * 1e3
         hop.link.succeeded(round_trip_ms, now)
-        self._keeps(hop, request, in_time=True)
         if not question.patient:
             hop.link.patience.answered(round_trip_ms, now)
         if hop is self._http and request.deadline_ms is not None and early:
@@ -329,18 +323,9 @@ class Uplink:
         self._learn_pace(hop, reply, round_trip_ms)
         return Escalated(reply, round_trip_ms)
 
-    def _keeps(self, hop: Hop, request: HopRequest, *, in_time: bool) -> None:
-        """Learn what came of a deadline; escalations without one have nothing to keep."""
-        if request.deadline_ms is not None:
-            carrier = self._carrier(hop)
-            self._kept[carrier] = self._kept[carrier].learned(in_time, self._clock.now())
-
-    def _carrier(self, hop: Hop) -> Transport:
-        return Transport.TCP if hop is self._http else Transport.LOSSY
-
     def _learn_pace(self, hop: Hop, reply: HopReply, round_trip_ms: float) -> None:
         """Per transport and rung that answered; replies are checked, so a certificate names them all."""
-        key = self._carrier(hop), reply.model
+        key = Transport.TCP if hop is self._http else Transport.LOSSY, reply.model
         before = self._pace_ms.get(key, round_trip_ms)
         self._pace_ms[key] = before + PACE_GAIN * (round_trip_ms - before)
         own_ms = reply.timing_ms.total
@@ -395,9 +380,7 @@ class Uplink:
             self._choice = before if before.transport is wanted else Choice(wanted, now)
         else:
             loss = view.loss if view.known else None
-            tcp, datagrams = self._kept[Transport.TCP], self._kept[Transport.LOSSY]
-            reading = LinkReading(lossy.available, loss, view.outcomes, sum(self._late), tcp, datagrams)
-            self._choice = before.next(reading, now)
+            self._choice = before.next(LinkReading(lossy.available, loss, view.outcomes, sum(self._late)), now)
         if self._choice.transport is before.transport:
             return
         self._late.clear()

@@ -56,6 +56,8 @@ from hawkvision.types import Answer, Pixels
 if TYPE_CHECKING:
     from hawkvision.client_lossy import LossyWay
 
+__all__ = ["CLASSIFY_PATH", "AsyncClient", "BadReply", "Client", "Health", "Picture", "Transport", "Unreachable"]
+
 Transport: TypeAlias = Literal["http", "lossy"]
 
 CLASSIFY_PATH: Final = "/v1/classify"

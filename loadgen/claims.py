@@ -85,7 +85,7 @@ class Row(msgspec.Struct, frozen=True):
     """From the client to the edge, per request sent; likewise the next."""
     uplink_bytes: float
     stolen: float | None = None
-    """Of the processors' time, by the machine's host; None where that is not known."""
+    """Of the processor time that was wanted, by the machine's host; None where that is not known."""
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -143,7 +143,7 @@ class Run(msgspec.Struct, frozen=True):
     """Per picture number, whether the best rung on the whole picture is right; None if not measured. Drops are paired
     with it."""
     stolen: float | None = None
-    """Share of the processors' time, 0..1, that the machine's host gave to others meanwhile; None if not known."""
+    """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
     format: int = FORMAT
 
     def counted(self) -> list[Outcome]:

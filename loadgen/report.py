@@ -376,7 +376,7 @@ def _facts(one: Told) -> list[tuple[str, str]]:
         ("steady", {True: "yes", False: "no", None: "not tested"}[run.steady]),
         ("versions", f"HawkVision {origin.hawkvision}, Python {origin.python}"),
         ("machine", f"{origin.cpu}, {origin.cores} cores, load {origin.load_before:.2f} before the run" +
-            ("" if run.stolen is None else f"; {percent(run.stolen)} of their time given to others by the host")),
+            ("" if run.stolen is None else f"; {percent(run.stolen)} of the time wanted was held back by the host")),
     ]  # fmt: skip
 
 

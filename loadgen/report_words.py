@@ -195,8 +195,8 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
     if run.origin.load_before > BUSY * run.origin.cores:
         found.append(("The machine was busy before the run", f"load {run.origin.load_before:.1f}"))
     if run.stolen is not None and run.stolen >= MATTERS:
-        doubt = "The machine's host gave its processors to others meanwhile"
-        found.append((doubt, f"{percent(run.stolen)} of their time"))
+        doubt = "The machine's host held back processor time, so latencies are partly the host's"
+        found.append((doubt, f"{percent(run.stolen)} of what was wanted"))
     late = 1e3 * np.array([each.sent_s - each.due_s for each in one.counted.outcomes])
     behind = float(np.quantile(late, 0.99, method="inverted_cdf"))
     if behind > LATE_GENERATOR_MS:

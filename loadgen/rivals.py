@@ -119,8 +119,8 @@ class _Found:
 
 
 async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) -> None:
-    def tell(lost: float) -> None:
-        console.print(f"  the machine's host took {lost:.1%} of the processors' time", highlight=False)
+    def tell(what: str) -> None:
+        console.print(f"  {what}", highlight=False, markup=False)
 
     for link in plan.links:
         for rate in plan.rates:
@@ -137,32 +137,40 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
                         found.failures.append(f"{title}: {error}")
                         console.print(f"error: {error}", highlight=False, markup=False)
                     else:
-                        save(result.run, plan.out / "rounds" / f"{title_of(contender, link, rate, number)}.json.gz")
                         results.setdefault(contender.name, []).append(result)
 
 
 async def least_disturbed(
-    test: Callable[[], Awaitable[Result]], most_stolen: float | None, tell: Callable[[float], object]
+    test: Callable[[int], Awaitable[Result]], most_stolen: float | None, tell: Callable[[str], object]
 ) -> Result:
-    """Test once; again while the machine's host takes more of the processors' time than that, `MOST_TRIES` in all.
+    """Test once; again while the machine's host holds back more processor time than that, `MOST_TRIES` in all.
 
-    Which try counts depends on what was stolen alone, not on what came out of it. `tell` hears of each share that is
-    too large.
+    Which try counts depends on what was stolen alone, not on what came out of it. `tell` hears of each one that was
+    disturbed too much. A test is given its number, from 0.
+
+    Raises:
+        HawkVisionError: if the first try fails; one that fails later leaves those before it.
     """
     tries: list[Result] = []
-    while True:
-        tries.append(await test())
+    for number in range(MOST_TRIES):
+        try:
+            tries.append(await test(number))
+        except HawkVisionError as error:
+            if not tries:
+                raise
+            tell(f"it could not be repeated: {error}")
+            break
         lost = tries[-1].run.stolen
         if most_stolen is None or lost is None or lost <= most_stolen:
-            return tries[-1]
-        tell(lost)
-        if len(tries) == MOST_TRIES:
-            return min(tries, key=lambda each: each.run.stolen or 0.0)
+            break
+        tell(f"the machine's host held back {lost:.1%} of the processor time wanted")
+    return min(tries, key=lambda each: each.run.stolen or 0.0)
 
 
-def title_of(contender: Contender, link: LinkProfile, rate: float, number: int) -> str:
+def title_of(contender: Contender, link: LinkProfile, rate: float, number: int, try_: int) -> str:
     """What the files of one test are called."""
-    return f"{link.name}-{rate:g}-{contender.name}-round{number + 1}"
+    again = f"-try{try_ + 1}" if try_ else ""
+    return f"{link.name}-{rate:g}-{contender.name}-round{number + 1}{again}"
 
 
 def rotated(found: Sequence[Contender], number: int) -> tuple[Contender, ...]:
@@ -209,14 +217,14 @@ class _Bench:
                     return
         raise NotReady(f"the best rung did not answer {len(missing)} of {len(self._dataset)} pictures")
 
-    async def test(self, contender: Contender, link: LinkProfile, rate: float, number: int) -> Result:
-        """One contender, one round.
+    async def test(self, contender: Contender, link: LinkProfile, rate: float, number: int, try_: int) -> Result:
+        """One contender, one round; its record is written, also of a try that will not count.
 
         Raises:
             HawkVisionError: if its edge node does not start, or cannot be asked.
         """
         plan, deployment = self._plan, self._deployment
-        name = title_of(contender, link, rate, number)
+        name = title_of(contender, link, rate, number, try_)
         weather = plan.weather(link)
         deployment.settle(weather[CLIENT_EDGE], weather[EDGE_DC])
         with deployment.edge(*self._edge_arguments, *contender.arguments, log=name) as node:
@@ -256,6 +264,7 @@ class _Bench:
             reference=self._reference,
             stolen=lost,
         )
+        save(tested, plan.out / "rounds" / f"{name}.json.gz")
         return Result(tested, Traffic(near.up, near.down, far.up, far.down))
 
     async def _settle(self, setup_: Setup, contender: Contender) -> None:

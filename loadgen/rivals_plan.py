@@ -68,7 +68,7 @@ class Plan:
     timeout_s: float
     out: Path
     most_stolen: float | None = None
-    """A test in which the machine's host took more of the processors' time, 0..1, is repeated; None repeats none."""
+    """A test in which the host held back more of the processor time wanted, 0..1, is repeated; None repeats none."""
 
     def weather(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
         """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
@@ -110,8 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--most-stolen",
         type=float,
         metavar="SHARE",
-        help=f"repeat, up to {MOST_TRIES - 1} times, a policy's round in which the machine's host gave more of the "
-        "processors' time to others (0.01: one percent), and count the least disturbed",
+        help=f"repeat, up to {MOST_TRIES - 1} times, a policy's round in which the machine's host held back more of "
+        "the processor time that was wanted (0.02: two percent), and count the least disturbed",
     )
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")

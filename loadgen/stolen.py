@@ -1,11 +1,15 @@
-"""How much of the processors' time the machine's host gave to somebody else.
+"""How much of the processor time that this machine wanted it did not get, because its host held it back.
 
-On a virtual machine a processor that is wanted may not be there: the host runs another guest on it. Linux counts that
-time as stolen (proc_stat(5); `st` in top and vmstat). Whoever measures latencies meanwhile measures the neighbours: a
-request waits for a processor that no process of this machine holds. So runs say how much was stolen, and `rivals`
-can repeat what was disturbed (`--most-stolen`).
+On a virtual machine a processor that is wanted may not be there: the host runs somebody else on it, or the machine has
+had its share. Linux counts such time as stolen (proc_stat(5); `st` in top and vmstat). A request then waits for a
+processor that no process of this machine holds, so latencies measured meanwhile tell of the host. Runs say how much was
+stolen, and `rivals` can repeat what was disturbed (`--most-stolen`).
 
-    all that the processors had  ├─ used ─┼───── idle ─────┼─ stolen ─┤
+    all that the processors had  ├─ used ─┼─ stolen ─┼───── idle ─────┤
+                                 └──── wanted ───────┘
+
+The share is of what was wanted: of a machine that is mostly idle, little can be stolen, and it still may be half of
+what a request needed. Machines whose host does not count (stolen nothing since they started) say nothing.
 """
 
 from __future__ import annotations
@@ -14,25 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MATTERS: Final = 0.01
-"""Share from which reports warn. One percent of the time is enough to make up a P99."""
+MATTERS: Final = 0.02
+"""Share from which reports warn. One request in a hundred makes up a P99."""
 
 _STAT: Final = Path("/proc/stat")
+_IDLE: Final = (3, 4)
 _STOLEN: Final = 7
-"""Place of the stolen time among the counters of a processor; guests' time, which follows, is part of others."""
+"""Places of idle and of stolen time among a processor's counters; guests' time, which follows, is part of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
     """Since the machine started, all processors together, in ticks of a hundredth of a second."""
 
-    total: int
+    wanted: int
+    """Used or stolen."""
     stolen: int
 
-    def stolen_since(self, before: ProcessorTime) -> float:
-        """The share that was stolen since `before`, 0..1; 0 where no time passed."""
-        total = self.total - before.total
-        return max(0.0, (self.stolen - before.stolen) / total) if total > 0 else 0.0
+    def stolen_since(self, before: ProcessorTime) -> float | None:
+        """The share that was stolen of what was wanted since `before`, 0..1; None where that is not known."""
+        wanted = self.wanted - before.wanted
+        return max(0.0, (self.stolen - before.stolen) / wanted) if wanted > 0 and self.stolen > 0 else None
 
 
 def read() -> ProcessorTime | None:
@@ -53,7 +59,7 @@ def parse(text: str) -> ProcessorTime:
     if len(words) <= _STOLEN + 1 or words[0] != "cpu" or not all(word.isdecimal() for word in words[1:]):
         raise ValueError(f"/proc/stat: expected 'cpu' and {_STOLEN + 1} counters or more, got {text[:60]!r}")
     counters = [int(word) for word in words[1 : _STOLEN + 2]]
-    return ProcessorTime(sum(counters), counters[_STOLEN])
+    return ProcessorTime(sum(counters) - sum(counters[place] for place in _IDLE), counters[_STOLEN])
 
 
 def since(before: ProcessorTime | None) -> float | None:

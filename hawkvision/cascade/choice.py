@@ -1,29 +1,27 @@
-"""Which transport escalated pictures take: chosen by what the link loses and by what came back in time, not flapping.
+"""Which transport escalated pictures take: chosen by what the link loses, without flapping.
 
 TCP is the better carrier of a picture until the link loses some: the very bytes arrive, at no extra cost. At 1 % loss
 its P99 is 334 ms (CUBIC) or 299 ms (BBR) where datagrams take 27, and each percent more makes it worse (20 KB,
 20 Mbit/s, 40 ms; measured before any of this was built). So:
 
              loss ≥ 1 % for 3 s, on at least two lost datagrams; or two of the last 32 escalations
-             that should have been early had not come back by their deadlines for no fault of the tier's;
-             unless datagrams are known to bring less in time
+             that should have been early had not come back by their deadlines for no fault of the tier's
         ┌─────┐ ──────────────────────────────────────────────────────────────► ┌───────┐
         │ TCP │                                                                 │ LOSSY │
         └─────┘ ◄────────────────────────────────────────────────────────────── └───────┘
-             loss < 0.3 % for 30 s; or they bring less in time; or the lossy peer is gone, at once
+             loss < 0.3 % for 30 s; or the lossy peer is gone, at once
 
 Between the thresholds nothing moves. Losses are counted by the lossy channel itself, which is probed while TCP carries
 the pictures, so a return needs no trial. Whoever has just returned stays for `TCP_DWELL_S`, so that two changes for the
 worse are never closer than that.
 
-Loss says which transport ought to be better, `Kept` which one was: of the pictures that each carried lately, the share
-whose answer came before the deadline. What is remembered of the one that is not in use fades, so it gets another
-chance after some minutes, if loss speaks for it.
+Trap (found in simulation): the shares of answers that each transport brought in time cannot be compared, because they
+are not of the same weather. TCP is remembered for the good times, datagrams carry only through bad ones, and a choice
+by those shares flaps in every bad spell.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -47,47 +45,6 @@ LOSS_TO_RETURN: Final = 0.003
 RETURN_AFTER_S: Final = 30.0
 TCP_DWELL_S: Final = 10.0
 """For how long TCP is kept at least after a return, whatever is measured."""
-KEPT_HALF_LIFE_S: Final = 120.0
-"""How fast escalations are forgotten that a transport brought back in time, or did not."""
-KEPT_TOLD: Final = 24.0
-"""Escalations over each transport, as far as not forgotten, before the two are compared."""
-ALIKE: Final = 2.0
-"""Escalations of which about one is news: a radio link stays good or bad for seconds, so neighbours fare alike. With 6
-instead, datagrams that bring less were kept longer, 79 % of ten minutes instead of 61 (simulated: two escalations a
-second, weather of `wifi-busy`, 71 % in time against 76), and those that bring more were kept no longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Of the escalations over one transport, how many were back by their deadlines; both numbers fade."""
-
-    in_time: float = 0.0
-    all: float = 0.0
-    at: float = 0.0
-    """When they were what they are, in seconds of a monotonic clock."""
-
-    def after(self, now: float) -> Kept:
-        """What is left of it."""
-        keep = 0.5 ** (max(0.0, now - self.at) / KEPT_HALF_LIFE_S)
-        return Kept(keep * self.in_time, keep * self.all, now)
-
-    def learned(self, in_time: bool, now: float) -> Kept:
-        """With one more."""
-        left = self.after(now)
-        return Kept(left.in_time + in_time, left.all + 1.0, now)
-
-    def brings_less(self, other: Kept, now: float) -> bool:
-        """Whether this share is lower than that one, by more than the deviation of their difference."""
-        mine, theirs = self.after(now), other.after(now)
-        if min(mine.all, theirs.all) < KEPT_TOLD:
-            return False
-        gap = theirs.in_time / theirs.all - mine.in_time / mine.all
-        return gap > math.sqrt(ALIKE * (mine._variance() + theirs._variance()))
-
-    def _variance(self) -> float:
-        """Of the share, with one escalation of each kind more than there were: four of four are not certainty."""
-        share = (self.in_time + 1.0) / (self.all + 2.0)
-        return share * (1.0 - share) / self.all
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +59,6 @@ class LinkReading:
     """Datagrams that `loss` rests on."""
     late: int = 0
     """Of the last `LATE_AMONG` escalations over TCP, those that were too late for no fault of the datacenter's."""
-    tcp: Kept = Kept()
-    lossy: Kept = Kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +81,13 @@ class Choice:
         bad = reading.loss is not None and reading.loss >= LOSS_TO_LEAVE and lost >= LOST_TO_LEAVE - 0.5
         bad_since = (now if self.bad_since is None else self.bad_since) if bad else None
         long_bad = bad_since is not None and now - bad_since >= LEAVE_AFTER_S
-        leave = (long_bad or reading.late >= LATE_TO_LEAVE) and not reading.lossy.brings_less(reading.tcp, now)
+        leave = long_bad or reading.late >= LATE_TO_LEAVE
         if leave and reading.available and now - self.since >= TCP_DWELL_S:
             return Choice(Transport.LOSSY, now)
         return replace(self, bad_since=bad_since)
 
     def _on_lossy(self, reading: LinkReading, now: float) -> Choice:
-        if not reading.available or reading.lossy.brings_less(reading.tcp, now):
+        if not reading.available:
             return Choice(Transport.TCP, now)
         calm = reading.loss is not None and reading.loss < LOSS_TO_RETURN
         calm_since = (now if self.calm_since is None else self.calm_since) if calm else None

@@ -43,6 +43,8 @@ class Peer:
 
     url: str = ""
     delay_s: float = 0.0
+    held: bool = False
+    """Whether pictures over HTTP wait for their answers until it is False again."""
     rungs_delay_s: float = 0.0
     status: int = 200
     error_code: str = "overloaded"
@@ -72,6 +74,8 @@ class Peer:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.transport is not None:
             self.ports.add(request.transport.get_extra_info("peername")[1])
+        while self.held:  # noqa: ASYNC110  settable from another thread
+            await asyncio.sleep(0.005)
         await asyncio.sleep(self.delay_s)
         self.answered += 1
         if self.garbage:

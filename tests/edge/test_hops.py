@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from edge.hops import HopLate, HttpHop
+from edge.hops import RUN_OUT_BYTES, HopBroken, HopLate, HttpHop
+from edge.uplink import Uplink
+from hawkvision.clock import MonotonicClock
+from hawkvision.errors import EscalationFailed
 from hawkvision.hop import HopRequest
 from hawkvision.trace import start_trace
 from tests.edge.peer import Peer, running_peer
 
 CONNECTIONS = 4
 LATE_S = 0.05
+PATIENT_S = 20.0
+HURRIED = HopRequest(variant="committee", deadline_ms=LATE_S * 1e3)
 
 
 @pytest.fixture
@@ -23,28 +28,29 @@ def peer() -> Iterator[Peer]:
         yield peer
 
 
-async def ask(hop: HttpHop, timeout_s: float) -> int:
-    request = HopRequest(deadline_ms=timeout_s * 1e3)
-    status, _ = await hop.send(b"picture", request, start_trace(), timeout_s, exact=False)
+async def ask(hop: HttpHop, timeout_s: float, request: HopRequest = HURRIED, body: bytes = b"picture") -> int:
+    status, _ = await hop.send(body, request, start_trace(), timeout_s, exact=False)
     return status
 
 
-async def answered(peer: Peer, number: int) -> None:
-    for _ in range(1_000):
-        if peer.answered >= number:
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll: the condition comes true in the peer's thread."""
+    for _ in range(2_000):
+        if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"the peer answered {peer.answered} pictures, not {number}")
+    raise AssertionError("the condition did not come true within 20 s")
 
 
 def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_picture(peer: Peer) -> None:
     async def scenario() -> None:
         hop = HttpHop(peer.url, None, CONNECTIONS)
-        peer.delay_s = 4 * LATE_S
-        for number in range(1, 9):
+        for number in range(8):
+            peer.held = True
             with pytest.raises(HopLate):
                 await ask(hop, LATE_S)
-            await answered(peer, number)
+            peer.held = False
+            await until(lambda number=number: peer.answered > number)  # type: ignore[misc]
         await hop.close()
 
     asyncio.run(scenario())
@@ -52,15 +58,41 @@ def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_picture(p
     assert len(peer.ports) <= 3, "an answer may still be on its way when the next picture leaves"
 
 
-def test_answers_that_never_come_leave_connections_for_the_next_picture(peer: Peer) -> None:
+def test_answers_that_never_come_leave_connections_for_the_next_picture(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.hops.RUN_OUT_S", 10 * PATIENT_S)
+
     async def scenario() -> None:
         hop = HttpHop(peer.url, None, CONNECTIONS)
-        peer.delay_s = 30.0
+        peer.delay_s = 10 * PATIENT_S
         for _ in range(2):
             late = await asyncio.gather(*(ask(hop, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True)
             assert all(isinstance(each, HopLate) for each in late)
+        assert hop.running_out == CONNECTIONS // 2
         peer.delay_s = 0.0
-        assert await ask(hop, 1.0) == 200
+        assert await ask(hop, PATIENT_S) == 200
+        await hop.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "runs_out"),
+    [(HURRIED, b"picture", 1), (HopRequest(), b"picture", 0), (HURRIED, bytes(RUN_OUT_BYTES + 1), 0)],
+    ids=["deadline", "no deadline", "large"],
+)
+def test_only_small_pictures_with_deadlines_go_on_when_they_are_late(
+    peer: Peer, request_: HopRequest, body: bytes, runs_out: int
+) -> None:
+    async def scenario() -> None:
+        hop = HttpHop(peer.url, None, CONNECTIONS)
+        peer.held = True
+        with pytest.raises(HopLate):
+            await ask(hop, LATE_S, request_, body)
+        assert hop.running_out == runs_out
+        peer.held = False
+        await until(lambda: hop.running_out == 0)
         await hop.close()
 
     asyncio.run(scenario())
@@ -69,28 +101,54 @@ def test_answers_that_never_come_leave_connections_for_the_next_picture(peer: Pe
 def test_a_picture_that_waited_for_a_connection_in_vain_is_not_sent_later(peer: Peer) -> None:
     async def scenario() -> None:
         hop = HttpHop(peer.url, None, CONNECTIONS)
-        peer.delay_s = 6 * LATE_S
-        patient = [asyncio.create_task(ask(hop, 10.0)) for _ in range(CONNECTIONS)]
-        await asyncio.sleep(0)  # they have the connections
+        peer.held = True
+        patient = [asyncio.create_task(ask(hop, PATIENT_S)) for _ in range(CONNECTIONS)]
+        await until(lambda: len(peer.bodies) == CONNECTIONS)
         with pytest.raises(HopLate):
             await ask(hop, LATE_S)
+        peer.held = False
         assert await asyncio.gather(*patient) == [200] * CONNECTIONS
-        assert await ask(hop, 10.0) == 200
+        assert await ask(hop, PATIENT_S) == 200
         await hop.close()
 
     asyncio.run(scenario())
     assert len(peer.bodies) == CONNECTIONS + 1
 
 
-def test_closing_ends_what_is_late_and_says_nothing_of_it(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_ends_what_is_under_way_and_leaves_nothing_over(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         hop = HttpHop(peer.url, None, CONNECTIONS)
-        peer.delay_s = 30.0
+        peer.held = True
         with pytest.raises(HopLate):
             await ask(hop, LATE_S)
+        waiting = [asyncio.create_task(ask(hop, PATIENT_S)) for _ in range(2 * CONNECTIONS)]
+        await until(lambda: len(peer.bodies) == CONNECTIONS)
         await hop.close()
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, HopBroken) for each in told)
+        with pytest.raises(HopBroken, match="closed at this end"):
+            await ask(hop, PATIENT_S)
         assert asyncio.all_tasks() == {asyncio.current_task()}
+        peer.held = False
 
     with caplog.at_level(logging.DEBUG, logger="asyncio"):
         asyncio.run(scenario())
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
+
+
+def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> None:
+    async def scenario() -> None:
+        uplink = Uplink(peer.url, None, 2, 10, MonotonicClock())
+        peer.held = True
+        with pytest.raises(EscalationFailed):
+            await uplink.infer(b"picture", HURRIED, start_trace(), LATE_S)
+        assert (uplink.up, uplink.idle) == (True, True), "one of two connections is free"
+        asking = asyncio.create_task(uplink.infer(b"picture", HURRIED, start_trace(), PATIENT_S))
+        await until(lambda: len(peer.bodies) == 2)
+        assert (uplink.up, uplink.idle) == (True, False)
+        peer.held = False
+        await asking
+        await until(lambda: uplink.idle)
+        await uplink.close()
+
+    asyncio.run(scenario())

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from edge.uplink import Escalated, Uplink
+from edge.uplink import Uplink
 from hawkvision.cascade.choice import Transport
 from hawkvision.clock import MonotonicClock
 from hawkvision.errors import BadImage, EscalationFailed, HawkVisionError
@@ -179,33 +179,6 @@ def test_pictures_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> 
     assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
     assert sample("uplink_switches_total", transport="lossy") == 1.0
     assert sample("uplink_loss_ratio") != 0.0
-
-
-@pytest.mark.slow
-def test_pictures_return_to_tcp_from_datagrams_that_bring_less_in_time(peer: Peer) -> None:
-    async def ask(uplink: Uplink, deadline_ms: float) -> list[bool]:
-        request = msgspec.structs.replace(HURRIED, deadline_ms=deadline_ms)
-        asking = [uplink.infer(PICTURE, request, start_trace(), deadline_ms * 1e-3) for _ in range(10)]
-        return [isinstance(each, Escalated) for each in await asyncio.gather(*asking, return_exceptions=True)]
-
-    async def scenario() -> None:
-        assert peer.offer is not None
-        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=5ms,seed=1")) as relay:
-            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
-            async with linked(peer, "auto") as uplink:
-                for _ in range(3):
-                    assert all(await ask(uplink, 5_000.0))
-                relay.up = LinkSpec.parse("delay=5ms,loss=8%,seed=1")
-                await until(lambda: uplink.transport is Transport.LOSSY)
-                peer.delay_s = 0.5
-                for _ in range(3):
-                    assert not any(await ask(uplink, 100.0))
-                await until(lambda: uplink.transport is Transport.TCP)
-                assert uplink.loss is not None
-                assert uplink.loss > 0.01, "for the loss alone it would have stayed"
-
-    asyncio.run(scenario())
-    assert (len(peer.bodies), len(peer.datagrams) > 0) == (30, True)
 
 
 @asynccontextmanager

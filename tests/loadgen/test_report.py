@@ -161,7 +161,7 @@ def test_doubts_about_a_run_are_said_first() -> None:
     said = " ".join(warnings_of([told(run)], ()))
     for word in ("Interrupted", "Not steady", "50 requests; reached on", "load 1.9", "by 20 ms or more",
                  "part of P50 is", "part of P99 is", "5 requests a second", "no labels",
-                 "to others meanwhile (3.0 % of their time)"):  # fmt: skip
+                 "partly the host's (3.0 % of what was wanted)"):  # fmt: skip
         assert word in said
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.errors import ConfigError
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from loadgen.claims import Report, Result, Traffic
 from loadgen.links import load_profile
 from loadgen.record import load
@@ -100,27 +100,42 @@ def test_a_record_says_of_each_link_what_it_was_given() -> None:
     assert [each.at_s for each in found[:3]] == pytest.approx([0.0, *begun])
 
 
-def disturbed_by(shares: list[float | None], most_stolen: float | None) -> tuple[float | None, list[float]]:
-    """Tests of which the host takes these shares one after another: which one counts, and what is told."""
-    tries, told = iter(shares), list[float]()
+def disturbed_by(
+    shares: list[float | HawkVisionError | None], most_stolen: float | None
+) -> tuple[float | None, list[str]]:
+    """Tests of which the host holds back these shares, or that fail, one after another: which counts, what is told."""
+    told: list[str] = []
+    numbers: list[int] = []
 
-    async def test() -> Result:
-        tested = run_of([answer(1.0, 10)])
-        return Result(msgspec.structs.replace(tested, stolen=next(tries)), Traffic())
+    async def test(number: int) -> Result:
+        numbers.append(number)
+        found = shares[number]
+        if isinstance(found, HawkVisionError):
+            raise found
+        return Result(msgspec.structs.replace(run_of([answer(1.0, 10)]), stolen=found), Traffic())
 
     counted = asyncio.run(least_disturbed(test, most_stolen, told.append))
-    assert next(tries, "all were tried") == "all were tried"
+    assert numbers == list(range(len(shares)))
     return counted.run.stolen, told
 
 
 def test_a_test_that_the_host_disturbs_is_repeated_and_the_least_disturbed_one_counts() -> None:
-    assert disturbed_by([0.2, 0.01], 0.01) == (0.01, [0.2])
-    assert disturbed_by([0.2, 0.05, 0.3], 0.01) == (0.05, [0.2, 0.05, 0.3]), "and no more than three times"
+    share, told = disturbed_by([0.2, 0.01], 0.01)
+    assert (share, told) == (0.01, ["the machine's host held back 20.0% of the processor time wanted"])
+    share, told = disturbed_by([0.2, 0.05, 0.3], 0.01)
+    assert (share, len(told)) == (0.05, 3), "and no more than three times"
 
 
 def test_nothing_is_repeated_unasked_or_where_nobody_knows_what_was_stolen() -> None:
     assert disturbed_by([0.2], None) == (0.2, [])
     assert disturbed_by([None], 0.01) == (None, [])
+
+
+def test_a_test_that_cannot_be_repeated_counts_as_it_was() -> None:
+    share, told = disturbed_by([0.2, NotReady("no node")], 0.01)
+    assert (share, told[1]) == (0.2, "it could not be repeated: no node")
+    with pytest.raises(NotReady):
+        disturbed_by([NotReady("no node")], 0.01)
 
 
 @needs_a_link

@@ -12,25 +12,24 @@ from loadgen.stolen import ProcessorTime, parse
 STAT = "cpu  100 20 30 400 5 1 2 42 7 0\ncpu0 50 10 15 200 2 0 1 21 3 0\nctxt 9\n"
 
 
-def test_stolen_time_is_the_eighth_counter_and_guests_time_is_not_counted_twice() -> None:
-    assert parse(STAT) == ProcessorTime(total=600, stolen=42)
+def test_stolen_time_is_the_eighth_counter_and_idle_and_guests_time_are_not_wanted() -> None:
+    assert parse(STAT) == ProcessorTime(wanted=195, stolen=42)
 
 
-def test_a_share_is_of_all_the_time_that_passed() -> None:
+def test_a_share_is_of_the_time_that_was_wanted() -> None:
     before, after = ProcessorTime(1000, 10), ProcessorTime(1200, 60)
     assert after.stolen_since(before) == 0.25
-    assert before.stolen_since(before) == 0.0
-    assert before.stolen_since(ProcessorTime(900, 30)) == 0.0, "counters that a host moved back are no negative share"
+    assert before.stolen_since(before) is None, "nothing was wanted"
+    assert ProcessorTime(1200, 9).stolen_since(before) == 0.0, "a counter that a host moved back is no negative share"
+    assert ProcessorTime(1200, 0).stolen_since(ProcessorTime(1000, 0)) is None, "a host that does not count"
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc/stat here")
 def test_this_machines_counters_are_read() -> None:
     before = stolen.read()
     assert before is not None
-    assert before.total > before.stolen >= 0
-    lost = stolen.since(before)
-    assert lost is not None
-    assert 0.0 <= lost <= 1.0
+    assert before.wanted > before.stolen >= 0
+    assert 0.0 <= (stolen.since(before) or 0.0) <= 1.0
     assert stolen.since(None) is None
 
 

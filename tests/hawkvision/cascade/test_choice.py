@@ -1,4 +1,4 @@
-"""The transport changes with the link and with what it brings in time, and does not flap."""
+"""The transport changes with what the link loses, and does not flap."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.choice import (
-    KEPT_HALF_LIFE_S,
-    KEPT_TOLD,
     LATE_TO_LEAVE,
     LEAVE_AFTER_S,
     LOSS_TO_LEAVE,
     RETURN_AFTER_S,
     TCP_DWELL_S,
     Choice,
-    Kept,
     LinkReading,
     Transport,
 )
@@ -137,78 +134,3 @@ def test_a_link_that_loses_one_in_a_thousand_is_left_to_tcp_for_an_hour_but_for_
     found = changes(over(measured([0.001] * 36_000, SEED + seed)))
     away = sum(back - left for (left, _), (back, _) in zip(found[::2], found[1::2], strict=False))
     assert away < 0.1 * 3_600.0
-
-
-def told(share: float, n: int = 100, now: float = 0.0) -> Kept:
-    """So many escalations at once, of which that share was in time."""
-    return Kept(share * n, float(n), now)
-
-
-def test_datagrams_that_are_known_to_bring_less_in_time_are_not_tried_for_loss() -> None:
-    loss = losing(0.05)
-    assert not changes(over([replace(loss, tcp=told(0.8), lossy=told(0.5))] * 100))
-    assert changes(over([replace(loss, tcp=told(0.5), lossy=told(0.8))] * 100))
-    assert changes(over([replace(loss, tcp=told(0.8), lossy=Kept())] * 100)), "what is not known is tried"
-
-
-def test_datagrams_that_bring_less_in_time_are_left_though_the_link_loses() -> None:
-    on = Choice(Transport.LOSSY, 0.0)
-    worse = replace(losing(0.05), tcp=told(0.8), lossy=told(0.5))
-    assert over([worse], on)[0][1].transport is Transport.TCP
-    for better in (told(0.8), told(0.78), told(0.5, n=int(KEPT_TOLD) - 1)):
-        assert over([replace(worse, lossy=better)], on)[0][1].transport is Transport.LOSSY
-
-
-def test_what_a_transport_brought_fades_until_it_gets_another_chance() -> None:
-    remembered = replace(losing(0.05), tcp=told(0.8, n=10_000), lossy=told(0.5))
-    assert not changes(over([remembered] * int(KEPT_HALF_LIFE_S / TICK_S)))
-    ((at, to),) = changes(over([remembered] * int(3 * KEPT_HALF_LIFE_S / TICK_S)))
-    assert to is Transport.LOSSY
-    assert KEPT_HALF_LIFE_S < at < 3 * KEPT_HALF_LIFE_S
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 1e3), st.booleans()), max_size=60), st.floats(0.0, 1e4))
-def test_a_share_is_one_whatever_was_learned_and_however_long_ago(
-    learned: list[tuple[float, bool]], wait_s: float
-) -> None:
-    kept, now = Kept(), 0.0
-    for gap_s, in_time in learned:
-        now += gap_s
-        kept = kept.learned(in_time, now)
-    left = kept.after(now + wait_s)
-    assert 0.0 <= left.in_time <= left.all <= len(learned)
-    assert not left.brings_less(left, left.at)
-
-
-PHASES = ((4.0, 0.6, 0.003), (3.0, 0.28, 0.015), (1.5, 0.12, 0.04))
-"""A crowded wireless network: how long each phase is on average, its share of the time, and what it loses."""
-
-
-def on_datagrams(tcp: tuple[float, ...], lossy: tuple[float, ...], seed: int, minutes: int = 10) -> float:
-    """The share of the time that datagrams are used, where so many escalations are in time in each phase."""
-    source = random.Random(seed)
-    kept = {transport: Kept() for transport in Transport}
-    last, choice, used = deque([False] * OUTCOMES, OUTCOMES), FRESH, 0
-    phase, until, ticks = 0, 0.0, int(minutes * 60 / TICK_S)
-    for tick in range(ticks):
-        now = tick * TICK_S
-        if now >= until:
-            phase = source.choices(range(len(PHASES)), [share / mean_s for mean_s, share, _ in PHASES])[0]
-            until = now + source.expovariate(1.0 / PHASES[phase][0])
-        last.append(source.random() < PHASES[phase][2])
-        if source.random() < 2.0 * TICK_S:  # two escalations a second
-            shares = tcp if choice.transport is Transport.TCP else lossy
-            carried = kept[choice.transport]
-            kept[choice.transport] = carried.learned(source.random() < shares[phase], now)
-        loss = sum(last) / OUTCOMES
-        choice = choice.next(LinkReading(True, loss, OUTCOMES, 0, *kept.values()), now)
-        used += choice.transport is Transport.LOSSY
-    return used / ticks
-
-
-def test_over_a_crowded_network_the_transport_that_brings_more_is_used_most() -> None:
-    seeds = range(SEED, SEED + 10)
-    better = [on_datagrams((0.8, 0.2, 0.0), (0.95, 0.8, 0.5), seed) for seed in seeds]
-    worse = [on_datagrams((0.95, 0.7, 0.2), (0.6, 0.4, 0.1), seed) for seed in seeds]
-    assert min(better) > 0.7
-    assert sum(worse) / len(worse) < 0.4
