@@ -244,9 +244,10 @@ def test_a_part_is_offered_first_and_the_whole_once_it_is_repaired() -> None:
         link = LinkSpec.parse("delay=5ms,loss=40%,seed=3")
         async with (
             serving(handler) as server,
-            UdpRelay(("127.0.0.1", server.port), link, LinkSpec()) as relay,
+            UdpRelay(("127.0.0.1", server.port), LinkSpec()) as relay,
             connected(relay.address[1], timeout_s=20.0) as client,
         ):
+            relay.up = link  # not before: the server gives a handshake five seconds
             for _ in range(30):
                 await client.ask(b"cats", SEGMENTS)
 
