@@ -192,10 +192,11 @@ def test_compose_services_restart_drain_and_hold_no_privileges() -> None:
 
 
 def test_compose_builds_what_it_runs_from_this_dockerfile() -> None:
-    for service in compose()["services"].values():
-        if "build" in service:
-            context = (DEPLOY / service["build"]["context"]).resolve()
-            assert (context / service["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
+    built = {name: service["build"] for name, service in compose()["services"].items() if "build" in service}
+    assert set(built) == {"models", "datacenter"}
+    for build in built.values():
+        context = (DEPLOY / build["context"]).resolve()
+        assert (context / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
 
 
 def test_compose_settings_load_once_the_keys_are_filled_in() -> None:

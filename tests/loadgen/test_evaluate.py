@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -223,13 +224,11 @@ def test_missing_indices_name_the_command_that_makes_them(tmp_path: Path) -> Non
 
 @given(st.binary(max_size=60))
 def test_garbage_for_indices_is_refused(data: bytes) -> None:
-    path = Path("/tmp") / f"hawkvision-indices-{abs(hash(data))}.json"
-    path.write_bytes(data)
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "indices.json"
+        path.write_bytes(data)
         with pytest.raises(ConfigError, match=path.name):
             read_indices(path, pictures(10))
-    finally:
-        path.unlink()
 
 
 def test_interval_is_the_textbook_one() -> None:

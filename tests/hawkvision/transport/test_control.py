@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -41,12 +42,27 @@ def test_messages_come_out_in_order_however_the_stream_is_cut(sent: list[Message
     assert [message for piece in pieces for message in reader.feed(piece)] == sent
 
 
-@given(st.binary(max_size=3000))
-def test_any_bytes_give_messages_or_a_wire_error(data: bytes) -> None:
+def read_all(pieces: Iterable[bytes]) -> tuple[list[Message], bool]:
+    """Messages, and whether a wire error ended them."""
+    reader, found = MessageReader(), list[Message]()
     try:
-        list(MessageReader().feed(data))
+        for piece in pieces:
+            for message in reader.feed(piece):
+                found.append(message)
     except WireError:
-        return
+        return found, True
+    return found, False
+
+
+@given(st.lists(messages, max_size=2), st.binary(max_size=300), st.data())
+def test_any_bytes_give_messages_or_a_wire_error_however_they_are_cut(
+    sent: list[Message], rest: bytes, data: st.DataObject
+) -> None:
+    stream = b"".join(map(encode_message, sent)) + rest
+    cut = data.draw(st.integers(0, len(stream)))
+    whole = read_all([stream])
+    assert whole[0][: len(sent)] == sent
+    assert read_all([stream[:cut], stream[cut:]]) == whole
 
 
 @given(st.binary(max_size=300))
