@@ -31,7 +31,7 @@ from tests.hawkvision.transport.session import coded
 PICTURE = coded(k=4, n=6)
 
 
-async def settled(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+async def settled(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Wait until a condition holds; looping is all there is to wait on from outside."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - seen from outside
