@@ -32,6 +32,7 @@ from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Qua
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
 from tests.pictures import encoded
+from tests.waiting import until
 
 T = TypeVar("T")
 SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -159,15 +160,6 @@ async def bench(
 
 def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return asyncio.run(scenario())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll, for the condition changes on another thread or in another task."""
-    for _ in range(3_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition did not come true within 30 s")
 
 
 async def known(node: EdgeNode) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +15,7 @@ from hawkvision.errors import EscalationFailed
 from hawkvision.hop import HopRequest
 from hawkvision.trace import start_trace
 from tests.edge.peer import Peer, running_peer
+from tests.waiting import until
 
 CONNECTIONS = 4
 LATE_S = 0.05
@@ -31,15 +32,6 @@ def peer() -> Iterator[Peer]:
 async def ask(hop: HttpHop, timeout_s: float, request: HopRequest = HURRIED, body: bytes = b"picture") -> int:
     status, _ = await hop.send(body, request, start_trace(), timeout_s, exact=False)
     return status
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll: the condition comes true in the peer's thread."""
-    for _ in range(2_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition did not come true within 20 s")
 
 
 def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_picture(peer: Peer) -> None:

@@ -22,9 +22,10 @@ from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.session import Incoming
 from hawkvision.types import OnMiss
-from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run, until
+from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.pictures import encoded
+from tests.waiting import until
 
 PICTURE = encoded()
 OTHER = encoded(seed=1)

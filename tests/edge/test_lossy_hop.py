@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -25,6 +25,7 @@ from tests.edge.bench import Bench, bench, known
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
 from tests.pictures import encoded
+from tests.waiting import until
 
 PICTURE = encoded(height=128, width=128)
 LARGE = encoded(height=600, width=600)
@@ -52,15 +53,6 @@ async def linked(
         yield uplink
     finally:
         await uplink.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll: the condition comes true in another task."""
-    for _ in range(4_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition did not come true within 40 s")
 
 
 def infer(peer: Peer, request: HopRequest = HURRIED, body: bytes = PICTURE, *, exact: bool = False) -> HopReply:

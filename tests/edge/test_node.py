@@ -11,8 +11,9 @@ from edge.call import CallerGone
 from edge.uplink import Uplink
 from hawkvision.errors import DeadlineMissed
 from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
-from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run, until
+from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer
+from tests.waiting import until
 
 
 def test_sure_answers_stay_and_unsure_ones_go(large: Peer) -> None:

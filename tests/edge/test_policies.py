@@ -29,11 +29,12 @@ from hawkvision.types import (
     Target,
     Tier,
 )
-from tests.edge.bench import SURE, UNSURE, bench, known, run, until
+from tests.edge.bench import SURE, UNSURE, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import make_profile
 from tests.pictures import encoded
+from tests.waiting import until
 
 LADDER = Policy(make_profile(), "small", "large")
 EDGE, BEST = LADDER.edge_accuracy.value, LADDER.best_accuracy.value

@@ -24,10 +24,11 @@ from hawkvision.errors import ArtifactError, ManifestError, NotReady, Overloaded
 from hawkvision.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.process import running
 from hawkvision.types import Answer, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Reason, Score, Tier
-from tests.edge.bench import SPEC, SURE, GatedBackend, bench, run, until
+from tests.edge.bench import SPEC, SURE, GatedBackend, bench, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
 from tests.pictures import encoded
+from tests.waiting import until
 
 SIZES = {"small": 5, "mid": 6, "big": 8}
 INFAAS = EdgeConfig(policy="infaas", task="digits")

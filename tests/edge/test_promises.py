@@ -27,8 +27,9 @@ from hawkvision.types import (
     Reason,
     Tier,
 )
-from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run, until
+from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run
 from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.waiting import until
 
 EDGE_CLASS = 3
 AGREES = [(EDGE_CLASS, 0.99)]

@@ -11,9 +11,10 @@ from edge.targets import describe_targets
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import CERTIFIED_DROPS
 from hawkvision.types import Answer, MaxAccuracyDrop, PromiseStatus, Quality, Reason, Tier, target_fields
-from tests.edge.bench import SURE, UNSURE, audits, bench, known, many, run, until
+from tests.edge.bench import SURE, UNSURE, audits, bench, known, many, run
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
+from tests.waiting import until
 
 
 def target_whose_middle_threshold(low: float, high: float) -> MaxAccuracyDrop:

@@ -15,8 +15,8 @@ import pytest
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Kept, Streams, stream_place
 from hawkvision.metrics import EdgeMetrics
-from tests.edge.bench import until
 from tests.hawkvision.cascade.test_online import USUAL
+from tests.waiting import until
 
 LIMIT = 50
 

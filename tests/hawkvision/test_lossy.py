@@ -40,8 +40,8 @@ from hawkvision.vision.image import decode as decode_picture
 from hawkvision.vision.image import probe
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
-from tests.edge.bench import until
 from tests.pictures import encoded
+from tests.waiting import until
 
 T = TypeVar("T")
 ROOM = 1150

@@ -5,7 +5,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,6 +14,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.process import running
 from loadgen.link import UDP_OVERHEAD_BYTES, UdpRelay, main
 from loadgen.link_spec import LinkSpec
+from tests.waiting import until
 
 ANSWER_S = 30.0
 """A bound on waiting for what must come, not on how fast it does."""
@@ -32,12 +33,6 @@ async def send(sender: socket.socket, data: bytes, to: tuple[str, int]) -> None:
 
 async def receive(receiver: socket.socket) -> tuple[bytes, tuple[str, int]]:
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recvfrom(receiver, 65_535), ANSWER_S)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(ANSWER_S):
-        while not holds():  # noqa: ASYNC110 - the relay has no business telling tests
-            await asyncio.sleep(0)
 
 
 @asynccontextmanager

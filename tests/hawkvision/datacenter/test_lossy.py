@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from hawkvision.types import Score
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.datacenter.conftest import picture
+from tests.waiting import until
 
 TRACE = start_trace()
 ROOM = fragment_room(HopRequest().meta(TRACE))
@@ -195,12 +196,3 @@ def test_a_cluster_does_not_offer_the_lossy_transport(config: DatacenterConfig) 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lossy_certificate and dc\.lossy_key"):
         load_config(DatacenterConfig, overrides={"lossy_certificate": tmp_path / "c.pem"}, environ={})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll: the condition comes true in another task."""
-    for _ in range(1_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition did not come true within 10 s")

@@ -14,7 +14,7 @@ from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import connected, serving
 from tests.hawkvision.transport.session import coded
-from tests.hawkvision.transport.test_udp import settled
+from tests.waiting import until
 
 PICTURE = coded(k=4, n=8)
 DELAY = LinkSpec.parse("delay=5ms")
@@ -57,7 +57,7 @@ def test_each_of_them_may_die_and_return_and_no_answer_is_lost() -> None:
                 assert {status for status, _ in answers} == {Status.OK}
                 assert path.dead(loop.time())
                 relay.blackhole(False)
-                await settled(lambda path=path: not path.dead(loop.time()))  # type: ignore[misc]
+                await until(lambda path=path: not path.dead(loop.time()))  # type: ignore[misc]
                 before = path.next_sequence
                 assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
                 assert path.next_sequence - before >= 3

@@ -9,7 +9,6 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -27,15 +26,9 @@ from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK, connected, echo, serving
 from tests.hawkvision.transport.session import coded
+from tests.waiting import until
 
 PICTURE = coded(k=4, n=6)
-
-
-async def settled(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Wait until a condition holds; looping is all there is to wait on from outside."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - seen from outside
-            await asyncio.sleep(0.005)
 
 
 def test_a_picture_is_asked_and_answered() -> None:
@@ -75,7 +68,7 @@ def test_many_clients_ask_many_pictures_at_once() -> None:
             assert len(server.sessions) == 8
             for client in clients:
                 await client.close()
-            await settled(lambda: not server.sessions and server.budget.used == 0)
+            await until(lambda: not server.sessions and server.budget.used == 0)
 
     asyncio.run(scenario())
 
@@ -187,7 +180,7 @@ def test_who_waits_for_an_answer_is_told_when_the_server_stops() -> None:
     async def scenario() -> None:
         async with serving(never) as server, connected(server.port) as client:
             asked = [asyncio.create_task(client.ask(b"cats", PICTURE)) for _ in range(70)]  # six wait for room
-            await settled(lambda: sum(len(s._tasks) for s in server.sessions.values()) > 0)
+            await until(lambda: sum(len(s._tasks) for s in server.sessions.values()) > 0)
             await server.close()
             results = await asyncio.gather(*asked, return_exceptions=True)
             assert {type(result) for result in results} == {ConnectionLost}
@@ -266,7 +259,7 @@ def test_a_worn_out_key_ends_the_connection_and_says_so() -> None:
             session.receiver.channel._sealer.sealed = MAX_SEALED - 1000
             with contextlib.suppress(ConnectionLost):
                 await client.ask(b"cats", PICTURE)
-            await settled(lambda: client.lost == "the key has sealed all it may")
+            await until(lambda: client.lost == "the key has sealed all it may")
 
     asyncio.run(scenario())
 
@@ -318,7 +311,7 @@ def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> No
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 for sequence in range(100):
                     stranger.sendto(forger.seal(0, 1000 + sequence, fragment), ("127.0.0.1", server.port))
-                await settled(lambda: session.receiver.channel.dropped >= 100)
+                await until(lambda: session.receiver.channel.dropped >= 100)
             assert session._addresses == before
             assert not session.receiver._assembling
 
@@ -342,7 +335,7 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
                         datagram = channel.send(channel.paths[0], encode(fragment), time.monotonic())
                         sent += victim.sendto(datagram, ("127.0.0.1", server.port))
                     await asyncio.sleep(0)
-                await settled(lambda: session._addresses[0][1] == victim.getsockname()[1])
+                await until(lambda: session._addresses[0][1] == victim.getsockname()[1])
                 deadline = time.monotonic() + 1.0
                 while time.monotonic() < deadline:
                     await asyncio.sleep(0.02)
@@ -380,7 +373,7 @@ def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() ->
             assert MAX_HALF_OPEN // 2 < server.half_open <= MAX_HALF_OPEN
             for _, way in floods:
                 way.close()
-            await settled(lambda: server.half_open == 0, 30.0)
+            await until(lambda: server.half_open == 0, 30.0)
             async with connected(server.port) as later:
                 assert (await later.ask(b"cats", PICTURE))[0] is Status.OK
 
@@ -412,6 +405,6 @@ def test_random_control_bytes_close_the_connection_and_nothing_else() -> None:
                     bad._protocol._quic.send_stream_data(0, rng.randbytes(rng.randrange(1, 3000)) + os.urandom(8))
                     bad._protocol.transmit()
                     assert (await good.ask(b"cats", PICTURE))[0] is Status.OK
-            await settled(lambda: len(server.sessions) == 1)
+            await until(lambda: len(server.sessions) == 1)
 
     asyncio.run(scenario())

@@ -1,0 +1,21 @@
+"""Waiting for what happens elsewhere: in another task, another thread or a peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+PATIENCE_S: Final = 60.0
+"""Longer than anything takes on a machine that stands still now and then."""
+
+
+async def until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
+    """Poll until a condition holds; seen from outside, there is nothing else to wait on.
+
+    Raises:
+        TimeoutError: if it does not within that time.
+    """
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
