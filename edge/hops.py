@@ -21,7 +21,7 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
 LISTING_TIMEOUT_S: Final = 5.0
 RUN_OUT_S: Final = 2.0
-"""How long an exchange that is too late goes on, so that its connection stays open; see `HttpHop.send`."""
+"""How long an exchange goes on whose answer nobody waits for, so that its connection stays open; see `HttpHop.send`."""
 RUN_OUT_BYTES: Final = 1024 * 1024
 """Of a picture whose exchange may go on: the node's bound on memory no longer counts it."""
 
@@ -93,30 +93,28 @@ class HttpHop:
     ) -> tuple[int, bytes]:
         """See `Hop.send`.
 
-        An answer that misses a deadline is let come, unheard, see `_may_run_out`: to break off would close the
-        connection, and the next picture would wait for the round trip of a new one, be late for it, and close that too.
-        The kernel sends the rest of the picture in either case. The price is the tier's, which no longer sees the
-        caller leave: what arrives late it works on until the deadline that travels with the picture.
+        An answer that misses a deadline, or whose caller leaves, is let come, unheard, see `_let_run_out`: to break off
+        would close the connection, and the next picture would wait for the round trip of a new one, be late for it, and
+        close that too. The kernel sends the rest of the picture in either case. The price is the tier's, which no
+        longer sees the caller leave: it works on until the deadline that travels with the picture.
         """
         if self._closed:
             raise HopBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
         begun = asyncio.Event()
-        exchange = asyncio.create_task(self._exchange(body, headers, timeout_s + RUN_OUT_S, begun))
+        exchange = asyncio.create_task(self._exchange(body, headers, begun))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
-        except asyncio.CancelledError:
-            exchange.cancel()
-            await asyncio.gather(exchange, return_exceptions=True)
-            raise
+        finally:
+            if not exchange.done():  # it is late, or the caller is gone
+                if begun.is_set() and request.deadline_ms is not None and self._may_run_out(body):
+                    self._let_run_out(exchange)
+                else:
+                    exchange.cancel()
         if not done:
-            if begun.is_set() and request.deadline_ms is not None and self._may_run_out(body):
-                self._running_out.add(exchange)
-            else:
-                exchange.cancel()
             raise HopLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
         if exchange.cancelled():
             raise HopBroken(f"{self.url}: the connections were closed at this end")
@@ -124,17 +122,13 @@ class HttpHop:
             return exchange.result()
         except aiohttp.ServerTimeoutError:
             raise HopBroken(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
-        except TimeoutError:  # the loop stood still until both times were over
-            raise HopLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms") from None
         except (aiohttp.ClientError, OSError) as error:
             raise HopBroken(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
 
-    async def _exchange(
-        self, body: bytes, headers: dict[str, str], timeout_s: float, begun: asyncio.Event
-    ) -> tuple[int, bytes]:
+    async def _exchange(self, body: bytes, headers: dict[str, str], begun: asyncio.Event) -> tuple[int, bytes]:
         """`begun` says that it need not wait for others: it has a connection, or makes one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        async with asyncio.timeout(timeout_s), self._free:
+        async with self._free:
             begun.set()
             url = f"{self.url}{INFER_PATH}"
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
@@ -143,6 +137,11 @@ class HttpHop:
     def _may_run_out(self, body: bytes) -> bool:
         """On half of the connections at most, the smaller half, and with pictures that memory hardly notices."""
         return len(self._running_out) < self._most_running_out and len(body) <= RUN_OUT_BYTES
+
+    def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
+        self._running_out.add(exchange)
+        ending = asyncio.get_running_loop().call_later(RUN_OUT_S, exchange.cancel)
+        exchange.add_done_callback(lambda _: ending.cancel())
 
     def _ended(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
         self._exchanges.discard(exchange)

@@ -50,6 +50,25 @@ def test_an_answer_that_is_late_keeps_its_connection_open_for_the_next_picture(p
     assert len(peer.ports) <= 3, "an answer may still be on its way when the next picture leaves"
 
 
+def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_picture(peer: Peer) -> None:
+    async def scenario() -> None:
+        hop = HttpHop(peer.url, None, CONNECTIONS)
+        for number in range(1, 9):
+            peer.held = True
+            leaving = asyncio.create_task(ask(hop, PATIENT_S))
+            await until(lambda number=number: len(peer.bodies) == number)  # type: ignore[misc]
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            assert hop.running_out == 1
+            peer.held = False
+            await until(lambda: hop.running_out == 0)
+        await hop.close()
+
+    asyncio.run(scenario())
+    assert len(peer.ports) == 1
+
+
 def test_answers_that_never_come_leave_connections_for_the_next_picture(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +83,24 @@ def test_answers_that_never_come_leave_connections_for_the_next_picture(
         assert hop.running_out == CONNECTIONS // 2
         peer.delay_s = 0.0
         assert await ask(hop, PATIENT_S) == 200
+        await hop.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_late_answer_is_not_let_come_for_ever(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.hops.RUN_OUT_S", LATE_S)
+
+    async def scenario() -> None:
+        hop = HttpHop(peer.url, None, CONNECTIONS)
+        peer.held = True
+        leaving = asyncio.create_task(ask(hop, PATIENT_S))
+        await until(lambda: len(peer.bodies) == 1)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await until(lambda: hop.running_out == 0)
+        peer.held = False
         await hop.close()
 
     asyncio.run(scenario())
