@@ -60,10 +60,13 @@ class Hop(Protocol):
 class HttpHop:
     """The caller's own bytes over kept-alive connections, and what else is asked over HTTP."""
 
-    def __init__(self, url: str, api_key: str | None, connections: int) -> None:
+    def __init__(self, url: str, api_key: str | None, connections: int, *, run_out_s: float = RUN_OUT_S) -> None:
+        """Prepare; `run_out_s` is how long an exchange may go on for the sake of its connection, see `send`."""
         self.url = url
         self.link = LinkEstimate()
         self._free = asyncio.Semaphore(connections)
+        """As many as the connector has; but who waits here has sent nothing, and that must be known."""
+        self._run_out_s = run_out_s
         self._most_running_out = connections // 2
         self._exchanges: set[asyncio.Task[tuple[int, bytes]]] = set()
         self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
@@ -140,7 +143,7 @@ class HttpHop:
 
     def _let_run_out(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:
         self._running_out.add(exchange)
-        ending = asyncio.get_running_loop().call_later(RUN_OUT_S, exchange.cancel)
+        ending = asyncio.get_running_loop().call_later(self._run_out_s, exchange.cancel)
         exchange.add_done_callback(lambda _: ending.cancel())
 
     def _ended(self, exchange: asyncio.Task[tuple[int, bytes]]) -> None:

@@ -118,7 +118,7 @@ def assemble(
 ) -> Run:
     """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
 
-    `lost` is the share of the processors' time that was stolen meanwhile.
+    `lost` is the share of the processor time wanted meanwhile that was stolen.
     """
     duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0

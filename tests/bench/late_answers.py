@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from edge.hops import HopBroken, HopLate, HttpHop
+from edge.hops import RUN_OUT_S, HopBroken, HopLate, HttpHop
 from hawkvision.hop import INFER_PATH, HopRequest
 from hawkvision.trace import start_trace
 from loadgen.link_spec import LinkSpec
@@ -51,11 +52,6 @@ class Seen(msgspec.Struct, frozen=True):
     connections: int
 
 
-class _BreaksOff(HttpHop):
-    def _may_run_out(self, body: bytes) -> bool:
-        return False
-
-
 async def serve(job: Job) -> None:
     """Answer late or not, and count connections."""
     peers: set[object] = set()
@@ -82,7 +78,7 @@ async def serve(job: Job) -> None:
 
 async def ask(job: Job) -> Seen:
     """Ask as the job says; the same moments for the same job."""
-    hop = (HttpHop if job.arm == ARMS[1] else _BreaksOff)(f"http://{job.host}:{PORT}", None, 32)
+    hop = HttpHop(f"http://{job.host}:{PORT}", None, 32, run_out_s=RUN_OUT_S if job.arm == ARMS[1] else 0.0)
     gaps = np.random.default_rng(1).exponential(1.0 / job.rate, round(2 * job.rate * job.seconds)).cumsum()
     due = gaps[gaps < job.seconds].tolist()
     loop, request = asyncio.get_running_loop(), HopRequest(deadline_ms=job.deadline_ms)
@@ -108,7 +104,7 @@ def run_arm(link: TunLink, profile: LinkProfile, job: Job) -> Seen:
     module = [sys.executable, "-m", "tests.bench.late_answers", "--job", msgspec.json.encode(job).decode(), "--end"]
     calm_up, calm_down = profile.calm()
     link.set(up=calm_up, down=calm_down)
-    server = link.popen("server", [*module, "server"], stdout=-1)
+    server = link.popen("server", [*module, "server"], stdout=subprocess.PIPE)
     assert server.stdout is not None
     if server.stdout.readline() != b"ready\n":
         raise SystemExit("the server did not start")

@@ -69,13 +69,9 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_picture(pee
     assert len(peer.ports) == 1
 
 
-def test_answers_that_never_come_leave_connections_for_the_next_picture(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge.hops.RUN_OUT_S", 10 * PATIENT_S)
-
+def test_answers_that_never_come_leave_connections_for_the_next_picture(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        hop = HttpHop(peer.url, None, CONNECTIONS, run_out_s=10 * PATIENT_S)
         peer.delay_s = 10 * PATIENT_S
         for _ in range(2):
             late = await asyncio.gather(*(ask(hop, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True)
@@ -88,11 +84,9 @@ def test_answers_that_never_come_leave_connections_for_the_next_picture(
     asyncio.run(scenario())
 
 
-def test_a_late_answer_is_not_let_come_for_ever(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.hops.RUN_OUT_S", LATE_S)
-
+def test_a_late_answer_is_not_let_come_for_ever(peer: Peer) -> None:
     async def scenario() -> None:
-        hop = HttpHop(peer.url, None, CONNECTIONS)
+        hop = HttpHop(peer.url, None, CONNECTIONS, run_out_s=LATE_S)
         peer.held = True
         leaving = asyncio.create_task(ask(hop, PATIENT_S))
         await until(lambda: len(peer.bodies) == 1)
