@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from hawkvision.errors import HawkVisionError
+from loadgen import awake
 
 COMMANDS: Final = {
     "run": "loadgen.run",
@@ -39,9 +41,18 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
         for name, module in COMMANDS.items():
             if asked not in COMMANDS or asked == name:
                 loaded = importlib.import_module(module)
-                loaded.add_arguments(commands.add_parser(name, help=loaded.SUMMARY, description=loaded.SUMMARY))
+                command = commands.add_parser(name, help=loaded.SUMMARY, description=loaded.SUMMARY)
+                loaded.add_arguments(command)
+                if name != "compare":
+                    command.add_argument(
+                        "--keep-awake",
+                        action="store_true",
+                        help="keep the processors from halting meanwhile; of use on virtual machines, whose hosts are "
+                        "slow to give them back",
+                    )
         given = parser.parse_args(words)
-        status: int | None = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
+        with awake.kept() if getattr(given, "keep_awake", False) else contextlib.nullcontext():
+            status: int | None = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
     except HawkVisionError as error:
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         print(f"error: {error}{where}", file=sys.stderr)  # noqa: T201

@@ -18,7 +18,7 @@ from hawkvision import __version__
 from hawkvision.client import CLASSIFY_PATH
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
-from loadgen import mix
+from loadgen import awake, mix
 from loadgen.arrivals import Arrivals, Closed
 from loadgen.dataset import SPLITS, Dataset, read_dataset
 from loadgen.engine import Job, Protocol, Server
@@ -144,7 +144,7 @@ def origin(seed: int) -> Origin:
         python=platform.python_version(),
         cpu=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        load_before=os.getloadavg()[0],
+        load_before=max(0.0, os.getloadavg()[0] - awake.spinning()),
         seed=seed,
     )
 
