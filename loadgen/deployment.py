@@ -20,7 +20,8 @@ from typing import Final
 from hawkvision.process import ServerProcess, running
 from loadgen.link_spec import LinkSpec
 from loadgen.links import LinkProfile
-from loadgen.tun_link import Side, TunLink
+from loadgen.namespaces import Side
+from loadgen.tun_link import TunLink
 
 EDGE_PORT: Final = 8080
 DC_PORT: Final = 8090

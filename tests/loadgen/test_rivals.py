@@ -13,10 +13,10 @@ import pytest
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from loadgen.claims import Report, Result, Traffic
 from loadgen.links import load_profile
+from loadgen.namespaces import available
 from loadgen.record import load
 from loadgen.rivals import least_disturbed, rotated, samples
 from loadgen.rivals_plan import Plan, add_arguments, contenders, read_plan
-from loadgen.tun_link import available
 from tests.loadgen.runs import answer, run_of
 from tests.pictures import encoded
 

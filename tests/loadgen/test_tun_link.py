@@ -16,7 +16,8 @@ import pytest
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import running
 from loadgen.link_spec import LinkSpec
-from loadgen.tun_link import Side, TunLink, available, sweep
+from loadgen.namespaces import Side, available, sweep
+from loadgen.tun_link import TunLink
 
 ANSWER_S = 30.0
 """A bound on waiting for what must come, not on how fast it does."""
@@ -280,6 +281,6 @@ def test_unknown_path_is_refused() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who is not")
 def test_without_root_the_reason_is_given() -> None:
-    say = "import os; from loadgen.tun_link import available; os.setuid(65534); print(available())"
+    say = "import os; from loadgen.namespaces import available; os.setuid(65534); print(available())"
     ran = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
     assert ran.stdout == "needs root\n"

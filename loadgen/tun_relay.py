@@ -1,0 +1,179 @@
+"""The relay of a TUN link: a process of its own that moves packets between two namespaces' devices, late or never.
+
+    owner ──────── socketpair, one JSON document a line, each answered ────────► relay
+    device of the client's side ──► Pipe up ──► device of the server's side, of each path
+    device of the client's side ◄── Pipe down ◄── device of the server's side
+
+The first command brings the devices' descriptors along. The relay ends when its owner hangs up, or dies.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from loadgen.link_model import BATCH, Counts, Pipe
+from loadgen.link_spec import LinkSpec
+from loadgen.namespaces import MAX_PATHS, MTU
+
+# ── What owner and relay say to one another ────────────────────────────────────────────────────────────────────────
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Comes with the descriptors of the TUN devices, (client, server) of each path."""
+
+    paths: tuple[tuple[LinkSpec, LinkSpec], ...]
+    realtime: bool
+
+
+class Set(msgspec.Struct, frozen=True, tag="set"):
+    """From the next packet on; None leaves a direction as it is."""
+
+    path: int
+    up: LinkSpec | None
+    down: LinkSpec | None
+
+
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """Kill a path both ways, or mend it."""
+
+    path: int
+    dead: bool
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """For the counts alone."""
+
+
+Command: TypeAlias = Begin | Set | Cut | Ask
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The answer to every command: (up, down) of each path."""
+
+    realtime: bool
+    counts: tuple[tuple[Counts, Counts], ...]
+
+
+# ── What the relay does ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One direction of one path."""
+
+    source: int
+    target: int
+    pipe: Pipe[bytes]
+
+
+class _Relay:
+    """Moves packets between the devices until its owner closes the control socket, or dies."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._pending = b""
+        """The beginning of a command: at most one trace per direction."""
+        self._files: list[int] = []
+        self._ways: dict[int, _Way] = {}
+        """By source; (up, down) of each path, one after another."""
+        self._realtime = False
+
+    def run(self) -> None:
+        """Until the owner is gone."""
+        data, self._files, _, _ = socket.recv_fds(self._control, 65536, 2 * MAX_PATHS)
+        self._hear(data)
+        while data and not self._ways:
+            data = self._control.recv(1 << 20)
+            self._hear(data)
+        ways = tuple(self._ways.values())
+        sources = [self._control.fileno(), *self._ways]
+        while data:
+            soonest = min((at for way in ways if (at := way.pipe.next_at) is not None), default=None)
+            # select(2) waits to the microsecond, where poll and epoll round up to the next millisecond.
+            wait_s = None if soonest is None else max(0.0, soonest - time.monotonic())
+            for ready in select.select(sources, [], [], wait_s)[0]:
+                if ready in self._ways:
+                    _take(self._ways[ready])
+                else:
+                    data = self._control.recv(1 << 20)
+                    self._hear(data)
+            for way in ways:
+                _give(way)
+
+    def _hear(self, data: bytes) -> None:
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            self._obey(msgspec.json.decode(line, type=Command))
+            counts = [way.pipe.counts for way in self._ways.values()]
+            status = Status(self._realtime, tuple(zip(counts[::2], counts[1::2], strict=True)))
+            self._control.sendall(msgspec.json.encode(status) + b"\n")
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Begin(paths=paths, realtime=realtime):
+                self._realtime = realtime and _before_others()
+                for path, (up, down) in enumerate(paths):
+                    client, server = self._files[2 * path : 2 * path + 2]
+                    self._ways[client] = _Way(client, server, Pipe(up, f"{path} up"))
+                    self._ways[server] = _Way(server, client, Pipe(down, f"{path} down"))
+            case Set(path=path, up=up, down=down):
+                for way, spec in zip(self._path(path), (up, down), strict=True):
+                    if spec is not None:
+                        way.pipe.direction.spec = spec
+            case Cut(path=path, dead=dead):
+                for way in self._path(path):
+                    way.pipe.dead = dead
+            case Ask():
+                pass
+
+    def _path(self, path: int) -> list[_Way]:
+        return list(self._ways.values())[2 * path : 2 * path + 2]
+
+
+def _take(way: _Way) -> None:
+    """Read what the kernel sent into one end of a path."""
+    for _ in range(BATCH):
+        try:
+            packet = os.read(way.source, MTU + 1)
+        except BlockingIOError:
+            return
+        way.pipe.put(len(packet), packet, time.monotonic())
+
+
+def _give(way: _Way) -> None:
+    """Write what has arrived to the other end."""
+    for packet in way.pipe.due(time.monotonic()):
+        try:
+            os.write(way.target, packet)
+        except OSError:  # the kernel has no room, or somebody took the device down
+            way.pipe.lost_relay += 1
+
+
+def _before_others() -> bool:
+    """Run before all ordinary processes, if we may. The kernel keeps 5 % for those (sched_rt_runtime_us)."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Serve the owner at the other end of standard input, a socket."""
+    gc.disable()  # packets make no cycles, and a collection is a pause
+    with socket.socket(fileno=0) as control:
+        _Relay(control).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
