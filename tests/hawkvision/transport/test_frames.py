@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision import client_question
 from hawkvision.transport.coding import Kind, PictureFormat
 from hawkvision.transport.frames import (
     ANSWER_ROOM,
@@ -136,3 +137,8 @@ def test_frames_before_a_broken_one_stand() -> None:
     assert [next(frames), next(frames)] == [Ping(), Cancel(7)]
     with pytest.raises(WireError, match="255 at byte 6"):
         next(frames)
+
+
+def test_what_questions_know_of_frames_without_loading_them_is_so() -> None:
+    assert client_question.MAX_META == MAX_META
+    assert client_question.LONGEST_LINK_DEADLINE_MS <= 0xFFFF, "the milliseconds that a fragment can say"
