@@ -57,6 +57,7 @@ class LossyWay:
                 meta=question.meta,
                 deadline_s=question.deadline_s,
                 timeout_s=self._timeout_s,
+                whole=question.deadline_s is None,  # there is time to repair all losses
             )
         except NotReady as error:  # the node says so over HTTP, asked for where it listens
             return error.status, None, msgspec.json.encode(error.body())

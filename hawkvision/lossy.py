@@ -18,13 +18,13 @@ from typing import Final, TypeAlias
 
 from hawkvision.errors import HawkVisionError
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy_plan import ANSWER_S, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
+from hawkvision.lossy_plan import ANSWER_S, MOST_SPARE, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
 from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.redundancy import QUALITIES, SELDOM, LinkState, incomplete
+from hawkvision.transport.redundancy import FINE, SELDOM, LinkState, incomplete
 from hawkvision.transport.udp import Route
 from hawkvision.vision.image import probe
 
@@ -110,6 +110,7 @@ class LossyLink:
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
         exact: bool = False,
+        whole: bool = False,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
 
@@ -120,6 +121,7 @@ class LossyLink:
             deadline_s: of the answer, counted from when there is a connection: preparing the picture takes of it.
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
+            whole: likewise; not of pictures with more than `MOST_SPARE` times the bytes that coding them would take.
 
         Raises:
             RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
@@ -137,7 +139,7 @@ class LossyLink:
                 deadline = loop.time() + deadline_s
                 until = min(until, deadline + LATE_S)
             left_s = None if deadline is None else max(0.0, deadline - loop.time())
-            coded = await self._prepared(connection, picture, meta, left_s, exact=exact)
+            coded = await self._prepared(connection, picture, meta, left_s, exact=exact, whole=whole)
             now = loop.time()
             asking = connection.client.ask(
                 template,
@@ -181,7 +183,7 @@ class LossyLink:
         """How long the link takes to carry a picture's very bytes, with the parity that it would get now.
 
         Infinite where that leaves the peer too little time, where more than `SELDOM` would arrive incomplete or nobody
-        knows how many, where it does not fit, and where the picture would get a base or less than the best quality.
+        knows how many, where it does not fit, and where the picture would get a base or less than a fine quality.
 
         Raises:
             BadImage, UnsupportedMedia: if it is no picture.
@@ -191,7 +193,7 @@ class LossyLink:
             return math.inf
         client, plan = connection.client, self._planned(connection, picture, deadline_s)
         k = -(-len(picture) // fragment_room(bytes(MAX_META)))
-        if plan.base or plan.quality < QUALITIES[0] or math.ceil(k * (1.0 + plan.parity)) > MAX_SYMBOLS:
+        if plan.base or plan.quality < FINE or math.ceil(k * (1.0 + plan.parity)) > MAX_SYMBOLS:
             return math.inf
         link = self._planner.held(_seen(client), asyncio.get_running_loop().time())
         if not link.known or incomplete(k, k + parity_count(k, plan.parity), link) > SELDOM:
@@ -216,17 +218,27 @@ class LossyLink:
     # ----------------------------------------------------------------------------------------- pictures
 
     async def _prepared(
-        self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
+        self,
+        connection: _Connection,
+        picture: Picture,
+        meta: bytes,
+        deadline_s: float | None,
+        *,
+        exact: bool,
+        whole: bool,
     ) -> Coded:
         client = connection.client
         plan = self._plan = self._planned(connection, picture, deadline_s)
         room, side = fragment_room(meta), client.useful_side
-        prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
+        # What is sent because there is room has a bound, as for parity: others may want the link as well.
+        whole = whole and isinstance(picture, bytes) and len(picture) <= MOST_SPARE * plain_bytes(picture, side)
+        prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact, whole=whole)
         if not prepared.header:
             return prepared.coded
         number = _registered(connection, prepared.header)
         if number is None:
-            return (await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
+            again = await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact, whole=whole)
+            return again.coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
     def _planned(self, connection: _Connection, picture: Picture, deadline_s: float | None) -> Plan:

@@ -18,7 +18,7 @@ import numpy as np
 from hawkvision.errors import BadField, TooLarge
 from hawkvision.transport.coding import Coded, Plan, encode, opaque, reframe
 from hawkvision.transport.erasure import MAX_SYMBOLS
-from hawkvision.transport.redundancy import QUALITIES, SIZES, LinkState, choose
+from hawkvision.transport.redundancy import FINE, FINE_SIZE, LinkState, choose
 from hawkvision.types import Pixels
 from hawkvision.vision.image import decode, probe
 
@@ -63,13 +63,20 @@ class Prepared:
 
 
 def prepare(
-    picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
+    picture: Picture,
+    plan: Plan,
+    useful_side: int,
+    room: int,
+    *,
+    may_reframe: bool = True,
+    exact: bool = False,
+    whole: bool = False,
 ) -> Prepared:
     """A picture as fragments.
 
     Small ones go as they are; JPEGs with restart segments are cut along them unless the plan asks for a lower quality
-    or the picture is larger than useful; all others are decoded, shrunk so that their shorter side is `useful_side`
-    pixels at most, and coded at the plan's quality.
+    or the picture is larger than useful; others go as they are if that is wanted (`whole`); all else is decoded, shrunk
+    so that its shorter side is `useful_side` pixels at most, and coded at the plan's quality.
 
     Args:
         picture: encoded, or RGB pixels.
@@ -78,6 +85,7 @@ def prepare(
         room: bytes of a symbol.
         may_reframe: whether a JPEG's own header may be used.
         exact: send an encoded picture's very bytes, whatever the plan and however many fragments that takes.
+        whole: send them if they fit, and cannot be cut so that a part of them is of use.
 
     Raises:
         BadImage, UnsupportedMedia: if the picture cannot be read.
@@ -95,8 +103,11 @@ def prepare(
             raise TooLarge(f"the picture has {len(picture)} bytes; at most {MAX_SYMBOLS * room} go as they are")
     if may_reframe and min(header.width, header.height) <= useful_side:
         cut = reframe(picture, plan.parity, room)
-        if cut is not None and (plan.quality >= QUALITIES[0] or cut[0].format.quality <= plan.quality):
+        if cut is not None and (plan.quality >= FINE or cut[0].format.quality <= plan.quality):
             return Prepared(*cut)
+    as_it_is = opaque(picture, plan.parity, room) if whole else None
+    if as_it_is is not None:
+        return Prepared(as_it_is)
     pixels = decode(picture, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
     return Prepared(encode(_shrunk(pixels, useful_side), plan, room))
 
@@ -148,8 +159,8 @@ def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0) ->
     ratio = max(1.0, math.floor(2.0 * min(MOST_SPARE, allowed_s / max(plain_s, 1e-9))) / 2.0)
     if deadline_s is None:
         return ratio
-    # Plans reckon in pictures of quality 85, `plain_s` is of the best that is sent.
-    in_time = max(0.0, deadline_s - rtt_s - ANSWER_S) / max(plain_s, 1e-9) * SIZES[0]
+    # Plans reckon in pictures of quality 85, `plain_s` is of a fine one.
+    in_time = max(0.0, deadline_s - rtt_s - ANSWER_S) / max(plain_s, 1e-9) * FINE_SIZE
     return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
 
 
@@ -197,7 +208,7 @@ class _Held:
 
 
 async def prepare_off_loop(
-    picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool
+    picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool, whole: bool
 ) -> Prepared:
     """`prepare`, on a thread if the picture is large."""
     if isinstance(picture, bytes):
@@ -205,5 +216,7 @@ async def prepare_off_loop(
     else:
         large = picture.size > 3 * INLINE_PIXELS
     if large:
-        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact)
-    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact)
+        return await asyncio.to_thread(
+            prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact, whole=whole
+        )
+    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact, whole=whole)

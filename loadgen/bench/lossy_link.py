@@ -37,7 +37,7 @@ from hawkvision.client import AsyncClient
 from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
-from hawkvision.transport.redundancy import QUALITIES
+from hawkvision.transport.redundancy import FINE
 from loadgen.link_spec import LinkSpec
 from loadgen.tun_link import TunLink
 
@@ -156,7 +156,7 @@ def _connect(job: Job) -> http.client.HTTPConnection:
 
 def _plain(body: bytes) -> bytes:
     pixels = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR)
-    _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, max(QUALITIES), cv2.IMWRITE_JPEG_OPTIMIZE, 1])
+    _, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, FINE, cv2.IMWRITE_JPEG_OPTIMIZE, 1])
     return encoded.tobytes()
 
 

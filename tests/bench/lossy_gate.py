@@ -168,10 +168,13 @@ def main() -> int:
     parser.add_argument("--task", default="imagenet")
     parser.add_argument("--edge", help="default: the ladder's")
     parser.add_argument("--profile", type=Path, help="default: the task's")
+    parser.add_argument(
+        "--spare", type=float, help="times the plain picture that the link has room for; default: unknown"
+    )
     parser.add_argument("--out", type=Path, help="also write the table here")
     chosen = parser.parse_args()
     try:
-        cells = measure(chosen.task, chosen.data, chosen.edge, chosen.profile)
+        cells = measure(chosen.task, chosen.data, chosen.edge, chosen.profile, chosen.spare)
     except HawkVisionError as error:
         print(error, file=sys.stderr)
         return 2
@@ -185,19 +188,21 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def links() -> list[Link]:
-    """Every loss rate, one by one and in bursts, planned for and not."""
-    clean = choose(LinkState(0.0, 1.0, known=True), None)
+def links(spare: float | None = None) -> list[Link]:
+    """Every loss rate, one by one and in bursts, planned for and not; `spare` as `choose` takes it."""
+    clean = choose(LinkState(0.0, 1.0, known=True), spare)
     found = []
     for loss in RATES:
         for burst in (1.0, BURST) if loss else (1.0,):
-            found.append(Link(loss, burst, choose(LinkState(loss, burst, known=True), None), planned=True))
+            found.append(Link(loss, burst, choose(LinkState(loss, burst, known=True), spare), planned=True))
             if loss:
                 found.append(Link(loss, burst, clean, planned=False))
     return found
 
 
-def measure(task: str, data: Path, edge: str | None, profile_path: Path | None) -> list[Cell]:
+def measure(
+    task: str, data: Path, edge: str | None, profile_path: Path | None, spare: float | None = None
+) -> list[Cell]:
     """Every target on every link."""
     models, cache = models_dir(), cache_dir()
     manifest = load_manifest(task, models)
@@ -209,7 +214,7 @@ def measure(task: str, data: Path, edge: str | None, profile_path: Path | None) 
     before = look(manifest, (manifest.best,), pictures, cache=cache, chosen=held_out)
     reference = before.logits(manifest.best).argmax(axis=1) == pictures.labels
     cells: list[Cell] = []
-    for place, link in enumerate(links()):
+    for place, link in enumerate(links(spare)):
         there, received = over(link, pictures, held_out, place)
         numbers = np.array([*received], np.intp)
         looks = look(manifest, (edge, manifest.best), there, cache=cache, chosen=numbers, name=str(link))

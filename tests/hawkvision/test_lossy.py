@@ -32,7 +32,7 @@ from hawkvision.transport.coding import Complete, Kind, Partial, Plan, decode
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, own_identity
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.redundancy import QUALITIES, SIZES, LinkState, choose
+from hawkvision.transport.redundancy import FINE_SIZE, QUALITIES, LinkState, choose
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
 from hawkvision.types import Pixels
@@ -179,11 +179,11 @@ def test_what_is_sent_can_come_back_answered_in_time_where_anything_can(
     plain_s: float, deadline_s: float, rtt_s: float
 ) -> None:
     ratio = spare_ratio(plain_s, deadline_s, rtt_s)
-    assert ratio / SIZES[0] * plain_s <= max(0.0, deadline_s - rtt_s - ANSWER_S) + 1e-9
+    assert ratio / FINE_SIZE * plain_s <= max(0.0, deadline_s - rtt_s - ANSWER_S) + 1e-9
 
 
 def test_a_slow_link_gets_a_coarse_picture_rather_than_a_part_of_a_fine_one() -> None:
-    chosen = [choose(QUIET, ratio).quality for ratio in (1.0, 0.7, 0.5, 0.4, 0.3, 0.0)]
+    chosen = [choose(QUIET, ratio).quality for ratio in (2.0, 1.0, 0.7, 0.5, 0.4, 0.3, 0.0)]
     assert chosen == sorted(chosen, reverse=True)
     assert chosen[0] == QUALITIES[0]
     assert chosen[-2:] == [QUALITIES[-1]] * 2

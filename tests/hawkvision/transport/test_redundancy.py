@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.transport import redundancy
-from hawkvision.transport.redundancy import PLAIN_FRAGMENTS, QUALITIES, SIZES, LinkState, choose, lost_of
+from hawkvision.transport.redundancy import FINE, PLAIN_FRAGMENTS, QUALITIES, SIZES, LinkState, choose, lost_of
 
 
 def incomplete(loss: float, burst: float, spare_ratio: float | None) -> float:
@@ -37,16 +37,22 @@ def test_how_many_pictures_arrive_incomplete_follows_from_what_is_lost(k: int, n
     assert no_better[0] == no_better[1]
 
 
-def test_spare_bandwidth_buys_parity_before_anything_else() -> None:
+def test_spare_bandwidth_buys_parity_and_a_fine_quality() -> None:
     for loss in (0.05, 0.2, 0.3):
-        assert choose(LinkState(loss, 1.0, known=True), 4.0).quality == QUALITIES[0]
-        assert incomplete(loss, 1.0, 4.0) < 0.002
+        assert choose(LinkState(loss, 1.0, known=True), 4.0).quality >= FINE
+        assert incomplete(loss, 1.0, 4.0) < 0.005
+
+
+def test_room_for_it_buys_the_best_quality_and_no_worse_protection() -> None:
+    narrow, wide = (choose(LinkState(0.02, 1.0, known=True), spare_ratio) for spare_ratio in (1.0, 2.0))
+    assert (narrow.quality, wide.quality) == (FINE, QUALITIES[0])
+    assert incomplete(0.02, 1.0, 2.0) < 0.01
 
 
 def test_more_loss_never_raises_quality() -> None:
     chosen = [choose(LinkState(loss / 100, 1.0, known=True), 1.0).quality for loss in range(0, 60, 5)]
     assert chosen == sorted(chosen, reverse=True)
-    assert chosen[0] == QUALITIES[0]
+    assert chosen[0] == FINE
     assert chosen[-1] <= 30
 
 

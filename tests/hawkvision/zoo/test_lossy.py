@@ -107,6 +107,6 @@ def test_a_ladder_of_small_pictures_is_certified_for_the_qualities_that_reach_it
     )
     pair = profile.pairs[0]
     assert [(c.min_quality, c.min_received_fraction) for c in pair.received] == [(q, 1.0) for q in QUALITIES]
-    route = Policy(profile, pair.edge, pair.best).route(MaxAccuracyDrop(0.3), Received(1.0, 80))
+    route = Policy(profile, pair.edge, pair.best).route(MaxAccuracyDrop(0.3), Received(1.0, QUALITIES[0]))
     assert route.promise.status is PromiseStatus.HELD
     assert route.temperature == pair.received[0].edge_temperature
