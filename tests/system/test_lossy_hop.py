@@ -62,11 +62,11 @@ def test_escalations_go_as_datagrams_and_are_answered_as_over_http(tier: ServerP
 def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(tier: ServerProcess) -> None:
     with node_of(tier.url, "auto") as node, Client(node.url) as client:
         until = monotonic() + 60
-        while client.targets()["datacenter"]["loss"] is None:
+        # A machine that stands still for a moment looks like a link that loses.
+        while (datacenter := client.targets()["datacenter"])["loss"] != 0.0:
             client.classify(PICTURE, quality="best")  # probes are frequent while pictures are escalated
             assert monotonic() < until
-        datacenter = client.targets()["datacenter"]
-    assert (datacenter["transport"], datacenter["up"], datacenter["loss"]) == ("tcp", True, 0.0)
+    assert (datacenter["transport"], datacenter["up"]) == ("tcp", True)
     assert 0.0 < datacenter["rtt_ms"] < 1_000.0
 
 
