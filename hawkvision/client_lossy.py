@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
 
 from hawkvision.client_question import Question
 from hawkvision.client_replies import BadReply, Exchange, Reply, Unreachable, error_from_reply
-from hawkvision.errors import ConfigError, DeadlineMissed, NotReady, Overloaded
+from hawkvision.errors import ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.lossy import LossyLink
 from hawkvision.transport.client import ConnectionLost
+from hawkvision.transport.receiver import Status
 from hawkvision.types import Pixels
 
 
@@ -51,14 +54,7 @@ class LossyWay:
             HawkVisionError: what it says against datagrams.
         """
         try:
-            status, body = await self._link.ask(
-                question.template,
-                picture,
-                meta=question.meta,
-                deadline_s=question.deadline_s,
-                timeout_s=self._timeout_s,
-                whole=question.deadline_s is None,  # there is time to repair all losses
-            )
+            status, body = await self._ask(picture, question)
         except NotReady as error:  # the node says so over HTTP, asked for where it listens
             return error.status, None, msgspec.json.encode(error.body())
         except ConnectionLost as error:
@@ -68,6 +64,21 @@ class LossyWay:
                 raise DeadlineMissed(f"{self.url}: no answer came back in time for {question.deadline_s:g} s") from None
             raise Unreachable(f"{self.url} had not answered a picture after {self._timeout_s:g} s") from None
         return _reply_of(status.name, body, self.url)
+
+    async def _ask(self, picture: bytes | Pixels, question: Question) -> tuple[Status, bytes]:
+        """Without a deadline there is time to repair all losses, so an encoded picture goes as it is, if it fits."""
+        ask = partial(
+            self._link.ask,
+            question.template,
+            picture,
+            meta=question.meta,
+            deadline_s=question.deadline_s,
+            timeout_s=self._timeout_s,
+        )
+        if question.deadline_s is None:
+            with contextlib.suppress(TooLarge):
+                return await ask(exact=True)
+        return await ask()
 
     async def connect(self) -> None:
         """Connect now.

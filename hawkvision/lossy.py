@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from hawkvision.errors import HawkVisionError
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy_plan import ANSWER_S, MOST_SPARE, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
+from hawkvision.lossy_plan import ANSWER_S, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
 from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
@@ -110,7 +110,6 @@ class LossyLink:
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
         exact: bool = False,
-        whole: bool = False,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
 
@@ -121,7 +120,6 @@ class LossyLink:
             deadline_s: of the answer, counted from when there is a connection: preparing the picture takes of it.
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
-            whole: likewise; not of pictures with more than `MOST_SPARE` times the bytes that coding them would take.
 
         Raises:
             RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
@@ -139,7 +137,7 @@ class LossyLink:
                 deadline = loop.time() + deadline_s
                 until = min(until, deadline + LATE_S)
             left_s = None if deadline is None else max(0.0, deadline - loop.time())
-            coded = await self._prepared(connection, picture, meta, left_s, exact=exact, whole=whole)
+            coded = await self._prepared(connection, picture, meta, left_s, exact=exact)
             now = loop.time()
             asking = connection.client.ask(
                 template,
@@ -218,27 +216,17 @@ class LossyLink:
     # ----------------------------------------------------------------------------------------- pictures
 
     async def _prepared(
-        self,
-        connection: _Connection,
-        picture: Picture,
-        meta: bytes,
-        deadline_s: float | None,
-        *,
-        exact: bool,
-        whole: bool,
+        self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
     ) -> Coded:
         client = connection.client
         plan = self._plan = self._planned(connection, picture, deadline_s)
         room, side = fragment_room(meta), client.useful_side
-        # What is sent because there is room has a bound, as for parity: others may want the link as well.
-        whole = whole and isinstance(picture, bytes) and len(picture) <= MOST_SPARE * plain_bytes(picture, side)
-        prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact, whole=whole)
+        prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
             return prepared.coded
         number = _registered(connection, prepared.header)
         if number is None:
-            again = await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact, whole=whole)
-            return again.coded
+            return (await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
     def _planned(self, connection: _Connection, picture: Picture, deadline_s: float | None) -> Plan:

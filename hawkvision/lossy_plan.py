@@ -63,20 +63,13 @@ class Prepared:
 
 
 def prepare(
-    picture: Picture,
-    plan: Plan,
-    useful_side: int,
-    room: int,
-    *,
-    may_reframe: bool = True,
-    exact: bool = False,
-    whole: bool = False,
+    picture: Picture, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, exact: bool = False
 ) -> Prepared:
     """A picture as fragments.
 
     Small ones go as they are; JPEGs with restart segments are cut along them unless the plan asks for a lower quality
-    or the picture is larger than useful; others go as they are if that is wanted (`whole`); all else is decoded, shrunk
-    so that its shorter side is `useful_side` pixels at most, and coded at the plan's quality.
+    or the picture is larger than useful; all others are decoded, shrunk so that their shorter side is `useful_side`
+    pixels at most, and coded at the plan's quality.
 
     Args:
         picture: encoded, or RGB pixels.
@@ -85,7 +78,6 @@ def prepare(
         room: bytes of a symbol.
         may_reframe: whether a JPEG's own header may be used.
         exact: send an encoded picture's very bytes, whatever the plan and however many fragments that takes.
-        whole: send them if they fit, and cannot be cut so that a part of them is of use.
 
     Raises:
         BadImage, UnsupportedMedia: if the picture cannot be read.
@@ -105,9 +97,6 @@ def prepare(
         cut = reframe(picture, plan.parity, room)
         if cut is not None and (plan.quality >= FINE or cut[0].format.quality <= plan.quality):
             return Prepared(*cut)
-    as_it_is = opaque(picture, plan.parity, room) if whole else None
-    if as_it_is is not None:
-        return Prepared(as_it_is)
     pixels = decode(picture, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
     return Prepared(encode(_shrunk(pixels, useful_side), plan, room))
 
@@ -208,7 +197,7 @@ class _Held:
 
 
 async def prepare_off_loop(
-    picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool, whole: bool
+    picture: Picture, plan: Plan, side: int, room: int, *, may_reframe: bool, exact: bool
 ) -> Prepared:
     """`prepare`, on a thread if the picture is large."""
     if isinstance(picture, bytes):
@@ -216,7 +205,5 @@ async def prepare_off_loop(
     else:
         large = picture.size > 3 * INLINE_PIXELS
     if large:
-        return await asyncio.to_thread(
-            prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact, whole=whole
-        )
-    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact, whole=whole)
+        return await asyncio.to_thread(prepare, picture, plan, side, room, may_reframe=may_reframe, exact=exact)
+    return prepare(picture, plan, side, room, may_reframe=may_reframe, exact=exact)

@@ -127,8 +127,13 @@ def _drain(output: IO[bytes], said: deque[str]) -> None:
 def _stop(process: subprocess.Popen[bytes], sent: signal.Signals = signal.SIGTERM) -> int:
     if process.poll() is None:
         process.send_signal(sent)
+    return ended(process)
+
+
+def ended(process: subprocess.Popen[bytes], within_s: float = STOP_TIMEOUT_S) -> int:
+    """The exit status of a process that was asked to end; one that does not in time is killed."""
     try:
-        return process.wait(STOP_TIMEOUT_S)
+        return process.wait(within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()

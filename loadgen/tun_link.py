@@ -32,7 +32,7 @@ from typing import IO, Final
 import msgspec
 
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
-from hawkvision.process import stop_with_parent
+from hawkvision.process import ended, stop_with_parent
 from loadgen.link_model import Counts
 from loadgen.link_spec import LinkSpec
 from loadgen.namespaces import (
@@ -254,14 +254,14 @@ class TunLink:
         """Hang up, which ends the relay."""
         self._replies.close()
         self._control.close()
-        _end(self._relay)
+        ended(self._relay, STOP_LIMIT_S)
 
     def _stop_started(self) -> None:
         for process in self._started:
             if process.poll() is None:
                 process.terminate()
         for process in self._started:
-            _end(process)
+            ended(process, STOP_LIMIT_S)
 
     def _tell(self, command: Command, files: Sequence[int] = ()) -> Status:
         line = msgspec.json.encode(command) + b"\n"
@@ -277,14 +277,6 @@ class TunLink:
         if not reply:
             raise NotReady("the link's relay has ended; it said why on standard error")
         return msgspec.json.decode(reply, type=Status)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

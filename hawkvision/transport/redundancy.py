@@ -40,7 +40,7 @@ SIZES: Final = (1.31, 0.80, 0.66, 0.47, 0.345, 0.21)
 """Bytes of a picture of each quality over those at quality 85; same pictures."""
 FINE_SIZE: Final = SIZES[QUALITIES.index(FINE)]
 _DROPS: Final = (0.002, 0.013, 0.02, 0.038, 0.05, 0.14)
-"""Top-1 that each quality costs efficientnet_lite0_int8, ± 0.6 to 1.1 points; paired with the pictures as they came."""
+"""Top-1 that each quality costs efficientnet_lite0_int8, ± 0.4 to 1.1 points; paired with the pictures as they came."""
 UNKNOWN_SPARE: Final = 1.25
 """Where nobody says what bandwidth is spare: five fragments more, 2 ms at 20 Mbit/s, against a round trip of repair for
 some pictures in a hundred."""

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.hop import INFER_PATH, VARIANT_HEADER, HopReply
+from hawkvision.process import ended
 
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 60.0
@@ -170,11 +171,7 @@ async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    ended(process, STOP_LIMIT_S)
 
 
 def _free_port() -> int:

@@ -20,6 +20,7 @@ import msgspec
 
 from hawkvision.errors import NotReady
 from hawkvision.manifest import InputSpec
+from hawkvision.process import ended
 from loadgen.asking import Replied
 from loadgen.connections import Broken, Connections
 from loadgen.peers import keeper
@@ -194,8 +195,4 @@ def _forget(log: Path) -> None:
 def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
-    try:
-        process.wait(3 * keeper.STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    ended(process, 3 * keeper.STOP_TIMEOUT_S)

@@ -262,15 +262,23 @@ class Server:
 
 
 @asynccontextmanager
-async def linked(**options: Any) -> AsyncIterator[tuple[Server, LossyLink]]:
+async def serving(api_key: str | None = None) -> AsyncIterator[Server]:
     server = Server()
-    await server.start(api_key="secret")
-    link = LossyLink("127.0.0.1", server.discover, api_key="secret", **options)
+    await server.start(api_key=api_key)
     try:
-        yield server, link
+        yield server
     finally:
-        await link.close()
         await server.udp.close()
+
+
+@asynccontextmanager
+async def linked(**options: Any) -> AsyncIterator[tuple[Server, LossyLink]]:
+    async with serving("secret") as server:
+        link = LossyLink("127.0.0.1", server.discover, api_key="secret", **options)
+        try:
+            yield server, link
+        finally:
+            await link.close()
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+
+from tests.loadgen.scripted import Asked, Scripted, reply, scripted
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "loadgen", *words], capture_output=True, text=True, timeout=60)
+
+
+@contextlib.asynccontextmanager
+async def endless(*words: str) -> AsyncIterator[tuple[Scripted, asyncio.subprocess.Process]]:
+    """A load test that goes on until it is killed, and the server that has had its first request."""
+    first = asyncio.Event()
+
+    async def say(_: Asked) -> bytes:
+        first.set()
+        return reply(b'{"index": 1}')
+
+    async with scripted(say) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
+            "--duration-s", "600", "--no-noise", *words,
+        )  # fmt: skip
+        await first.wait()
+        yield server, process

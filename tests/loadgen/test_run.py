@@ -14,7 +14,7 @@ from hawkvision.process import ServerProcess
 from loadgen.__main__ import main
 from loadgen.record import load
 from loadgen.setup import command as written
-from tests.loadgen.command import command
+from tests.loadgen.command import command, endless
 from tests.loadgen.scripted import Asked, reply, scripted
 from tests.loadgen.test_evaluate import Oracle, asking, write_set
 
@@ -95,19 +95,8 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
 
 
 def test_client_processes_do_not_outlive_the_run() -> None:
-    first = asyncio.Event()
-
-    async def say(_: Asked) -> bytes:
-        first.set()
-        return reply(b'{"index": 1}')
-
     async def scenario() -> None:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
-                "--duration-s", "600", "--no-noise",
-            )  # fmt: skip
-            await first.wait()
+        async with endless() as (server, process):
             assert not server.left.is_set()
             process.kill()
             await process.wait()
