@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from loadgen import awake
-from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.command import endless
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="idle priority is Linux's")
@@ -46,24 +45,29 @@ def test_every_processor_has_one_spinner_at_idle_priority_until_the_end() -> Non
     asyncio.run(scenario())
 
 
-def test_a_test_that_is_killed_leaves_no_spinner_behind() -> None:
-    asked = asyncio.Event()
+def weight_of_session(pid: int) -> str:
+    return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
 
-    async def say(_: Asked) -> bytes:
-        asked.set()
-        return reply(b'{"index": 1}')
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not weigh sessions")
+def test_spinners_give_way_to_all_other_sessions() -> None:
     async def scenario() -> None:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
-                "--duration-s", "600", "--no-noise", "--keep-awake",
-            )  # fmt: skip
-            await asked.wait()
+        with awake.kept():
+            await until(lambda: one_each(idle_children(os.getpid())))
+            assert {weight_of_session(pid) for pid in idle_children(os.getpid())} == {"19"}
+            assert weight_of_session(os.getpid()) == "0"
+
+    asyncio.run(scenario())
+
+
+def test_a_test_that_is_killed_leaves_no_spinner_behind() -> None:
+    async def scenario() -> None:
+        async with endless("--keep-awake") as (_, process):
             await until(lambda: one_each(idle_children(process.pid)))
             spinners = idle_children(process.pid)
+            assert all(map(runs, spinners))
             process.kill()
             await process.wait()
-            await until(lambda: not any(runs(pid) for pid in spinners))
+            await until(lambda: not any(map(runs, spinners)))
 
     asyncio.run(scenario())
