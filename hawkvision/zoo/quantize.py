@@ -3,7 +3,8 @@
 Activations are uint8 with a zero point, weights int8 per output channel without one, biases int32 at the product of
 both scales (Jacob et al., arXiv 1712.05877). A runtime fuses each dequantise → operator → quantise into one integer
 kernel. ReLU and ReLU6 vanish: the quantised range starts at 0 and ends at 6 at most, so saturation is the activation.
-The picture itself is already a uint8 tensor of scale 1 with the mean as zero point, so reading pixels costs nothing.
+The picture itself is already a uint8 tensor of scale 1 with the mean as zero point, so reading pixels costs nothing,
+and the first convolution reads them in blocks where it can (`hawkvision.zoo.stem`).
 
 Weights keep clear of a trap: before VNNI, x86 multiplies uint8 by int8 with `vpmaddubsw`, which adds *two* products in
 saturating int16. 255·(|a|+|b|) must stay below 2^15, so no two weights of one channel and sign may sum beyond 128
@@ -25,6 +26,7 @@ from onnx import numpy_helper
 
 from hawkvision.errors import ArtifactError
 from hawkvision.zoo.graphs import F32, GraphBuilder
+from hawkvision.zoo.stem import RowBlocks
 
 Range: TypeAlias = tuple[float, float]
 
@@ -119,6 +121,8 @@ class _Quantiser:
         self._builder = GraphBuilder(f"{model.graph.name}_int8")
         self._affines: dict[str, Affine] = {}
         self._uses = 0
+        height, width = (d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim[1:3])
+        self._size = (height, width)
         # A layer followed by an activation is known by the activation's output.
         self._activated = {n.input[0]: n.output[0] for n in self._nodes if n.op_type in ("Clip", "Relu")}
         # Inputs of a concatenation are quantised as its output is, so that it only moves bytes.
@@ -133,17 +137,14 @@ class _Quantiser:
     def run(self) -> onnx.ModelProto:
         for node in self._nodes:
             self._emit(node)
-        shape = self._model.graph.input[0].type.tensor_type.shape.dim
         classes = self._model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
-        return self._builder.model(shape[1].dim_value, shape[2].dim_value, classes)
+        return self._builder.model(*self._size, classes)
 
     def _emit(self, node: onnx.NodeProto) -> None:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         match node.op_type:
-            case "Cast" | "Clip" | "Relu":
+            case "Cast" | "Clip" | "Relu" | "Transpose":
                 pass
-            case "Transpose":
-                self._builder.node("Transpose", ["image"], "pixels.q", **attributes)
             case "Sub":
                 self._affines["pixels"] = Affine(np.float32(1), np.uint8(round(float(self._mean().mean()))))
             case "Conv":
@@ -178,12 +179,15 @@ class _Quantiser:
         scale = self._builder.constant(f"{tensor}.scale", np.array(how.scale))
         return [scale, self._builder.constant(f"{tensor}.zero", np.array(how.zero_point))]
 
-    def _quantised(self, real: str, node: onnx.NodeProto) -> None:
-        """The node's result, as `real` gives it, quantised under the name of its activation."""
+    def _quantised(self, real: str, node: onnx.NodeProto, rows: RowBlocks | None = None) -> None:
+        """The node's result, as `real` gives it (in blocks, if so), quantised under the name of its activation."""
         output = self._activated.get(node.output[0], node.output[0])
         how = self._affine_of(self._joined.get(output, output))
         self._affines[output] = how
-        self._builder.node("QuantizeLinear", [real, *self._affine_constants(output, how)], f"{output}.q")
+        integers = f"{output}.q" if rows is None else f"{output}.blocks"
+        self._builder.node("QuantizeLinear", [real, *self._affine_constants(output, how)], integers)
+        if rows is not None:
+            rows.write(self._builder, integers, f"{output}.q")
 
     def _affine_of(self, tensor: str) -> Affine:
         if tensor not in self._ranges:
@@ -193,8 +197,10 @@ class _Quantiser:
             raise ArtifactError(f"{self._where}: {tensor}: [{low}, {high}] is not a range")
         return affine(low, high)
 
-    def _constant_weights(self, name: str, kernel: F32, bias: F32, x: str, *, saturation_free: bool) -> list[str]:
-        """The kernel and bias as integers, dequantised."""
+    def _constant_weights(
+        self, name: str, kernel: F32, bias: F32, x: str, *, saturation_free: bool, rows: RowBlocks | None = None
+    ) -> list[str]:
+        """The kernel and bias as integers, dequantised. Arranged for blocks last, they are the same integers."""
         # A channel of (nearly) zero weights would have a bias beyond int32 at its own scale; a coarser one holds it.
         coarsest = (np.abs(bias) / (self._affines[x].scale * np.float32(_BIAS_LIMIT))).astype(np.float32)
         scales = np.maximum(symmetric_scales(kernel, saturation_free=saturation_free), coarsest)
@@ -203,6 +209,8 @@ class _Quantiser:
             ("weight", quantise_weights(kernel, scales), scales),
             ("bias", np.rint(bias.astype(np.float64) / bias_scales).astype(np.int32), bias_scales),
         ]
+        if rows is not None:
+            values = [(part, rows.arranged(integers), rows.arranged(scale)) for part, integers, scale in values]
         outputs = []
         for part, integers, scale in values:
             at = f"{name}.{part}"
@@ -214,15 +222,26 @@ class _Quantiser:
     def _conv(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
         x, name = node.input[0], node.output[0]
         kernel, bias = self._weights[node.input[1]], self._weights[node.input[2]]
+        rows: RowBlocks | None = None
         if x == "pixels":
+            rows = self._read_pixels(attributes)
             # One zero point must serve all channels: what is left of each channel's mean goes into the bias. (At
             # the border, where padding is the zero point, this is off by that remainder: at most 10 of 255.)
             # Summed in float64: NumPy's order of summation differs between CPUs, and the artefact's bytes must not.
             left = float(self._affines[x].zero_point) - self._mean().astype(np.float64)
             bias = bias + np.einsum("oihw,i->o", kernel.astype(np.float64), left)
         # Depthwise kernels never pair products, in any runtime known to us, and have too few weights to spare bits.
-        constants = self._constant_weights(name, kernel, bias, x, saturation_free=attributes["group"] == 1)
-        self._quantised(self._builder.node("Conv", [self._real(x), *constants], f"{name}.r", **attributes), node)
+        paired = attributes["group"] == 1
+        constants = self._constant_weights(name, kernel, bias, x, saturation_free=paired, rows=rows)
+        over = attributes if rows is None else rows.convolution()
+        self._quantised(self._builder.node("Conv", [self._real(x), *constants], f"{name}.r", **over), node, rows)
+
+    def _read_pixels(self, attributes: dict[str, Any]) -> RowBlocks | None:
+        """Lay `image` out for the convolution with these attributes, and say how, if not plainly."""
+        rows = RowBlocks.of(attributes, self._size[1])
+        image = "image" if rows is None else rows.read(self._builder, "image")
+        self._builder.node("Transpose", [image], "pixels.q", perm=[0, 3, 1, 2])
+        return rows
 
     def _gemm(self, node: onnx.NodeProto, attributes: dict[str, Any]) -> None:
         x, name = node.input[0], node.output[0]
