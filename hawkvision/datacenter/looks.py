@@ -4,9 +4,8 @@
         └─────── less ──► second rung ──► the second's answer, whatever its score
 
 A look asks all members of a rung at once; the second look begins when the first has ended, under the same deadline.
-Asking both rungs at once answers sooner where the second is needed, and wastes the second's work where it is not, which
-is what a middle rung is there to save. So that is done only where one after the other would hardly be in time, by how
-long such looks took lately (`Pace`), and nobody else is inside the tier, whom the wasted work would hold up.
+Asking both rungs at once would answer sooner where the second is needed, and waste the second's work where it is not,
+which is what a middle rung is there to save.
 
 Of members that have looked already, the second look asks only for what is missing: nothing if the views are the same,
 the mirror image alone if the first look was at the upright picture. ImageNet's committee takes 36 ms of processor time
@@ -16,21 +15,13 @@ the mirror image alone if the first look was at the upright picture. ImageNet's 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 from hawkvision.cascade.scores import Probabilities, Score, average, score
 from hawkvision.datacenter.catalog import ServedRung
 from hawkvision.datacenter.replica import VariantAnswer, Views
-
-NEWEST: Final = 0.1
-"""What the newest look weighs in the mean."""
-MARGIN: Final = 1.25
-"""Looks may take so many times their mean to be expected in time."""
 
 
 class Variants(Protocol):
@@ -65,113 +56,51 @@ class Look:
     """By member, over the views that the rung takes."""
     asked: Mapping[str, VariantAnswer]
     """By member; none for those whose earlier answers sufficed."""
-    hurried: bool = False
-    """Whether the second look was asked for together with this one."""
 
     def score(self, kind: Score) -> float:
         """How sure the rung is: a float32 number, widened."""
         return float(score(self.probabilities, kind)[0])
 
 
-class Pace:
-    """How long looks took lately, of one tier: exponentially weighted means of those that had the tier's whole mind.
-
-    Looks that were asked for at once hold each other up, and are not learned from.
-    """
-
-    def __init__(self) -> None:
-        self._means_s: dict[tuple[str, str | None], float] = {}
-
-    def saw(self, rung: ServedRung, after: ServedRung | None, seconds: float) -> None:
-        """A look by `rung` took so long, which had another's look before it."""
-        key = (rung.name, None if after is None else after.name)
-        mean_s = self._means_s.get(key, seconds)
-        self._means_s[key] = mean_s + NEWEST * (seconds - mean_s)
-
-    @contextmanager
-    def timing(self, rung: ServedRung, after: ServedRung | None) -> Iterator[None]:
-        """See how long a look takes. One that the deadline breaks off counts if it has taken longer than usual."""
-        started = time.perf_counter()
-        try:
-            yield
-        except asyncio.CancelledError:
-            seconds = time.perf_counter() - started
-            if seconds > self._means_s.get((rung.name, None if after is None else after.name), 0.0):
-                self.saw(rung, after, seconds)
-            raise
-        self.saw(rung, after, time.perf_counter() - started)
-
-    def too_slow(self, first: ServedRung, second: ServedRung, left_s: float) -> bool:
-        """Whether one look after the other would hardly be done in the time left; False while that is not known."""
-        means_s = self._means_s.get((first.name, None)), self._means_s.get((second.name, first.name))
-        return left_s < MARGIN * sum(mean_s if mean_s is not None else -math.inf for mean_s in means_s)
-
-
 async def look_up_to_twice(
-    variants: Variants,
-    first: ServedRung,
-    second: Second | None,
-    picture: bytes,
-    expires_at: float,
-    *,
-    pace: Pace,
-    alone: bool = False,
+    variants: Variants, first: ServedRung, second: Second | None, picture: bytes, expires_at: float
 ) -> tuple[Look, ...]:
-    """One look or two; the last is the one that counts. `alone`: nobody else is inside the tier.
+    """One look or two; the last is the one that counts.
 
     Raises:
         HawkVisionError: as `Variants.classify`. A failed second look fails the whole: the first was not sure enough.
     """
-    ahead: asyncio.Future[dict[str, VariantAnswer]] | None = None
-    if second is not None and alone and pace.too_slow(first, second.rung, expires_at - time.time()):
-        ahead = asyncio.ensure_future(_ask(variants, _views(second.rung, first), picture, expires_at))
-        ahead.add_done_callback(_heard)
-    try:
-        with nullcontext() if ahead is not None else pace.timing(first, None):
-            asked = await _ask(variants, _views(first, None), picture, expires_at)
-        seen = replace(_look(first, asked, None), hurried=ahead is not None)
-        if second is None or seen.score(second.score) >= second.accept_score:
-            return (seen,)
-        if ahead is not None:
-            return seen, _look(second.rung, await ahead, seen)
-        with pace.timing(second.rung, first):
-            again = await _ask(variants, _views(second.rung, first), picture, expires_at)
-        return seen, _look(second.rung, again, seen)
-    finally:
-        if ahead is not None:
-            ahead.cancel()
+    seen = await _look(variants, first, picture, expires_at, None)
+    if second is None or seen.score(second.score) >= second.accept_score:
+        return (seen,)
+    return (seen, await _look(variants, second.rung, picture, expires_at, seen))
 
 
-def _heard(ahead: asyncio.Future[dict[str, VariantAnswer]]) -> None:
-    """Whether it failed is of no interest unless its answer is needed; asyncio would log what nobody asked for."""
-    if not ahead.cancelled():
-        ahead.exception()
-
-
-def _look(rung: ServedRung, asked: Mapping[str, VariantAnswer], before: Look | None) -> Look:
-    """What members say now, and said before where that was a view that the rung takes."""
-    known = {member: answer.probabilities for member, answer in asked.items()}
-    if before is not None:
-        views = _views(rung, before.rung)
-        for member in rung.members:
-            if member not in views:
-                known[member] = before.members[member]
-            elif views[member] is Views.MIRROR:
-                known[member] = average((before.members[member], known[member]))
-    return Look(rung, average([known[member] for member in rung.members], rung.temperature), known, asked)
-
-
-def _views(rung: ServedRung, before: ServedRung | None) -> dict[str, Views]:
-    """What the rung's members must look at, if that other rung's have looked before; none whose answer is there."""
-    missing: dict[str, Views] = {}
+async def _look(variants: Variants, rung: ServedRung, picture: bytes, expires_at: float, before: Look | None) -> Look:
+    wanted: dict[str, Views] = {}
+    known: dict[str, Probabilities] = {}
     for member in rung.members:
-        if before is None or member not in before.members:
-            missing[member] = Views.BOTH if rung.mirrored else Views.UPRIGHT
-        elif rung.mirrored and not before.mirrored:
-            missing[member] = Views.MIRROR
-        elif before.mirrored and not rung.mirrored:
-            missing[member] = Views.UPRIGHT
-    return missing
+        missing = _missing(rung, member, before)
+        if missing is not None:
+            wanted[member] = missing
+        if before is not None and missing in (None, Views.MIRROR):
+            known[member] = before.members[member]
+    asked = await _ask(variants, wanted, picture, expires_at)
+    for member, answer in asked.items():
+        upright = known.get(member)
+        known[member] = answer.probabilities if upright is None else average((upright, answer.probabilities))
+    probabilities = average([known[member] for member in rung.members], rung.temperature)
+    return Look(rung, probabilities, known, asked)
+
+
+def _missing(rung: ServedRung, member: str, before: Look | None) -> Views | None:
+    """What a member must still look at; None if its earlier answer is the very one that the rung needs."""
+    if before is not None and member in before.members:
+        if before.rung.mirrored == rung.mirrored:
+            return None
+        if rung.mirrored:
+            return Views.MIRROR
+    return Views.BOTH if rung.mirrored else Views.UPRIGHT
 
 
 async def _ask(

@@ -42,12 +42,6 @@ class DatacenterMetrics:
             ("rung",),
             registry=self._registry,
         )
-        self.hurried_looks = Counter(
-            "hawkvision_dc_hurried_looks",
-            "Pictures of which another rung was asked together with this one, for want of time, needed or not",
-            ("rung",),
-            registry=self._registry,
-        )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",

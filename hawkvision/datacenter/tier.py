@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from hawkvision.cascade.scores import top_classes
 from hawkvision.datacenter.catalog import Catalog, ServedRung
-from hawkvision.datacenter.looks import Look, Pace, Second, Variants, look_up_to_twice
+from hawkvision.datacenter.looks import Look, Second, Variants, look_up_to_twice
 from hawkvision.datacenter.metrics import DatacenterMetrics
 from hawkvision.errors import DeadlineMissed, NotFound, NotReady, Overloaded
 from hawkvision.hop import HopClass, HopReply, HopRequest, HopTiming, PassedOver
@@ -38,13 +38,7 @@ class Tier:
         self.metrics = DatacenterMetrics()
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self.pace = Pace()
         self.metrics.in_flight.set_function(lambda: self._in_flight)
-
-    @property
-    def one_inside(self) -> bool:
-        """Whether one request is inside, and no more."""
-        return self._in_flight == 1
 
     def ready_variants(self) -> Variants:
         """The way to the replicas.
@@ -72,7 +66,7 @@ class Tier:
             raise Overloaded(f"{self._in_flight} requests are already inside the tier", retry_after_s=1.0)
         self._in_flight += 1
         try:
-            yield Visit(self, variants, (first, second), asked)
+            yield Visit(variants, first, second, asked, self.metrics)
         finally:
             self._in_flight -= 1
 
@@ -106,13 +100,18 @@ class Visit:
     """One request inside the tier, under its deadline. Made by `Tier.admit`."""
 
     def __init__(
-        self, tier: Tier, variants: Variants, rungs: tuple[ServedRung, Second | None], asked: HopRequest
+        self,
+        variants: Variants,
+        first: ServedRung,
+        second: Second | None,
+        asked: HopRequest,
+        metrics: DatacenterMetrics,
     ) -> None:
         left_s = None if asked.deadline_ms is None else asked.deadline_ms / 1e3
-        self._tier = tier
         self._variants = variants
-        self._rungs = rungs
+        self._rungs = first, second
         self._asked = asked
+        self._metrics = metrics
         self._started = time.perf_counter()
         # Replicas run in other processes, perhaps elsewhere, and compare with their own time of day.
         self._expires_at = NEVER if left_s is None else time.time() + left_s
@@ -137,20 +136,16 @@ class Visit:
             HawkVisionError: as `looks.Variants.classify`.
             DeadlineMissed: if it takes longer than was left.
         """
-        looking = look_up_to_twice(
-            self._variants, *self._rungs, picture, self._expires_at, pace=self._tier.pace, alone=self._tier.one_inside
-        )
-        looks = await self.in_time(looking)
+        first, second = self._rungs
+        looks = await self.in_time(look_up_to_twice(self._variants, first, second, picture, self._expires_at))
         self._observe(looks)
         return _reply(looks, self._asked, (time.perf_counter() - self._started) * 1e3)
 
     def _observe(self, looks: tuple[Look, ...]) -> None:
-        metrics = self._tier.metrics
+        metrics = self._metrics
         metrics.answers.labels(looks[-1].rung.name).inc()
         if len(looks) > 1:
             metrics.second_looks.labels(looks[0].rung.name).inc()
-        if looks[0].hurried:
-            metrics.hurried_looks.labels(looks[0].rung.name).inc()
         for variant, answer in ((v, a) for look in looks for v, a in look.asked.items()):
             metrics.decode_duration.labels(variant).observe(answer.decode_ms / 1e3)
             metrics.queue_duration.labels(variant).observe(answer.queue_ms / 1e3)
@@ -159,12 +154,10 @@ class Visit:
 
 
 def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float) -> HopReply:
-    """The last look's answer, with the time that all looks took: one after the other, or the longest if at once."""
+    """The last look's answer, with the time that all looks took."""
     counts = looks[-1]
     row = counts.probabilities[0]
     work = [tuple(look.asked.values()) for look in looks]
-    if looks[0].hurried:
-        work = [tuple(answer for answers in work for answer in answers)]
     timing = HopTiming(
         decode=round(sum(max((a.decode_ms for a in answers), default=0.0) for answers in work), 3),
         queue=round(sum(max((a.queue_ms for a in answers), default=0.0) for answers in work), 3),
