@@ -7,7 +7,7 @@ running. It is what the kernel's idle=poll does, for as long as a test runs, wit
 everybody who is compared.
 
 Idle priority counts within a session only: between sessions Linux shares processors evenly unless told otherwise
-("The autogroup feature", sched(7)), and a spinner would hold up whatever runs in another for 3 to 4 ms each time. So
+("The autogroup feature", sched(7)), and a spinner would hold up what wakes in another, by 3 to 4 ms one time in ten. So
 the spinners' sessions are told to have the least weight there is, and all else takes the processor at once.
 
 They rest for 3 % of the time: who uses all of its processors' time may find that it has a quota (cpu.max of a cgroup,
@@ -16,7 +16,7 @@ its own or its host's), and then everything stands still until the quota's next 
 Measured on two shared cores of an Intel Xeon, in nine turns of 10 s each: a process of another session that sleeps 5 ms
 and works 1 ms woke 7 to 35 ms late at its 99th percentile (median of the turns: 17) and up to 95 ms; with the
 processors awake 0.3 to 3.0 ms (2.2) and, but for one turn in which the host was crowded, up to 3 to 42 ms. Spinning
-without rest it was 0.14 to 0.23 ms, but in three of five turns all stood still for 100 ms.
+without rest it was 0.14 to 0.23 ms, but in two of five turns all stood still for 100 ms.
 
 With spinners hardly any of the processors' time is not wanted, so what was stolen is a share of nearly all of it.
 """
