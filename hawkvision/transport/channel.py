@@ -5,7 +5,8 @@ asks for a report carries a token, the owner's word for what was in it; the chan
 which are lost, and the owner decides what is worth sending again.
 
 A datagram counts as lost when one sent `REORDERING` later on its path was reported, or when nothing was reported of it
-for the path's timeout (RFC 9002 §6.1). A path that is silent for three round trips is dead: it is only probed
+for the path's timeout (RFC 9002 §6.1). If a report names it after all, the path's loss is put right: a host that stands
+still for a moment looks like a link that loses. A path that is silent for three round trips is dead: it is only probed
 until something authentic is heard on it. Reports repeat what earlier ones said, so that a lost one costs little.
 """
 
@@ -43,6 +44,8 @@ REPORT_REACH: Final = 64
 """Sequences that a report goes back at least, so that each is told some four times."""
 MAX_SENT: Final = 2048
 """Datagrams remembered per path until they are reported or time out: 2.4 MB in flight."""
+MAX_MISSED: Final = 256
+"""Datagrams remembered per path after they counted as lost: four times as many as a report goes back."""
 DEAD_AFTER_RTTS: Final = 3.0
 DEAD_AFTER_LEAST_S: Final = 0.05
 """Of silence; the least covers the report delay and a busy peer."""
@@ -70,12 +73,21 @@ class _Sent(Generic[Token]):
 
 
 @dataclass(slots=True)
+class _Run:
+    """Datagrams, one after the other, that count as lost."""
+
+    length: int
+
+
+@dataclass(slots=True)
 class Path(Generic[Token]):
     """One pair of addresses, as one end sees it."""
 
     number: int
     rate: RateController
     sent: dict[int, _Sent[Token]] = field(default_factory=dict)
+    missed: dict[int, _Run] = field(default_factory=dict)
+    """The latest that count as lost."""
     next_sequence: int = 0
     waiting_since: float | None = None
     """When the first datagram left that asks for a report, after the last report came."""
@@ -329,8 +341,11 @@ class Channel(Generic[Token]):
         arrivals: list[tuple[float, Arrival]] = []
         newest: float | None = None
         for number, offset in enumerate(report.offsets_s):
-            sent = None if offset is None else path.sent.pop(report.first + number, None)
-            if sent is None or offset is None:
+            if offset is None:
+                continue
+            sent = path.sent.pop(report.first + number, None)
+            if sent is None:
+                self._found(path, report.first + number)
                 continue
             arrivals.append((clock - offset, Arrival(sent.size, sent.at, clock - offset)))
             if offset == 0.0:
@@ -350,6 +365,14 @@ class Channel(Generic[Token]):
             path.rate.reported([a for _, a in arrivals], times, rtt, now, runs)
 
     @staticmethod
+    def _found(path: Path[Token], sequence: int) -> None:
+        """A report names what is waited for no more: most of them repeat what was said, but it may have been missed."""
+        run = path.missed.pop(sequence, None)
+        if run is not None:
+            run.length -= 1
+            path.rate.found(1, int(run.length == 0))
+
+    @staticmethod
     def _before(path: Path[Token], sequence: int) -> Iterator[int]:
         for sent in path.sent:
             if sent >= sequence:
@@ -362,20 +385,23 @@ class Channel(Generic[Token]):
 
     def _forget(self, path: Path[Token], sequences: list[int]) -> tuple[list[int], list[float]]:
         """Take lost datagrams off the list: lengths of their runs, and when they were sent."""
-        runs: list[int] = []
+        runs: list[_Run] = []
         times: list[float] = []
         before = -2
         for sequence in sequences:
             sent = path.sent.pop(sequence)
             times.append(sent.at)
             if sequence == before + 1:
-                runs[-1] += 1
+                runs[-1].length += 1
             else:
-                runs.append(1)
+                runs.append(_Run(1))
+            path.missed[sequence] = runs[-1]
             before = sequence
             if sent.token is not None:
                 self.lost.append(sent.token)
-        return runs, times
+        while len(path.missed) > MAX_MISSED:
+            del path.missed[next(iter(path.missed))]
+        return [run.length for run in runs], times
 
     @staticmethod
     def _unwrapped(path: Path[Token], clock_us: int) -> float:

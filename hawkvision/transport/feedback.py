@@ -86,6 +86,19 @@ class LossMeter:
         ):
             self._blocks.popleft()
 
+    def found(self, received: int, runs: int) -> None:
+        """Take back losses that were none: so many datagrams did arrive, and so many runs have nothing lost any more.
+
+        Those are the latest of the losses counted; ones that are no longer counted are ignored.
+        """
+        for block in reversed(self._blocks):
+            late, whole = min(received, block.lost), min(runs, block.runs)
+            block.lost -= late
+            block.received += late
+            block.run_lengths -= min(late, block.run_lengths)
+            block.runs -= whole
+            received, runs = received - late, runs - whole
+
     def _outcomes(self) -> int:
         return sum(block.outcomes for block in self._blocks)
 

@@ -300,6 +300,13 @@ class RateController:
         if self._trip.smoothed_s is not None and now - self._round.began >= max(self._trip.smoothed_s, 0.01):
             self._step(now)
 
+    def found(self, received: int, runs: int) -> None:
+        """So many datagrams that were reported as lost did arrive, and so many whole runs of them.
+
+        Only the share that is lost is put right: what was sent again and more slowly meanwhile is over.
+        """
+        self._loss.found(received, runs)
+
     def silent(self, now: float) -> None:
         """Nothing was reported for a probe timeout although datagrams are out."""
         self._fill(now)

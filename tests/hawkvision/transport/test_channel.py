@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.transport.channel import DEAD_AFTER_LEAST_S, MAX_SENT, REORDERING, REPORT_AFTER, REPORT_DELAY_S, Channel
+from hawkvision.transport.channel import (
+    DEAD_AFTER_LEAST_S,
+    MAX_MISSED,
+    MAX_SENT,
+    REORDERING,
+    REPORT_AFTER,
+    REPORT_DELAY_S,
+    Channel,
+)
 from hawkvision.transport.frames import (
     AnswerPart,
     Challenge,
@@ -59,6 +67,21 @@ def test_what_no_report_names_is_lost_after_the_timeout() -> None:
     assert not end.lost
     end.expire(BEGIN + end.paths[0].rate.timeout_s() + 0.001)
     assert end.lost == ["token"]
+
+
+@pytest.mark.parametrize("reported", [[0], [1], [0, 1, 2, 3]])
+def test_what_is_reported_after_it_counted_as_lost_was_not_lost(reported: list[int]) -> None:
+    end, peer = channel(0), Peer(SERVER, CLIENT)
+    path = end.paths[0]
+    for number in range(4):
+        end.send(path, PING, BEGIN, f"token {number}")
+    end.expire(BEGIN + 10.0)
+    assert (path.rate.loss.ratio, path.rate.loss.burst) == (1.0, 4.0)
+    end.receive(*peer.seal(report_of(reported)), BEGIN + 10.0)
+    end.receive(*peer.seal(report_of(reported)), BEGIN + 10.1)  # as reports do, it says so again
+    left = 4 - len(reported)
+    assert (path.rate.loss.ratio, path.rate.loss.burst) == (left / 4, max(left, 1))
+    assert not end.delivered, "the owner was told that they are lost, and once"
 
 
 def test_a_report_measures_the_round_trip_without_the_peers_delay() -> None:
@@ -210,6 +233,8 @@ def test_at_most_so_many_datagrams_are_remembered() -> None:
         end.send(end.paths[0], PING, BEGIN, str(number))
     assert len(end.paths[0].sent) == MAX_SENT
     assert end.lost == [str(n) for n in range(100)]
+    end.expire(BEGIN + 100.0)
+    assert (len(end.paths[0].sent), len(end.paths[0].missed)) == (0, MAX_MISSED)
 
 
 def test_a_peer_that_sends_for_long_fills_nothing() -> None:

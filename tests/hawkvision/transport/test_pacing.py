@@ -250,6 +250,19 @@ def test_losses_are_unknown_before_fifty_outcomes() -> None:
     assert meter.estimate.ratio == pytest.approx(0.4)
 
 
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90), st.integers(0, 90)), max_size=40))
+def test_losses_that_were_none_become_arrivals(rounds: list[tuple[int, int, int]]) -> None:
+    meter = LossMeter()
+    for tick, (received, lost, late) in enumerate(rounds):
+        meter.observe(received, lost, [lost] if lost else [], float(tick))
+        before = meter.estimate
+        meter.found(late, int(late >= lost))
+        after = meter.estimate
+        assert after.outcomes == before.outcomes
+        assert round(after.ratio * after.outcomes) == max(0, round(before.ratio * before.outcomes) - late)
+        assert after.burst >= 1.0
+
+
 def test_losses_are_forgotten_after_the_window() -> None:
     meter = LossMeter()
     meter.observe(received=0, lost=50, runs=[50], now=0.0)
