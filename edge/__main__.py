@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import math
-import os
 import random
 import signal
 import socket
@@ -37,7 +36,8 @@ from edge.rung import EdgeResult, Rung, check_rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
-from edge.workers import MAX_TOGETHER, WorkerPool
+from edge.wide import open_wide
+from edge.workers import MAX_TOGETHER, WorkerPool, usable_cores
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
@@ -57,11 +57,6 @@ LISTEN_BACKLOG: Final = 1024
 KEEP_ALIVE_S: Final = 75
 """Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
 and no request is sent into a closing connection."""
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,8 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     if config.backend != "noop":
         check_rung(measured, manifest, f"profile of {config.task!r}")
     backend = _open(config, manifest, cache, variant, given_up)
-    rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score)
+    wide = open_wide(config, backend, lambda threads: _open(config, manifest, cache, variant, threads=threads))
+    rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score, wide)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {name: profile.rung(name).fingerprint for name in asked}
     source = Source(profile.data.name, profile.data.sha256, None)
@@ -128,9 +124,14 @@ def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
 
 
 def _open(
-    config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant, given_up: Future[None] | None = None
+    config: EdgeConfig,
+    manifest: Manifest,
+    cache: Path,
+    variant: Variant,
+    given_up: Future[None] | None = None,
+    threads: int = 1,
 ) -> Backend:
-    """A variant's backend, of verified bytes.
+    """A variant's backend, of verified bytes; `threads` are ONNX Runtime's.
 
     Raises:
         ArtifactError, BackendError: if there is none.
@@ -155,7 +156,7 @@ def _open(
         variant.input,
         manifest.classes,
         providers=config.providers,
-        threads=1,
+        threads=threads,
     )
 
 
@@ -163,8 +164,13 @@ def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -
     """A variant by itself, as the manifest has it, ready for its first picture."""
     variant = manifest.variant(name)
     backend = _open(config, manifest, cache, variant)
-    warm_up(backend)
-    return Rung(name, backend, variant.input, variant.temperature, Score.TOP1)
+    wide = open_wide(
+        config, backend, lambda threads: _open(config, manifest, cache, variant, threads=threads), known=True
+    )
+    for each in (backend, wide):
+        if each is not None:
+            warm_up(each)
+    return Rung(name, backend, variant.input, variant.temperature, Score.TOP1, wide)
 
 
 async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:

@@ -264,7 +264,7 @@ class EdgeNode:
             Overloaded: if the queue is full.
             RequestError: if the picture is broken.
         """
-        look = Look(self.rung, body, header, top_k, self.max_pixels, self.clock, temperature)
+        look = Look(self.rung, body, header, top_k, self.max_pixels, self.clock, temperature, self.pool.alone)
         result, queue_ms = await self.pool.submit(look, deadline, self.rung.look_together)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
@@ -353,7 +353,7 @@ class EdgeNode:
         await asyncio.to_thread(self.pool.close)
         if self.uplink:
             await self.uplink.close()
-        self.rung.backend.close()
+        self.rung.close()
         if self.rival is not None:
             await self.rival.close()
         await self.streams.close()

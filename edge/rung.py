@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,8 @@ class Rung:
     spec: InputSpec
     temperature: float
     score: Score
+    wide: Backend | None = None
+    """The same model on several threads, for one picture while no other is there (`edge.wide`)."""
 
     def look(
         self,
@@ -67,10 +69,7 @@ class Rung:
             RequestError: if the picture is broken.
             BackendError: if the backend is.
         """
-        (found,) = self.look_together([Look(self, body, header, top_k, max_pixels, clock, temperature)])
-        if isinstance(found, Exception):
-            raise found
-        return found
+        return Look(self, body, header, top_k, max_pixels, clock, temperature)()
 
     def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
         """`look` at several pictures, with one run of the model: each one's result, or what it would have raised.
@@ -91,11 +90,24 @@ class Rung:
             decoded = clock.now()
             decode_ms.append((decoded - before) * 1e3)
         whole = [pixels for pixels in inputs if not isinstance(pixels, Exception)]
-        rows = iter(self.backend.infer(whole[0][np.newaxis] if len(whole) == 1 else np.stack(whole)) if whole else ())
+        rows = iter(self._infer(whole, looks[0].alone) if whole else ())
         return [
             pixels if isinstance(pixels, Exception) else self._scored(look, next(rows), its_decode_ms, decoded)
             for look, pixels, its_decode_ms in zip(looks, inputs, decode_ms, strict=True)
         ]
+
+    def _infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> NDArray[np.float32]:
+        """Logits (n, classes) of n ≥ 1 pictures (height, width, 3)."""
+        if len(whole) > 1:
+            return self.backend.infer(np.stack(whole))
+        backend = self.backend if self.wide is None or not alone() else self.wide
+        return backend.infer(whole[0][np.newaxis])
+
+    def close(self) -> None:
+        """Give back memory and threads."""
+        self.backend.close()
+        if self.wide is not None:
+            self.wide.close()
 
     def _scored(self, look: Look, logits: NDArray[np.float32], decode_ms: float, decoded: float) -> EdgeResult:
         """What its logits (classes,) say of one picture."""
@@ -113,9 +125,16 @@ class Rung:
         )
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`Rung.look` at one picture, put off: a job that `Rung.look_together` can do with others."""
+    """`Rung.look` at one picture, put off: a job that `Rung.look_together` can do with others.
+
+    `alone` is asked when the picture has been decoded, on its worker's thread: whether it may have all cores.
+    """
 
     rung: Rung
     body: bytes
@@ -124,10 +143,14 @@ class Look:
     max_pixels: int
     clock: Clock
     temperature: float | None = None
+    alone: Callable[[], bool] = _never
 
     def __call__(self) -> EdgeResult:
         """See `Rung.look`."""
-        return self.rung.look(self.body, self.header, self.top_k, self.max_pixels, self.clock, self.temperature)
+        (found,) = self.rung.look_together([self])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 def check_rung(measured: RungProfile, manifest: Manifest, where: str) -> None:

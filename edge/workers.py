@@ -1,7 +1,8 @@
 """The worker pool: threads that decode and infer, fed from one bounded queue ordered by deadline.
 
-Threads suffice because decoding and inference release the interpreter lock; each model call uses one intra-op thread,
-so that N cores run N pictures and no picture waits for another's barrier. Earliest deadline first is optimal on a
+Threads suffice because decoding and inference release the interpreter lock; where pictures compete, each model call
+uses one intra-op thread, so that N cores run N pictures and no picture waits for another's barrier (one that is alone
+may have all cores: `edge.wide`). Earliest deadline first is optimal on a
 queue that can be met at all (Liu and Layland, JACM 1973); requests without a deadline get a virtual one, so that they
 are not starved.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import os
 import queue
 import threading
 import time
@@ -56,6 +58,11 @@ class _Job(Generic[T]):
     future: asyncio.Future[tuple[T, float]] = field(compare=False)
     queued_at: float = field(compare=False)
     has_deadline: bool = field(compare=False)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 class WorkerPool(Generic[T]):
@@ -96,6 +103,10 @@ class WorkerPool(Generic[T]):
         """How long a job put in now would wait for a worker, behind all that can still be in time."""
         ahead = len(self._heap) + max(0, self._running - len(self._threads) + 1)
         return self._service_s * 1e3 * ahead / len(self._threads)
+
+    def alone(self) -> bool:
+        """Whether nobody waits, and no more than one worker has something to do: the one that asks, if one does."""
+        return self._running <= 1 and not self.waiting
 
     def submit(
         self, run: Callable[[], T], deadline: float | None = None, together: Together[T] | None = None

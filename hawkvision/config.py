@@ -62,8 +62,11 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Threads that decode and infer, one intra-op thread each; 0 takes the number of usable cores, and with
-    `fpga-offload` 16 more, which wait for the device."""
+    """Threads that decode and infer, a picture each; 0 takes the number of usable cores, and with `fpga-offload` 16
+    more, which wait for the device."""
+    intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Threads of ONNX Runtime for one picture while no other is being looked at; with others, each has one. 0 tries 2
+    and 4 at the start, where there are so many cores, and takes what makes the model quicker (`edge/wide.py`)."""
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""

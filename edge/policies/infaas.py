@@ -149,7 +149,7 @@ class Worker:
         asked = node.clock.now()
         async with self.residency.held(name) as rung:
             waited_ms = (node.clock.now() - asked) * 1e3
-            look = Look(rung, call.body, call.header, call.request.top_k, node.max_pixels, node.clock)
+            look = Look(rung, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone)
             # Pictures that wait for the same variant share a run of it, as the node's own policy's do.
             result, queue_ms = await pool.submit(look, call.deadline, rung.look_together)
         infer_ms = self._registration.variants[name].infer_ms

@@ -130,11 +130,11 @@ def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[s
     runs_ms: list[float] = []
     for _ in range(PROFILE_LOADS):
         started = time.monotonic()
-        backend = load(name).backend
+        rung = load(name)
         loads_ms.append((time.monotonic() - started) * 1e3)
         for _ in range(PROFILE_RUNS):
             started = time.monotonic()
-            warm(backend)
+            warm(rung.backend)
             runs_ms.append((time.monotonic() - started) * 1e3)
-        backend.close()
+        rung.close()
     return Profiled(accuracy.value, size, max(LEAST_MS, min(runs_ms)), max(LEAST_MS, min(loads_ms)))

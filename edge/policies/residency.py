@@ -126,7 +126,7 @@ class Residency:
             place.loading.cancel()
         await asyncio.gather(*(place.loading for place in places), return_exceptions=True)
         for place in self._places.values():
-            place.loading.result().backend.close()
+            place.loading.result().close()
         self._places.clear()
 
     async def _wait(self, place: _Place) -> None:

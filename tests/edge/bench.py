@@ -29,6 +29,7 @@ from hawkvision.manifest import InputSpec
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
 from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
+from hawkvision.vision.backend import Backend
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
 from tests.pictures import encoded
@@ -119,6 +120,7 @@ async def bench(
     conditions: bool = False,
     config: EdgeConfig | None = None,
     registration: Registration | None = None,
+    wide: Backend | None = None,
 ) -> AsyncIterator[Bench]:
     """The node; `config` says under which policy, and `registration` what `infaas` may choose from."""
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
@@ -130,7 +132,7 @@ async def bench(
         if rule is None
         else RivalPolicy(profile, "small", "large", rule, alone=peer is None)
     )
-    rung = Rung("small", backend, SPEC, 1.0, policy.pair.score)
+    rung = Rung("small", backend, SPEC, 1.0, policy.pair.score, wide)
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
     uplink = Uplink(peer.url, None, connections, 10, clock, transport=transport) if peer else None
     file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None

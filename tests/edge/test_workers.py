@@ -29,6 +29,35 @@ def test_results_come_back_to_the_one_who_asked() -> None:
     assert run(scenario) == [i * i for i in range(50)]
 
 
+def test_a_job_is_alone_until_another_waits_or_runs() -> None:
+    async def scenario() -> list[bool]:
+        pool: WorkerPool[bool] = WorkerPool(threads=2, limit=100)
+        gates = [threading.Event() for _ in range(2)]
+        begun = [threading.Event() for _ in range(2)]
+
+        def job(number: int) -> bool:
+            begun[number].set()
+            assert gates[number].wait(30)
+            return pool.alone()
+
+        first = pool.submit(functools.partial(job, 0))
+        await asyncio.to_thread(begun[0].wait)
+        alone = [pool.alone()]
+        second = pool.submit(functools.partial(job, 1))
+        await asyncio.to_thread(begun[1].wait)
+        alone.append(pool.alone())
+        waiting = pool.submit(pool.alone)
+        gates[0].set()
+        await first
+        alone += [(await first)[0], (await waiting)[0]]
+        gates[1].set()
+        alone.append((await second)[0])
+        pool.close()
+        return alone
+
+    assert run(scenario) == [True, False, False, False, True]
+
+
 def test_earliest_deadline_goes_first_and_no_deadline_is_not_starved() -> None:
     async def scenario() -> list[str]:
         pool: WorkerPool[object] = WorkerPool(threads=1, limit=100)

@@ -209,6 +209,19 @@ def test_opening_one_backend_does_not_import_the_others() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8", "efficientnet_lite0_int8"])
+def test_threads_change_no_bit_of_the_zoos_logits(name: str) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    one = OnnxRuntimeBackend(path)
+    pictures = random_pictures(one, 3)
+    for threads in (2, 4):
+        several = OnnxRuntimeBackend(path, threads=threads)
+        for number in range(len(pictures)):
+            np.testing.assert_array_equal(several.infer(pictures[number : number + 1]), one.infer(pictures)[[number]])
+
+
 @pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8"])
 def test_numpy_and_onnxruntime_agree_on_the_zoo(name: str) -> None:
     path = ZOO / f"{name}.onnx"
