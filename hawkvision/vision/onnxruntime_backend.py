@@ -1,7 +1,8 @@
-"""The production backend: a variant's ONNX graph in ONNX Runtime, one intra-op thread per inference.
+"""The production backend: a variant's ONNX graph in ONNX Runtime, one intra-op thread per inference unless told more.
 
 Throughput on a small machine comes from several worker threads that each run one picture, so a session gets one thread,
-runs its graph in sequence, and never spins while it waits.
+runs its graph in sequence, and never spins while it waits. One with several threads is for a picture that is alone
+(`edge.wide`).
 """
 
 from __future__ import annotations
