@@ -36,8 +36,7 @@ from edge.rung import EdgeResult, Rung, check_rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
-from edge.wide import open_wide
-from edge.workers import MAX_TOGETHER, WorkerPool, usable_cores
+from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
@@ -50,6 +49,7 @@ from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.wide import divides, open_wide, usable_cores
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -100,7 +100,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     if config.backend != "noop":
         check_rung(measured, manifest, f"profile of {config.task!r}")
     backend = _open(config, manifest, cache, variant, given_up)
-    wide = open_wide(config, backend, lambda threads: _open(config, manifest, cache, variant, threads=threads))
+    wide = _open_wide(config, manifest, cache, variant, backend)
     rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score, wide)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {name: profile.rung(name).fingerprint for name in asked}
@@ -160,13 +160,22 @@ def _open(
     )
 
 
+def _open_wide(
+    config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant, narrow: Backend, *, known: bool = False
+) -> Backend | None:
+    if not divides(config.backend, config.providers):
+        return None
+    wanted = config.intra_op_threads
+    return open_wide(
+        narrow, lambda threads: _open(config, manifest, cache, variant, threads=threads), wanted, known=known
+    )
+
+
 def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Rung:
     """A variant by itself, as the manifest has it, ready for its first picture."""
     variant = manifest.variant(name)
     backend = _open(config, manifest, cache, variant)
-    wide = open_wide(
-        config, backend, lambda threads: _open(config, manifest, cache, variant, threads=threads), known=True
-    )
+    wide = _open_wide(config, manifest, cache, variant, backend, known=True)
     for each in (backend, wide):
         if each is not None:
             warm_up(each)

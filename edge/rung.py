@@ -49,7 +49,7 @@ class Rung:
     temperature: float
     score: Score
     wide: Backend | None = None
-    """The same model on several threads, for one picture while no other is there (`edge.wide`)."""
+    """The same model on several threads, for one picture while no other is there (`vision.wide`)."""
 
     def look(
         self,

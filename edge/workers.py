@@ -2,7 +2,7 @@
 
 Threads suffice because decoding and inference release the interpreter lock; where pictures compete, each model call
 uses one intra-op thread, so that N cores run N pictures and no picture waits for another's barrier (one that is alone
-may have all cores: `edge.wide`). Earliest deadline first is optimal on a
+may have all cores: `vision.wide`). Earliest deadline first is optimal on a
 queue that can be met at all (Liu and Layland, JACM 1973); requests without a deadline get a virtual one, so that they
 are not starved.
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-import os
 import queue
 import threading
 import time
@@ -58,11 +57,6 @@ class _Job(Generic[T]):
     future: asyncio.Future[tuple[T, float]] = field(compare=False)
     queued_at: float = field(compare=False)
     has_deadline: bool = field(compare=False)
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 class WorkerPool(Generic[T]):

@@ -66,7 +66,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     more, which wait for the device."""
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
     """Threads of ONNX Runtime for one picture while no other is being looked at; with others, each has one. 0 tries 2
-    and 4 at the start, where there are so many cores, and takes what makes the model quicker (`edge/wide.py`)."""
+    and 4 at the start, where there are so many cores, and takes what makes the model quicker (`vision/wide.py`)."""
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""
@@ -128,7 +128,11 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_replicas: Count = 1
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
-    """Ray's reservation per replica, a placement hint; models use one thread each."""
+    """Ray's reservation per replica, a placement hint: models take what cores they find."""
+    intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Threads of ONNX Runtime for a picture that only one variant looks at and no other waits with, on the CPU; batches
+    and members of a committee have one. 0 takes two where there are two cores; 1 is for nodes on which other work
+    wants every core."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
     max_batch_size: Count = 8
     batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0

@@ -38,9 +38,11 @@ class HandleVariants:
     def __init__(self, handles: Mapping[str, DeploymentHandle]) -> None:
         self._handles = handles
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         """See `looks.Variants.classify`."""
-        response = self._handles[variant].classify.remote(picture, views, expires_at)
+        response = self._handles[variant].classify.remote(picture, views, expires_at, alone=alone)
         try:
             answer = await response
         except asyncio.CancelledError:

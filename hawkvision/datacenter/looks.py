@@ -27,8 +27,12 @@ from hawkvision.datacenter.replica import VariantAnswer, Views
 class Variants(Protocol):
     """The way to the variants' replicas."""
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         """One variant's answer; `expires_at` is `time.time()`'s. Cancelling cancels the work.
+
+        `alone` says that no other variant looks at the picture meanwhile, so that this one may take more cores.
 
         Raises:
             RequestError: for a picture that cannot be read.
@@ -107,8 +111,10 @@ async def _ask(
     variants: Variants, wanted: Mapping[str, Views], picture: bytes, expires_at: float
 ) -> dict[str, VariantAnswer]:
     """Every member's answer; the first failure cancels the others, whose work would be wasted."""
+    alone = len(wanted) == 1
     tasks = [
-        asyncio.ensure_future(variants.classify(member, picture, views, expires_at)) for member, views in wanted.items()
+        asyncio.ensure_future(variants.classify(member, picture, views, expires_at, alone=alone))
+        for member, views in wanted.items()
     ]
     try:
         return dict(zip(wanted, await asyncio.gather(*tasks), strict=True))

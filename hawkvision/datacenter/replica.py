@@ -24,8 +24,10 @@ from hawkvision.datacenter.batching import Batched, Batcher
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
 from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import BackendKind, open_backend
 from hawkvision.vision.image import load_input
+from hawkvision.vision.wide import divides, open_wide
 
 # Two threads decode while one infers: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
@@ -52,6 +54,7 @@ class VariantSettings:
     max_batch_size: int
     batch_wait_ms: float
     max_pixels: int
+    intra_op_threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,16 @@ def settings_of(variant: Variant, classes: int, config: DatacenterConfig) -> Var
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
+        intra_op_threads=config.intra_op_threads,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The images of one picture (1 or 2, height, width, 3), and whether no other variant looks at it meanwhile."""
+
+    images: Pixels
+    alone: bool
 
 
 class Replica:
@@ -95,26 +107,40 @@ class Replica:
         cache = cache_dir(settings.cache_dir)
         if settings.backend != "noop":
             load_variant(cache, settings.task, variant)  # for its check of the hash
-        self._backend = open_backend(
-            settings.backend,
-            artifact_path(cache, settings.task, variant.name),
-            variant.input,
-            settings.classes,
-            settings.providers,
-            threads=1,
-        )
-        self._backend.infer(np.zeros((1, *self._backend.input_shape), np.uint8))
+        self._backend = self._open(cache, 1)
+        self._wide: Backend | None = None
+        """For a picture that neither others wait with nor other variants look at."""
+        if divides(settings.backend, settings.providers):
+            # Replicas load beside each other: what one measured of threads would be the others' doing.
+            self._wide = open_wide(
+                self._backend, lambda threads: self._open(cache, threads), settings.intra_op_threads, known=True
+            )
+        for backend in (self._backend, self._wide):
+            if backend is not None:
+                backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
         self._decoding = ThreadPoolExecutor(_DECODE_THREADS, "decode")
         self._inferring = ThreadPoolExecutor(1, "infer")
-        self._batcher: Batcher[Pixels, Probabilities] = Batcher(
+        self._batcher: Batcher[_Asked, Probabilities] = Batcher(
             self._infer_batch,
             max_size=settings.max_batch_size,
             wait_s=settings.batch_wait_ms / 1e3,
             clock=MonotonicClock(),
         )
 
-    async def classify(self, picture: bytes, views: Views, expires_at: float) -> VariantAnswer | HawkVisionError:
+    def _open(self, cache: Path, threads: int) -> Backend:
+        settings, variant = self._settings, self._settings.variant
+        path = artifact_path(cache, settings.task, variant.name)
+        return open_backend(
+            settings.backend, path, variant.input, settings.classes, settings.providers, threads=threads
+        )
+
+    async def classify(
+        self, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer | HawkVisionError:
         """The probabilities of the picture, of its mirror image, or the average of both.
+
+        `alone` says that no other variant looks at the picture meanwhile. It may have several cores then, unless other
+        pictures wait for this one; members of a committee share out the cores by themselves.
 
         `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's router too; the nodes of a
         cluster are assumed to agree to within milliseconds. A picture that cannot be read and a missed deadline come
@@ -129,7 +155,7 @@ class Replica:
         try:
             images = await loop.run_in_executor(self._decoding, self._images, picture, views)
             decode_ms = (time.perf_counter() - started) * 1e3
-            done: Batched[Probabilities] = await self._batcher.submit(images, expires_monotonic)
+            done: Batched[Probabilities] = await self._batcher.submit(_Asked(images, alone), expires_monotonic)
         except (RequestError, DeadlineMissed) as error:
             return error
         return VariantAnswer(done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size)
@@ -146,14 +172,17 @@ class Replica:
             case Views.BOTH:
                 return np.stack((upright, upright[:, ::-1]))
 
-    async def _infer_batch(self, items: list[Pixels]) -> list[Probabilities]:
+    async def _infer_batch(self, batch: list[_Asked]) -> list[Probabilities]:
         loop = asyncio.get_running_loop()
+        backend, images = self._backend, [asked.images for asked in batch]
+        if self._wide is not None and len(batch) == 1 and batch[0].alone:
+            backend = self._wide
         logits: Logits = await loop.run_in_executor(
-            self._inferring, self._backend.infer, items[0] if len(items) == 1 else np.concatenate(items)
+            self._inferring, backend.infer, images[0] if len(images) == 1 else np.concatenate(images)
         )
         rows = softmax(logits, self._settings.variant.temperature)
-        ends = np.cumsum([len(item) for item in items])
-        return [_mean_of_views(rows[end - len(item) : end]) for item, end in zip(items, ends, strict=True)]
+        ends = np.cumsum([len(its) for its in images])
+        return [_mean_of_views(rows[end - len(its) : end]) for its, end in zip(images, ends, strict=True)]
 
 
 def _mean_of_views(rows: Probabilities) -> Probabilities:

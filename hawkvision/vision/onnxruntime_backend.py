@@ -2,7 +2,7 @@
 
 Throughput on a small machine comes from several worker threads that each run one picture, so a session gets one thread,
 runs its graph in sequence, and never spins while it waits. One with several threads is for a picture that is alone
-(`edge.wide`).
+(`vision.wide`).
 """
 
 from __future__ import annotations

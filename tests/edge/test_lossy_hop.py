@@ -182,7 +182,8 @@ async def node(peer: Peer, *, conditions: bool, middle: bool = False) -> AsyncIt
         await known(it.node)
         uplink = it.node.uplink
         assert uplink is not None
-        await uplink.infer(PICTURE, HopRequest(variant="large"), start_trace(), 10.0)  # so that probes come often
+        for _ in range(16):  # fifty datagrams tell what the link loses; and now probes come often
+            await uplink.infer(PICTURE, HopRequest(variant="large"), start_trace(), 10.0)
         await until(lambda: uplink.loss == 0.0 and uplink.transport is Transport.LOSSY)
         yield it
 

@@ -34,7 +34,9 @@ class Fixed:
     full: bool = False
     asked: list[tuple[str, Views]] = field(default_factory=list)
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         self.asked.append((variant, views))
         if self.full and variant == "c":
             raise Overloaded("the queue of variant 'c' is full", 1.0)
@@ -141,10 +143,12 @@ def test_a_full_committee_sheds_what_the_middle_rung_was_not_sure_of() -> None:
 class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         if variant == "b":
             await asyncio.Event().wait()
-        return await super().classify(variant, picture, views, expires_at)
+        return await super().classify(variant, picture, views, expires_at, alone=alone)
 
 
 def test_a_second_look_that_outlasts_the_deadline_is_given_up() -> None:

@@ -38,10 +38,14 @@ class Drawn:
 
     asked: list[tuple[str, Views]] = field(default_factory=list)
     expiries: set[float] = field(default_factory=set)
+    alone: list[bool] = field(default_factory=list)
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         self.asked.append((variant, views))
         self.expiries.add(expires_at)
+        self.alone.append(alone)
         one, other = row(picture, variant, Views.UPRIGHT), row(picture, variant, Views.MIRROR)
         seen = {Views.UPRIGHT: one, Views.MIRROR: other, Views.BOTH: average((one, other))}
         return VariantAnswer(seen[views], 1.0, 2.0, 3.0, 4)
@@ -108,13 +112,21 @@ def test_both_looks_run_under_the_same_deadline() -> None:
     assert variants.expiries == {EXPIRES_AT}
 
 
+def test_members_hear_that_others_look_too_and_who_is_alone_hears_that() -> None:
+    variants = Drawn()
+    look(variants, MIDDLE, Second(ALL, Score.TOP1, math.inf))
+    assert variants.alone == [len(MIDDLE.members) == 1] + [False] * (len(variants.asked) - 1)
+
+
 class Late(Drawn):
     """Variants of which "a" finds the deadline passed."""
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         if variant == "a":
             raise DeadlineMissed("the deadline passed before decoding began")
-        return await super().classify(variant, picture, views, expires_at)
+        return await super().classify(variant, picture, views, expires_at, alone=alone)
 
 
 def test_a_deadline_that_passes_between_the_looks_fails_the_whole() -> None:

@@ -52,7 +52,9 @@ class Sure:
         self.gate.set()
         self.pictures: list[bytes] = []
 
-    async def classify(self, variant: str, picture: bytes, views: Views, expires_at: float) -> VariantAnswer:
+    async def classify(
+        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
+    ) -> VariantAnswer:
         self.pictures.append(picture)
         await self.gate.wait()
         return VariantAnswer(np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32), 1.0, 2.0, 3.0, 4)

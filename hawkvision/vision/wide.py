@@ -13,18 +13,17 @@ may be one real one. So it is measured when the node starts.
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from edge.workers import usable_cores
-from hawkvision.config import EdgeConfig
 from hawkvision.vision.backend import Backend
 
-log = logging.getLogger("hawkvision.edge")
+log = logging.getLogger("hawkvision.vision")
 
 TRIED: Final = (2, 4)
 """Threads. The networks of the ladders have some fifty layers of a tenth of a millisecond each."""
@@ -34,33 +33,42 @@ RUNS: Final = 9
 """Of each, in turns; their medians are compared."""
 
 
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def divides(backend: str, providers: Sequence[str]) -> bool:
+    """Whether the threads of one inference can be chosen: ONNX Runtime's, on the CPU alone."""
+    return backend == "onnxruntime" and tuple(providers) == ("CPUExecutionProvider",)
+
+
 def open_wide(
-    config: EdgeConfig, narrow: Backend, opened: Callable[[int], Backend], *, known: bool = False
+    narrow: Backend, opened: Callable[[int], Backend], threads: int = 0, *, known: bool = False
 ) -> Backend | None:
     """A backend for a picture that is alone; None where there is none that is better than `narrow`.
 
     Args:
-        config: of the node.
         narrow: the model on one thread.
         opened: loads the same model on so many threads.
-        known: that the fewest of `TRIED` pay; for models that are loaded while somebody waits.
+        threads: that are wanted; 0 measures which of `TRIED` are best, as far as there are so many cores.
+        known: that the fewest of these pay, so that nothing is measured: for models that are loaded while somebody
+            waits, or others are loaded beside them.
 
     Raises:
         BackendError: if it cannot be loaded again.
     """
-    if config.backend != "onnxruntime" or config.providers != ("CPUExecutionProvider",):
-        return None
-    if config.intra_op_threads:
-        return opened(config.intra_op_threads) if config.intra_op_threads > 1 else None
-    possible = [threads for threads in TRIED if threads <= usable_cores()]
+    if threads:
+        return opened(threads) if threads > 1 else None
+    possible = [number for number in TRIED if number <= usable_cores()]
     if known:
         return opened(possible[0]) if possible else None
     best = narrow
-    for threads in possible:
-        candidate = opened(threads)
+    for number in possible:
+        candidate = opened(number)
         before_s, with_s = _compared(best, candidate)
         quicker = with_s <= (1.0 - LEAST_GAIN) * before_s
-        log.info("%d threads for a picture that is alone: %.2f ms, %.2f before", threads, with_s * 1e3, before_s * 1e3)
+        log.info("%d threads for a picture that is alone: %.2f ms, %.2f before", number, with_s * 1e3, before_s * 1e3)
         loser = best if quicker else candidate
         if loser is not narrow:
             loser.close()
