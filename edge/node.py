@@ -258,7 +258,7 @@ class EdgeNode:
     async def at_edge(
         self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, temperature: float | None = None
     ) -> Looked:
-        """`Rung.look` on a worker, earliest deadline first, together with others where pictures wait.
+        """What the edge rung says; on a worker, earliest deadline first, with others where pictures wait.
 
         Raises:
             Overloaded: if the queue is full.

@@ -51,28 +51,8 @@ class Rung:
     wide: Backend | None = None
     """The same model on several threads, for one picture while no other is there (`vision.wide`)."""
 
-    def look(
-        self,
-        body: bytes,
-        header: ImageHeader,
-        top_k: int,
-        max_pixels: int,
-        clock: Clock,
-        temperature: float | None = None,
-    ) -> EdgeResult:
-        """Decode, resize, infer and score one picture. Runs on a worker thread.
-
-        `temperature` takes the place of the rung's own where the picture was received in another condition than whole
-        (`Route.temperature`).
-
-        Raises:
-            RequestError: if the picture is broken.
-            BackendError: if the backend is.
-        """
-        return Look(self, body, header, top_k, max_pixels, clock, temperature)()
-
     def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
-        """`look` at several pictures, with one run of the model: each one's result, or what it would have raised.
+        """What it says of several pictures, in one run of the model: each one's result, or what it would have raised.
 
         Raises:
             BackendError: if the backend is broken.
@@ -131,9 +111,11 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`Rung.look` at one picture, put off: a job that `Rung.look_together` can do with others.
+    """One picture to decode, resize, infer and score: a job that `Rung.look_together` can do with others.
 
-    `alone` is asked when the picture has been decoded, on its worker's thread: whether it may have all cores.
+    `temperature` takes the place of the rung's own where the picture was received in another condition than whole
+    (`Route.temperature`). `alone` is asked on the worker's thread when the picture has been decoded: whether it may
+    have several cores.
     """
 
     rung: Rung
@@ -146,7 +128,12 @@ class Look:
     alone: Callable[[], bool] = _never
 
     def __call__(self) -> EdgeResult:
-        """See `Rung.look`."""
+        """What the rung says of it. Runs on a worker thread.
+
+        Raises:
+            RequestError: if the picture is broken.
+            BackendError: if the backend is.
+        """
         (found,) = self.rung.look_together([self])
         if isinstance(found, Exception):
             raise found

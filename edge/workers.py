@@ -2,9 +2,8 @@
 
 Threads suffice because decoding and inference release the interpreter lock; where pictures compete, each model call
 uses one intra-op thread, so that N cores run N pictures and no picture waits for another's barrier (one that is alone
-may have all cores: `vision.wide`). Earliest deadline first is optimal on a
-queue that can be met at all (Liu and Layland, JACM 1973); requests without a deadline get a virtual one, so that they
-are not starved.
+may have several: `vision.wide`). Earliest deadline first is optimal on a queue that can be met at all (Liu and Layland,
+JACM 1973); requests without a deadline get a virtual one, so that they are not starved.
 
 Under overload that order alone is the worst there is: those at the front are just too late, and so is everybody behind
 them. So a job that can no longer be in time leaves the line; it is run when nobody else waits, or every sixteenth turn,

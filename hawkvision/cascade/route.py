@@ -55,7 +55,7 @@ class Route:
     controls: Controls | None = None
     """None for targets that no certificate stands behind."""
     temperature: float | None = None
-    """Of the edge rung, for `Rung.look`; None: its own, of whole pictures."""
+    """Of the edge rung, for `Look`; None: its own, of whole pictures."""
     short: bool = False
     """Whether not even the best rung is known to keep the target for pictures received like this one: more of the
     picture is needed, or the answer is below target."""

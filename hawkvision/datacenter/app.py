@@ -94,7 +94,7 @@ def variant_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Applic
             max_queued_requests=config.max_queued_requests,
             ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
             **scale,
-        ).bind(settings_of(variant, catalog.classes, config))
+        ).bind(settings_of(variant, catalog.classes, config, alone=catalog.looks_alone(variant.name)))
         for variant in catalog.variants
     }
 

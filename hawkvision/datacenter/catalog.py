@@ -44,6 +44,10 @@ class Catalog:
         """The rung of that name, or None."""
         return next((r for r in self.rungs if r.name == name), None)
 
+    def looks_alone(self, variant: str) -> bool:
+        """Whether some rung is that variant and no other."""
+        return any(rung.members == (variant,) for rung in self.rungs)
+
     def listing(self) -> Rungs:
         """The reply to `GET /v1/rungs`."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}

@@ -68,8 +68,8 @@ class VariantAnswer:
     batch_size: int
 
 
-def settings_of(variant: Variant, classes: int, config: DatacenterConfig) -> VariantSettings:
-    """A variant's part of the tier's settings."""
+def settings_of(variant: Variant, classes: int, config: DatacenterConfig, *, alone: bool = True) -> VariantSettings:
+    """A variant's part of the tier's settings; one that is never `alone`, in committees only, needs no more threads."""
     return VariantSettings(
         task=config.task,
         variant=variant,
@@ -80,7 +80,7 @@ def settings_of(variant: Variant, classes: int, config: DatacenterConfig) -> Var
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
-        intra_op_threads=config.intra_op_threads,
+        intra_op_threads=config.intra_op_threads if alone else 1,
     )
 
 

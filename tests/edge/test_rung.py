@@ -19,7 +19,7 @@ LEAD = 4.0
 
 def look(score: Score, temperature: float | None) -> EdgeResult:
     rung = Rung("small", GatedBackend(LEAD), SPEC, 1.5, score)
-    return rung.look(encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)
+    return Look(rung, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
 
 
 def expected(temperature: float) -> tuple[float, float]:

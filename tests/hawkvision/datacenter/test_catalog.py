@@ -28,3 +28,9 @@ def test_the_listing_names_each_members_file_by_hash(manifest: Manifest) -> None
 def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=names[0]):
         catalog_of(manifest, DatacenterConfig(task="shapes", variants=names))
+
+
+def test_a_variant_that_only_committees_have_never_looks_alone(manifest: Manifest, config: DatacenterConfig) -> None:
+    catalog = catalog_of(manifest, config)
+    assert [r.members for r in catalog.rungs] == [("medium",), ("small", "medium")]
+    assert {name: catalog.looks_alone(name) for name in ("small", "medium")} == {"small": False, "medium": True}
