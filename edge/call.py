@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from edge.rung import Looked
-from edge.uplink import Escalated, GivenUp
+from edge.uplink import GivenUp
+from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
@@ -278,6 +279,7 @@ class Call:
             deadline_ms=wanted_ms,
             top_k=self.request.top_k,
             middle=middle,
+            progressive=wanted_ms is not None and self.request.on_miss is OnMiss.DEGRADE,
         )
 
     def _middle(self, edge: Looked | None) -> Middle | None:
@@ -305,8 +307,8 @@ class Call:
         node, (at_edge, in_middle) = self.node, self.watched
         index = reply.top_k[0].index
         by_best = reply.model == node.best
-        # An answer to less than what the edge looked at says nothing about the edge's own.
-        comparable = node.serves(node.best) and reply.whole
+        # Part of a rung's answer, or one to less than what the edge looked at, says nothing about the edge's own.
+        comparable = node.serves(node.best) and reply.comparable
         if at_edge is not None and edge is not None:
             differs = edge.result.indices[0] != index if by_best and comparable else None
             at_edge.escalated(self._score(edge), differs)
@@ -385,7 +387,7 @@ class Call:
         node, reply = self.node, escalated.reply
         received = _through_both(self.received, Received(reply.received_fraction, reply.quality))
         route = self.route if received == self.received else node.policy.route(self.request.target, received)
-        short = route.short or not (reply.whole or reply.model == node.best)
+        short = route.short or not (reply.whole or reply.model == node.best) or not reply.complete
         if short:
             node.metrics.degraded.labels(node.task).inc()
         total_ms = (node.clock.now() - self.started) * 1e3

@@ -6,6 +6,7 @@ A hop carries bytes and knows why it could not; what an answer means is not its 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
 import aiohttp
@@ -13,7 +14,16 @@ import msgspec
 
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import EscalationFailed, NotFound
-from hawkvision.hop import INFER_PATH, RUNGS_PATH, TRACE_HEADER, TRANSPORT_PATH, HopRequest, Rungs, Transports
+from hawkvision.hop import (
+    INFER_PATH,
+    PROGRESSIVE_TYPE,
+    RUNGS_PATH,
+    TRACE_HEADER,
+    TRANSPORT_PATH,
+    HopRequest,
+    Rungs,
+    Transports,
+)
 from hawkvision.trace import TraceContext
 
 CONNECT_TIMEOUT_S: Final = 1.0
@@ -46,9 +56,18 @@ class Hop(Protocol):
     """Its round trips, as far as the uplink has learned them."""
 
     async def send(
-        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+        self,
+        body: bytes,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool,
+        hear: Callable[[bytes], None],
     ) -> tuple[int, bytes]:
         """The answer's HTTP status and body; `exact` forbids sending anything but the picture's very bytes.
+
+        Of a progressive request, `hear` is told bodies that come before the last one.
 
         Raises:
             HopBroken, HopLate: as their names say.
@@ -93,6 +112,7 @@ class HttpHop:
         timeout_s: float,
         *,
         exact: bool,  # noqa: ARG002  never anything else
+        hear: Callable[[bytes], None] = lambda _: None,
     ) -> tuple[int, bytes]:
         """See `Hop.send`.
 
@@ -106,7 +126,7 @@ class HttpHop:
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
         begun = asyncio.Event()
-        exchange = asyncio.create_task(self._exchange(body, headers, begun))
+        exchange = asyncio.create_task(self._exchange(body, headers, begun, hear))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
         try:
@@ -128,13 +148,17 @@ class HttpHop:
         except (aiohttp.ClientError, OSError) as error:
             raise HopBroken(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
 
-    async def _exchange(self, body: bytes, headers: dict[str, str], begun: asyncio.Event) -> tuple[int, bytes]:
+    async def _exchange(
+        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, hear: Callable[[bytes], None]
+    ) -> tuple[int, bytes]:
         """`begun` says that it need not wait for others: it has a connection, or makes one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         async with self._free:
             begun.set()
             url = f"{self.url}{INFER_PATH}"
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
+                if response.content_type == PROGRESSIVE_TYPE:
+                    return response.status, await read_lines(response.content, hear)
                 return response.status, await _read(response)
 
     def _may_run_out(self, body: bytes) -> bool:
@@ -192,6 +216,18 @@ class HttpHop:
             return decoder.decode(payload)
         except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EscalationFailed(f"{self.url}{path}: {error or type(error).__name__}") from None
+
+
+async def read_lines(content: aiohttp.StreamReader, hear: Callable[[bytes], None]) -> bytes:
+    """The last line of a body of at most `MAX_REPLY_BYTES`; every line is heard as soon as it is there."""
+    last = rest = b""
+    size = 0
+    while size < MAX_REPLY_BYTES and (chunk := await content.read(MAX_REPLY_BYTES - size)):
+        size += len(chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        for last in lines:
+            hear(last)
+    return rest or last
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
@@ -97,7 +98,14 @@ class LossyHop:
         return self._lossy.whole_s(body, deadline_s) <= WHOLE_SHARE * deadline_s
 
     async def send(
-        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+        self,
+        body: bytes,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool,
+        hear: Callable[[bytes], None] = lambda _: None,  # noqa: ARG002  there is one reply
     ) -> tuple[int, bytes]:
         """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
 

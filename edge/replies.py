@@ -45,7 +45,7 @@ def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopR
         seen.append((reply.passed_over.index, reply.passed_over.score))
     sound = all(0 <= index < classes and 0.0 <= sure <= 1.0 for index, sure in seen)
     sound = sound and 0.0 <= reply.received_fraction <= 1.0 and (reply.quality is None or 0 < reply.quality <= 100)
-    if not reply.top_k or not sound or not _answers(reply, request):
+    if not reply.top_k or not sound or not (reply.complete or request.progressive) or not _answers(reply, request):
         raise EscalationFailed(f"{url} sent a reply that cannot be: {payload[:200]!r}")
     return reply
 

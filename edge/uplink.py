@@ -15,6 +15,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -22,6 +23,7 @@ from typing import Any, Final, Literal
 from edge.hops import Hop, HopBroken, HopLate, HttpHop
 from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop, TooLargeForDatagrams
 from edge.replies import checked, refused
+from edge.waiting import Escalated, SoFar, while_hopeful
 from hawkvision import errors
 from hawkvision.cascade.choice import LATE_AMONG, Choice, LinkReading, Transport
 from hawkvision.cascade.link import LinkEstimate
@@ -47,16 +49,8 @@ class GivenUp(EscalationFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Escalated:
-    """The datacenter's answer and the whole round trip in milliseconds."""
-
-    reply: HopReply
-    round_trip_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Question:
-    """What is asked, as the arguments of `Uplink.infer` say."""
+    """What is asked, as the arguments of `Uplink.infer` say, and what has come of it."""
 
     body: bytes
     request: HopRequest
@@ -64,6 +58,7 @@ class _Question:
     timeout_s: float
     exact: bool
     patient: bool
+    so_far: SoFar
 
 
 class Uplink:
@@ -101,7 +96,7 @@ class Uplink:
         hops: tuple[Hop | None, ...] = (self._http, self._lossy)
         for hop in hops:
             if hop is not None:
-                hop.link.patience.give_up_below = give_up_below
+                hop.link.patience.give_up_below = hop.link.patience_for_all.give_up_below = give_up_below
         self._mode = transport
         self._choice = Choice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
@@ -117,6 +112,8 @@ class Uplink:
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
+        self._rest_ms = 0.0
+        """How much later than its first members a whole rung answers."""
         self._asked_at = -math.inf
         self._metrics = metrics
         if metrics is not None:
@@ -155,11 +152,12 @@ class Uplink:
         return None if self._lossy is None else self._lossy.view.rtt_s
 
     def predict_ms(self) -> float | None:
-        """What an escalation would hardly take longer than; None while the datacenter is left alone after a failure."""
-        return self._hop.link.predict_ms(self._clock.now())
+        """What a whole answer would hardly take longer than; None while the datacenter is left alone, having failed."""
+        predicted_ms = self._hop.link.predict_ms(self._clock.now())
+        return None if predicted_ms is None else predicted_ms + self._rest_ms
 
     def expect_ms(self) -> float | None:
-        """What one is likely to take; None likewise."""
+        """What an answer is likely to take, of some of a rung's members if that will do; None likewise."""
         return self._hop.link.expect_ms(self._clock.now())
 
     def doubts(self, wait_ms: float) -> bool:
@@ -194,7 +192,8 @@ class Uplink:
 
         Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
         more datagrams and more time. Who is not `patient` waits only as long as there is hope (`Patience`), while the
-        escalation itself goes on, and is learned from, until `timeout_s`.
+        escalation itself goes on, and is learned from, until `timeout_s`. A progressive request ends with what has come
+        by then, if anything has.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
@@ -202,12 +201,12 @@ class Uplink:
         """
         if self._pending >= self._most_pending:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
-        hop, worth_s = self._hop, timeout_s
-        if not patient:
-            worth_s = hop.link.patience.worth_ms(timeout_s * 1e3, self._clock.now()) * 1e-3
         self._pending += 1
-        asking = self._asked(hop, _Question(body, request, trace, timeout_s, exact, patient))
-        return await asking if worth_s >= timeout_s else await self._while_hopeful(asking, worth_s)
+        hop, so_far = self._hop, SoFar()
+        asking = self._asked(hop, _Question(body, request, trace, timeout_s, exact, patient, so_far))
+        if patient:
+            return await asking
+        return await self._while_hopeful(asking, hop.link, so_far, timeout_s)
 
     async def _asked(self, hop: Hop, question: _Question) -> Escalated:
         try:
@@ -217,24 +216,32 @@ class Uplink:
         finally:
             self._pending -= 1
 
-    async def _while_hopeful(self, asking: Coroutine[Any, Any, Escalated], worth_s: float) -> Escalated:
-        """Its outcome if that comes within `worth_s`; later, it goes on alone.
+    async def _while_hopeful(
+        self, asking: Coroutine[Any, Any, Escalated], link: LinkEstimate, so_far: SoFar, timeout_s: float
+    ) -> Escalated:
+        """Its outcome if that comes while there is hope, or what has come by then; it goes on alone.
 
         Raises:
-            GivenUp: if it does.
+            GivenUp: if nothing has.
         """
+        now = self._clock.now()
+        first_s = link.patience.worth_ms(timeout_s * 1e3, now) * 1e-3
+        whole_s = link.patience_for_all.worth_ms(timeout_s * 1e3, now) * 1e-3
+        if min(first_s, whole_s) >= timeout_s:
+            return await asking
         task = asyncio.create_task(asking)
         try:
-            done, _ = await asyncio.wait({task}, timeout=worth_s)
+            if await while_hopeful(task, so_far, first_s, whole_s):
+                return task.result()
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
-        if done:
-            return task.result()
         self._given_up.add(task)
         task.add_done_callback(self._came_too_late)
-        raise GivenUp(f"no answer after {worth_s * 1e3:.0f} ms; few of those that take so long come in time")
+        if so_far.latest is not None:
+            return so_far.latest
+        raise GivenUp(f"no answer after {first_s * 1e3:.0f} ms; few of those that take so long come in time")
 
     def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
         self._given_up.discard(task)
@@ -294,34 +301,60 @@ class Uplink:
         self._asked_at = started = self._clock.now()
         predicted_ms = hop.link.predict_ms(started)
         early = predicted_ms is not None and predicted_ms <= timeout_s * 1e3
+
+        def escalated(payload: bytes) -> Escalated:
+            reply = checked(payload, request, self._classes, self.url)
+            return Escalated(reply, (self._clock.now() - started) * 1e3)
+
+        def hear(payload: bytes) -> None:
+            with suppress(EscalationFailed):  # if the last one is no better, that says so
+                question.so_far.hear(escalated(payload))
+
         try:
-            status, payload = await hop.send(question.body, request, question.trace, timeout_s, exact=question.exact)
+            status, payload = await hop.send(
+                question.body, request, question.trace, timeout_s, exact=question.exact, hear=hear
+            )
         except HopBroken:
             self._failed(hop)
+            if question.so_far.latest is not None:
+                return question.so_far.latest
             raise
         except HopLate:
+            if question.so_far.latest is not None:
+                self._was_answered(hop, question, question.so_far.latest, started, early=early)
+                return question.so_far.latest
             # No longer than allowed, by however much the timer was late: else trials would lengthen what is doubted.
             waited_s = min(self._clock.now() - started, timeout_s)
             if not question.patient:
                 hop.link.patience.late(waited_s * 1e3, self._clock.now())
+                hop.link.patience_for_all.late(waited_s * 1e3, self._clock.now())
             self._was_late(hop, request, waited_s, early=early)
             raise
-        now = self._clock.now()
         if status != 200:
-            raise self._refusal(hop, status, payload, started, now)
+            raise self._refusal(hop, status, payload, started, self._clock.now())
         try:
-            reply = checked(payload, request, self._classes, self.url)
+            answer = escalated(payload)
         except EscalationFailed:
             self._failed(hop)
             raise
-        round_trip_ms = (now - started) * 1e3
-        hop.link.succeeded(round_trip_ms, now)
+        self._was_answered(hop, question, answer, started, early=early)
+        return answer
+
+    def _was_answered(self, hop: Hop, question: _Question, answer: Escalated, started: float, *, early: bool) -> None:
+        """Learn from it; `early`: it should have been in time."""
+        now, first_ms = self._clock.now(), answer.until_first_ms
+        hop.link.succeeded(first_ms, now)
         if not question.patient:
-            hop.link.patience.answered(round_trip_ms, now)
-        if hop is self._http and request.deadline_ms is not None and early:
+            hop.link.patience.answered(first_ms, now)
+            if answer.reply.complete:
+                hop.link.patience_for_all.answered(answer.round_trip_ms, now)
+            else:
+                hop.link.patience_for_all.late(min(now - started, question.timeout_s) * 1e3, now)
+        if hop is self._http and question.request.deadline_ms is not None and early:
             self._late.append(False)
-        self._learn_pace(hop, reply, round_trip_ms)
-        return Escalated(reply, round_trip_ms)
+        if answer.reply.complete:
+            self._rest_ms += PACE_GAIN * (answer.round_trip_ms - first_ms - self._rest_ms)
+            self._learn_pace(hop, answer.reply, answer.round_trip_ms)
 
     def _learn_pace(self, hop: Hop, reply: HopReply, round_trip_ms: float) -> None:
         """Per transport and rung that answered; replies are checked, so a certificate names them all."""

@@ -5,6 +5,7 @@
         X-HawkVision-Variant: committee        a rung of the ladder; default: the best served
         X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: none
         X-HawkVision-Top-K: 5
+        X-HawkVision-Progressive: 1            answers of some of a committee's members are welcome meanwhile
         X-HawkVision-Accept-Score: 0.913       these three together: the variant looks first, and
         X-HawkVision-Score: margin             unless its score of this kind is at least that, the
         X-HawkVision-Otherwise: committee      otherwise-rung answers
@@ -13,8 +14,8 @@
         <the caller's own encoded picture, never re-encoded>
 
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
-         "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …}, "batch_size": 3,
-         "score": null, "passed_over": null}
+         "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
+         "score": null, "passed_over": null, "complete": true}
 
     GET /v1/transport
     200 {"lossy": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
@@ -40,6 +41,11 @@ float32; the comparison widens it to float64, which is exact, and the header wri
 as give the same float64 back. So the tier accepts exactly the pictures that a computation offline accepts. Scores
 reach 1.0, so a middle rung that is not to be believed at all, only to be watched, gets the Accept-Score `inf`.
 
+A caller who will not wait beyond its deadline, and would rather have the opinion of some members than none, asks for a
+progressive reply. Then the body may be several such objects, a line each (`application/jsonl`), each from more members
+and views than the one before. The last is `"complete": true`, unless something went wrong after the first, or the
+deadline came. Certificates say nothing of the others. `first` says when the first was ready, in any reply.
+
 Over the lossy transport (`hawkvision.transport`) a request has the same fields. Those that many pictures share are its
 template, a JSON object with `task`, `variant` and, for a middle rung, `score` and `otherwise`. This picture's own are
 its meta, big-endian:
@@ -48,9 +54,11 @@ its meta, big-endian:
     ┌────────┬────────┬─────────────────┬───────────┬───────────┬────────┬─────────────────────┐
     │version │ flags  │ top_k           │ trace id  │ span id   │ trace  │ accept score        │
     │ 1      │ 1: mid │ u16             │ 16 bytes  │ 8 bytes   │ flags  │ float64, if middle  │
+    │        │ 2: prg │                 │           │           │        │                     │
     └────────┴────────┴─────────────────┴───────────┴───────────┴────────┴─────────────────────┘
 
-The deadline is the fragments' own. Replies and errors are the same bodies, errors with their `status` beside `code`.
+The deadline is the fragments' own. A progressive request (2) has one reply there, too: what there is just before it.
+Replies and errors are the same bodies, errors with their `status` beside `code`.
 """
 
 from __future__ import annotations
@@ -76,6 +84,8 @@ TOP_K_HEADER: Final = "X-HawkVision-Top-K"
 ACCEPT_SCORE_HEADER: Final = "X-HawkVision-Accept-Score"
 SCORE_HEADER: Final = "X-HawkVision-Score"
 OTHERWISE_HEADER: Final = "X-HawkVision-Otherwise"
+PROGRESSIVE_HEADER: Final = "X-HawkVision-Progressive"
+PROGRESSIVE_TYPE: Final = "application/jsonl"
 TRACE_HEADER: Final = "traceparent"
 MAX_TOP_K: Final = 1000
 MAX_DEADLINE_MS: Final = 3_600_000.0
@@ -84,6 +94,7 @@ META_VERSION: Final = 1
 _META: Final = struct.Struct(">BBH16s8sB")
 _ACCEPT: Final = struct.Struct(">d")
 _HAS_MIDDLE: Final = 1
+_PROGRESSIVE: Final = 2
 
 
 class Middle(msgspec.Struct, frozen=True):
@@ -106,6 +117,8 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 5
     middle: Middle | None = None
     """With it, `variant` must name the middle rung, and another one than `middle.otherwise`."""
+    progressive: bool = False
+    """Whether answers of some of a committee's members will do if time does not suffice for all."""
 
     def headers(self) -> dict[str, str]:
         """The request as headers; `parse_hop_headers` reads them back."""
@@ -120,6 +133,8 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
             headers[ACCEPT_SCORE_HEADER] = repr(float(self.middle.accept_score))
             headers[SCORE_HEADER] = self.middle.score.value
             headers[OTHERWISE_HEADER] = self.middle.otherwise
+        if self.progressive:
+            headers[PROGRESSIVE_HEADER] = "1"
         return headers
 
     def template(self) -> bytes:
@@ -130,7 +145,7 @@ class HopRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def meta(self, trace: TraceContext) -> bytes:
         """What is this picture's own, for the lossy transport, except the deadline."""
-        flags = 0 if self.middle is None else _HAS_MIDDLE
+        flags = (0 if self.middle is None else _HAS_MIDDLE) | (_PROGRESSIVE if self.progressive else 0)
         ids = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
         packed = _META.pack(META_VERSION, flags, self.top_k, *ids, int(trace.flags, 16))
         return packed if self.middle is None else packed + _ACCEPT.pack(self.middle.accept_score)
@@ -161,6 +176,8 @@ class HopTiming(msgspec.Struct, frozen=True):
     queue: float
     infer: float
     total: float
+    first: float | None = None
+    """When there was an answer of some of those that were asked, complete or not."""
 
 
 class PassedOver(msgspec.Struct, frozen=True):
@@ -189,11 +206,18 @@ class HopReply(msgspec.Struct, frozen=True):
     """Share of the picture, as the edge sent it, that reached the tier; the rest of what was looked at is made up."""
     quality: int | None = None
     """JPEG quality at which the transport encoded the picture anew; None: it came as the edge had it."""
+    complete: bool = True
+    """Whether all of the rung's members looked; only a progressive request has other replies."""
 
     @property
     def whole(self) -> bool:
-        """Whether the tier looked at the very picture that the edge had: only then can their answers be compared."""
+        """Whether the tier looked at the very picture that the edge had."""
         return self.received_fraction == 1.0 and self.quality is None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether this is the rung's own answer to the picture that the edge had, so that theirs can be compared."""
+        return self.whole and self.complete
 
 
 class RungMember(msgspec.Struct, frozen=True):
@@ -252,6 +276,7 @@ def parse_hop_headers(headers: Mapping[str, str]) -> HopRequest:
         deadline_ms=_deadline(headers.get(DEADLINE_HEADER)),
         top_k=_top_k(headers.get(TOP_K_HEADER)),
         middle=_middle(headers, variant),
+        progressive=_progressive(headers.get(PROGRESSIVE_HEADER)),
     )
 
 
@@ -269,7 +294,7 @@ def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceC
         raise BadField(f"meta: expected version {META_VERSION} and {_META.size} bytes or more, got {meta[:8].hex()!r}…")
     _, flags, top_k, trace_id, span_id, trace_flags = _META.unpack_from(meta)
     size = _META.size + (_ACCEPT.size if flags & _HAS_MIDDLE else 0)
-    if flags & ~_HAS_MIDDLE or len(meta) != size:
+    if flags & ~(_HAS_MIDDLE | _PROGRESSIVE) or len(meta) != size:
         raise BadField(f"meta: flags {flags} and {len(meta)} bytes do not go together; expected {size} bytes")
     if not 1 <= top_k <= MAX_TOP_K:
         raise BadField(f"meta: top_k is {top_k}; expected 1 to {MAX_TOP_K}")
@@ -282,7 +307,13 @@ def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceC
         middle = Middle(shared.score, _sure(accept_score, "meta: accept score"), shared.otherwise)
     elif shared.score is not None or shared.otherwise is not None:
         raise BadField("meta: accept score is missing; the template names a middle rung")
-    request = HopRequest(task=shared.task or None, variant=shared.variant or None, top_k=top_k, middle=middle)
+    request = HopRequest(
+        task=shared.task or None,
+        variant=shared.variant or None,
+        top_k=top_k,
+        middle=middle,
+        progressive=bool(flags & _PROGRESSIVE),
+    )
     trace = None
     if any(trace_id) and any(span_id):
         trace = TraceContext(trace_id.hex(), span_id.hex(), f"{trace_flags:02x}")
@@ -308,6 +339,12 @@ def _top_k(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_TOP_K):
         raise BadField(f"{TOP_K_HEADER}: expected a whole number from 1 to {MAX_TOP_K}, got {text[:40]!r}")
     return int(text)
+
+
+def _progressive(text: str | None) -> bool:
+    if text not in (None, "0", "1"):
+        raise BadField(f"{PROGRESSIVE_HEADER}: expected 0 or 1, got {text[:40]!r}")
+    return text == "1"
 
 
 def _middle(headers: Mapping[str, str], variant: str | None) -> Middle | None:

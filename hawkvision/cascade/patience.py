@@ -49,6 +49,8 @@ class Patience:
 
     give_up_below: float = GIVE_UP_BELOW
     """Of those still awaited; 0 waits until the deadline."""
+    may_not_wait: bool = False
+    """Whether no wait at all may be best: for who has something already, and need not ask whether the link works."""
     _waits: deque[_Wait] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def answered(self, after_ms: float, now: float) -> None:
@@ -69,7 +71,13 @@ class Patience:
             self._waits.popleft()
         in_time = sorted(wait.ms for wait in self._waits if wait.answered and wait.ms <= cutoff_ms)
         late = sum(wait.ms > (cutoff_ms if wait.answered else TOLD_FROM * cutoff_ms) for wait in self._waits)
+        if self.may_not_wait and self._hopeless(len(in_time), late):
+            return 0.0
         for still_to_come, ms in zip(reversed(range(len(in_time))), in_time, strict=True):
-            if still_to_come + DOUBT < self.give_up_below * (still_to_come + late + 2 * DOUBT):
+            if self._hopeless(still_to_come, late):
                 return ms
         return cutoff_ms
+
+    def _hopeless(self, in_time: int, late: int) -> bool:
+        """Whether too few are yet to come in time, of those that are yet to come at all."""
+        return in_time + DOUBT < self.give_up_below * (in_time + late + 2 * DOUBT)

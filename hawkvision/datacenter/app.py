@@ -1,8 +1,7 @@
-"""The Ray Serve application: one deployment per variant, and an ingress deployment that hosts the door.
+"""The Ray Serve application: one deployment per group of variants, and an ingress deployment that hosts the door.
 
-    caller ──HTTP──▶ door ──handle──▶ variant A  (1..n replicas, each batching)
-                      │ ───handle──▶ variant B
-                      └─ a committee asks several and averages
+    caller ──HTTP──▶ door ──handle──▶ a committee's members  (1..n replicas, each decoding and batching)
+                        └───handle──▶ a variant that is in no committee
 
 On one machine (`run.up`) the door is hosted by the process that started Ray; in a cluster by the deployment `Ingress`.
 """
@@ -10,8 +9,8 @@ On one machine (`run.up`) the door is hosted by the process that started Ray; in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ray import serve
 from ray.exceptions import RayActorError
@@ -22,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hawkvision.config import DatacenterConfig, load_config
-from hawkvision.datacenter.catalog import Catalog, load_catalog
+from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
@@ -31,31 +30,51 @@ APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
 _RETRY_AFTER_S = 1.0
 
+AnswerT = TypeVar("AnswerT")
+
 
 class HandleVariants:
     """The door's way to the replicas: Serve handles, with Serve's errors in our words."""
 
-    def __init__(self, handles: Mapping[str, DeploymentHandle]) -> None:
-        self._handles = handles
+    def __init__(self, groups: Sequence[Group], handles: Sequence[DeploymentHandle]) -> None:
+        self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
 
-    async def classify(
-        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
-    ) -> VariantAnswer:
-        """See `looks.Variants.classify`."""
-        response = self._handles[variant].classify.remote(picture, views, expires_at, alone=alone)
+    async def ask(
+        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        """See `looks.Variants.ask`. A rung's members are all in one group."""
+        group, handle = self._groups[next(iter(wanted))]
+        if piecemeal:
+            stream = handle.options(stream=True).piecemeal.remote(picture, wanted, expires_at)
+            try:
+                while (part := await _in_our_words(group, anext(stream, None))) is not None:
+                    yield part
+            finally:
+                stream.cancel()  # does nothing where it has ended
+            return
+        response = handle.classify.remote(picture, wanted, expires_at)
         try:
-            answer = await response
+            yield await _in_our_words(group, response)
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except BackPressureError:
-            raise Overloaded(f"the queue of variant {variant!r} is full", _RETRY_AFTER_S) from None
-        except (RayActorError, DeploymentUnavailableError) as error:
-            raise NotReady(f"variant {variant!r} has no replica just now: {type(error).__name__}") from None
-        if isinstance(answer, HawkVisionError):
-            raise answer
-        assert isinstance(answer, VariantAnswer)
-        return answer
+
+
+async def _in_our_words(group: str, answering: Awaitable[AnswerT | HawkVisionError]) -> AnswerT:
+    """What a replica of the group says.
+
+    Raises:
+        HawkVisionError: for what went wrong there, and on the way.
+    """
+    try:
+        answer = await answering
+    except BackPressureError:
+        raise Overloaded(f"the queue of {group!r} is full", _RETRY_AFTER_S) from None
+    except (RayActorError, DeploymentUnavailableError) as error:
+        raise NotReady(f"{group!r} has no replica just now: {type(error).__name__}") from None
+    if isinstance(answer, HawkVisionError):
+        raise answer
+    return answer
 
 
 class Ingress:
@@ -63,8 +82,7 @@ class Ingress:
 
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
         self._door = make_door(config, catalog)
-        names = [v.name for v in catalog.variants]
-        self._door.tier.variants = HandleVariants(dict(zip(names, handles, strict=True)))
+        self._door.tier.variants = HandleVariants(catalog.groups, handles)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
@@ -72,12 +90,12 @@ class Ingress:
 
 
 # Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
-_VARIANT: Any = serve.deployment(Replica)
+_GROUP: Any = serve.deployment(Replica)
 _INGRESS: Any = serve.deployment(Ingress)
 
 
-def variant_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
-    """Each variant's deployment with its settings, by variant name."""
+def group_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
+    """Each group's deployment with its settings, by its name; in the order of `catalog.groups`."""
     scale: dict[str, Any] = {"num_replicas": config.max_replicas}
     if config.min_replicas != config.max_replicas:
         scale = {
@@ -88,14 +106,14 @@ def variant_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Applic
             }
         }
     return {
-        variant.name: _VARIANT.options(
-            name=variant.name,
+        group.name: _GROUP.options(
+            name=group.name,
             max_ongoing_requests=config.max_ongoing_requests,
             max_queued_requests=config.max_queued_requests,
             ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
             **scale,
-        ).bind(settings_of(variant, catalog.classes, config, alone=catalog.looks_alone(variant.name)))
-        for variant in catalog.variants
+        ).bind(settings_of(group, catalog, config))
+        for group in catalog.groups
     }
 
 
@@ -130,4 +148,4 @@ def application(config: DatacenterConfig) -> Application:
         max_ongoing_requests=2 * limit,
         max_queued_requests=limit,
         ray_actor_options={"num_cpus": config.num_cpus},
-    ).bind(config, catalog, *variant_apps(config, catalog).values())
+    ).bind(config, catalog, *group_apps(config, catalog).values())

@@ -1,7 +1,7 @@
 """What a tier serves: the rungs of one task, worked out from the manifest and the settings, without starting anything.
 
-The committee is no model of its own: a request for it becomes one request to each member's deployment, so members are
-loaded once, shared with the rungs of their own names, and scale apart.
+The committee is no model of its own: a request for it asks its members, which are loaded once, and shared with the
+rungs of their own names. Variants that are asked together are a group, and are deployed together; groups scale apart.
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ class ServedRung:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Variants that share pictures, directly or over others: they live in one process. Named after their best rung."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """The rungs from cheapest to best and the variants, each once, that they run on."""
 
@@ -44,9 +52,16 @@ class Catalog:
         """The rung of that name, or None."""
         return next((r for r in self.rungs if r.name == name), None)
 
-    def looks_alone(self, variant: str) -> bool:
-        """Whether some rung is that variant and no other."""
-        return any(rung.members == (variant,) for rung in self.rungs)
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All variants, each in one group; the best rung's group is the last."""
+        parts: list[tuple[str, set[str]]] = []
+        for rung in self.rungs:
+            members = set(rung.members)
+            joined = [part for part in parts if part[1] & members]
+            parts = [part for part in parts if part not in joined]
+            parts.append((rung.name, members.union(*(its for _, its in joined))))
+        return tuple(Group(name, tuple(v for v in self.variants if v.name in its)) for name, its in parts)
 
     def listing(self) -> Rungs:
         """The reply to `GET /v1/rungs`."""

@@ -11,13 +11,14 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from hawkvision.config import DatacenterConfig
@@ -36,11 +37,13 @@ from hawkvision.errors import (
 )
 from hawkvision.hop import (
     INFER_PATH,
+    PROGRESSIVE_TYPE,
     RUNGS_PATH,
     TRACE_HEADER,
     TRANSPORT_PATH,
     VARIANT_HEADER,
     HopReply,
+    HopRequest,
     Transports,
     parse_hop_headers,
 )
@@ -121,18 +124,61 @@ class Door:
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
-        return _json(await self._infer(request))
+        return await self._infer(request)
 
     def _authorize(self, header: str | None) -> None:
         key = self._limits.api_key
         if key is not None and not hmac.compare_digest((header or "").encode(), f"Bearer {key}".encode()):
             raise Unauthorized("missing or wrong key; expected the header Authorization: Bearer KEY")
 
-    async def _infer(self, request: Request) -> HopReply:
+    async def _infer(self, request: Request) -> Response:
         asked = parse_hop_headers(request.headers)
+        if asked.progressive:
+            return await self._progressively(request, asked)
         with self.tier.admit(asked) as visit:
             picture = await visit.in_time(self._body(request))
-            return await _unless_gone(request, visit.look(picture))
+            return _json(await _unless_gone(request, visit.look(picture)))
+
+    async def _progressively(self, request: Request, asked: HopRequest) -> Response:
+        """A line for every answer, from the first on; a plain reply if that is the last one already.
+
+        Raises:
+            HawkVisionError: for what goes wrong before the first.
+        """
+        with ExitStack() as stack:
+            visit = stack.enter_context(self.tier.admit(asked))
+            picture = await visit.in_time(self._body(request))
+            inside = stack.pop_all()
+        # The visit lasts as long as this task, which the deadline ends, not as long as anybody reads what it says.
+        looking = asyncio.create_task(visit.look(picture, lambda reply: lines.put_nowait(_line(reply))))
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """At most one line for every view of every member; None at the end."""
+
+        def ended(task: asyncio.Task[HopReply]) -> None:
+            inside.close()
+            lines.put_nowait(None)
+            if not task.cancelled():
+                task.exception()  # where nobody waits any more, nobody wants to know
+
+        looking.add_done_callback(ended)
+        try:
+            first = await _unless_gone(request, lines.get())
+        except BaseException:
+            looking.cancel()
+            raise
+        if first is None:
+            return _json(await looking)
+
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                yield first
+                while (line := await lines.get()) is not None:
+                    yield line
+                yield _line(await looking)
+            finally:
+                looking.cancel()
+
+        return StreamingResponse(body(), media_type=PROGRESSIVE_TYPE)
 
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -168,9 +214,9 @@ def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
 
 
 def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
-    """What all variants together can hold, running and queued; anything more would be shed further in."""
-    per_variant = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
-    return per_variant * len(catalog.variants)
+    """What all groups together can hold, running and queued; anything more would be shed further in."""
+    per_group = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
+    return per_group * len(catalog.groups)
 
 
 async def _unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:
@@ -190,6 +236,10 @@ async def _unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _line(reply: HopReply) -> bytes:
+    return msgspec.json.encode(reply) + b"\n"
 
 
 def _json(value: msgspec.Struct) -> Response:

@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from hawkvision.config import DatacenterConfig, is_loopback
-from hawkvision.datacenter.catalog import load_catalog
+from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.run import TUNING
 from hawkvision.errors import ConfigError
 
@@ -37,16 +37,15 @@ def serve_config(config: DatacenterConfig) -> str:
 def rayservice(config: DatacenterConfig, image: str) -> str:
     """The YAML of a KubeRay `RayService` (`ray.io/v1`) of which every pod runs `image`.
 
-    KubeRay scales workers between as many as `min_replicas` and `max_replicas` of every variant need. Its Service
-    `hawkvision-dc-serve-svc` listens on port 8000.
+    KubeRay scales workers between as many as `min_replicas` and `max_replicas` of every group of variants need. Its
+    Service `hawkvision-dc-serve-svc` listens on port 8000.
 
     Raises:
         ConfigError: if the rungs are unknown, or if `host` is loopback, which no other pod could reach.
     """
     if is_loopback(config.host):
         raise ConfigError(f"dc.host = {config.host!r}: pods reach one another over the network; set 0.0.0.0")
-    variants = len(load_catalog(config).variants)
-    per_worker = _resources(config, variants)
+    per_worker = _resources(config, load_catalog(config))
     serve = _serve_document(msgspec.structs.replace(config, port=8000))
     worker_group = {
         "groupName": "replicas",
@@ -96,11 +95,12 @@ def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
     }
 
 
-def _resources(config: DatacenterConfig, variants: int) -> dict[str, str]:
-    """One worker pod holds one replica of every variant; each model uses one thread, so one core."""
-    resources = {"cpu": str(max(1, math.ceil(variants * max(config.num_cpus, 1.0)))), "memory": "4Gi"}
+def _resources(config: DatacenterConfig, catalog: Catalog) -> dict[str, str]:
+    """One worker pod holds one replica of every group, in which each variant may be busy on one core."""
+    cpus = max(len(catalog.variants), math.ceil(len(catalog.groups) * config.num_cpus))
+    resources = {"cpu": str(cpus), "memory": "4Gi"}
     if config.num_gpus > 0:
-        resources["nvidia.com/gpu"] = str(math.ceil(variants * config.num_gpus))
+        resources["nvidia.com/gpu"] = str(math.ceil(len(catalog.groups) * config.num_gpus))
     return resources
 
 

@@ -42,6 +42,12 @@ class DatacenterMetrics:
             ("rung",),
             registry=self._registry,
         )
+        self.incomplete = Counter(
+            "hawkvision_dc_incomplete_answers",
+            "Answers of some of a rung's members, for the deadline came before the others'",
+            ("rung",),
+            registry=self._registry,
+        )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",

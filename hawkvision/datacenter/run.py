@@ -1,8 +1,8 @@
 """Starting and stopping the datacenter tier: `up` on this machine, `deploy` to a Ray cluster.
 
-`up` starts a private Ray, deploys one application per variant, and hosts the door itself, which speaks kept-alive HTTP.
-That is what the edge's hop costs least over; two shared cores, no-op variant, 30 KB JPEG, milliseconds that the caller
-waits, client, tier and proxy on one machine:
+`up` starts a private Ray, deploys one application per group of variants, and hosts the door itself, which speaks
+kept-alive HTTP. That is what the edge's hop costs least over; two shared cores, no-op variant, 30 KB JPEG, milliseconds
+that the caller waits, client, tier and proxy on one machine:
 
     python -m tests.bench.grpc_hop                  load 2, n = 1,920 a row
                               callers      P50      P99    req/s
@@ -189,9 +189,10 @@ async def _open(
     while not stop.is_set():
         if await step(lambda: _all_running(catalog)):
             # The first call through a handle connects, 60 ms; an expired request pays that and does nothing else.
-            for variant in catalog.variants:
+            for group in catalog.groups:
+                wanted = {group.variants[0].name: Views.UPRIGHT}
                 with contextlib.suppress(DeadlineMissed):
-                    await variants.classify(variant.name, b"", Views.UPRIGHT, expires_at=0.0)
+                    await anext(variants.ask(wanted, b"", expires_at=0.0, piecemeal=False))
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
@@ -225,7 +226,7 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog) -> None:
 
     # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
     logging.getLogger("ray").setLevel(logging.ERROR)
-    replicas = len(catalog.variants) * config.max_replicas
+    replicas = len(catalog.groups) * config.max_replicas
     ray.init(
         address="local",
         include_dashboard=False,
@@ -238,22 +239,22 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog) -> None:
 
 
 def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
-    """Have Serve start every variant; returns before they run."""
+    """Have Serve start every group of variants; returns before they run."""
     from ray import serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
 
-    from hawkvision.datacenter.app import HandleVariants, variant_apps
+    from hawkvision.datacenter.app import HandleVariants, group_apps
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    apps = variant_apps(config, catalog)
+    apps = group_apps(config, catalog)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
         wait_for_applications_running=False,
     )
-    return HandleVariants(dict(zip(apps, handles, strict=True)))
+    return HandleVariants(catalog.groups, handles)
 
 
 def _all_running(catalog: Catalog) -> bool:
@@ -263,9 +264,9 @@ def _all_running(catalog: Catalog) -> bool:
     applications = serve.status().applications
     for name, state in applications.items():
         if state.status == ApplicationStatus.DEPLOY_FAILED:
-            raise BackendError(f"variant {name!r} did not start: {_one_line(state.message)}")
+            raise BackendError(f"{name!r} did not start: {_one_line(state.message)}")
     running = [name for name, state in applications.items() if state.status == ApplicationStatus.RUNNING]
-    return set(running) >= {v.name for v in catalog.variants}
+    return set(running) >= {group.name for group in catalog.groups}
 
 
 def deploy(config: DatacenterConfig, address: str) -> None:

@@ -1,7 +1,8 @@
 """What the tier does with a picture, whichever door brought it: check, let in, look, reply. No protocol here.
 
     door ── HopRequest ──► admit ─┬─ unknown rung, not ready, too late, full ──► error
-                                  └─ Visit ── picture ──► look ──► HopReply
+                                  └─ Visit ── picture ──► look ─┬─► HopReply
+                                                                └─► HopReply so far, … (progressive requests)
 
 A visit counts against `max_in_flight` from the moment it is let in, before the picture has been read, so that the bound
 holds for memory as well.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -20,7 +21,8 @@ from hawkvision.cascade.scores import top_classes
 from hawkvision.datacenter.catalog import Catalog, ServedRung
 from hawkvision.datacenter.looks import Look, Second, Variants, look_up_to_twice
 from hawkvision.datacenter.metrics import DatacenterMetrics
-from hawkvision.errors import DeadlineMissed, NotFound, NotReady, Overloaded
+from hawkvision.datacenter.replica import VariantAnswer
+from hawkvision.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
 from hawkvision.hop import HopClass, HopReply, HopRequest, HopTiming, PassedOver
 from hawkvision.types import Score
 
@@ -113,6 +115,7 @@ class Visit:
         self._asked = asked
         self._metrics = metrics
         self._started = time.perf_counter()
+        self._first_ms: float | None = None
         # Replicas run in other processes, perhaps elsewhere, and compare with their own time of day.
         self._expires_at = NEVER if left_s is None else time.time() + left_s
         self._ends = None if left_s is None else asyncio.get_running_loop().time() + left_s
@@ -129,49 +132,80 @@ class Visit:
         except TimeoutError:
             raise DeadlineMissed(f"no answer within the {self._asked.deadline_ms:g} ms that were left") from None
 
-    async def look(self, picture: bytes) -> HopReply:
-        """The reply to a picture.
+    async def look(self, picture: bytes, hear: Callable[[HopReply], None] | None = None) -> HopReply:
+        """The reply to a picture. Of a progressive request, `hear` is told what there is so far.
+
+        The latest of that is the reply, too, if the rest is late or fails.
 
         Raises:
-            HawkVisionError: as `looks.Variants.classify`.
+            HawkVisionError: as `looks.Variants.ask`.
             DeadlineMissed: if it takes longer than was left.
         """
         first, second = self._rungs
-        looks = await self.in_time(look_up_to_twice(self._variants, first, second, picture, self._expires_at))
+        so_far: HopReply | None = None
+
+        def heard(looks: tuple[Look, ...]) -> None:
+            nonlocal so_far
+            so_far = self._reply(looks)
+            if hear is not None:
+                hear(so_far)
+
+        looking = look_up_to_twice(
+            self._variants, first, second, picture, self._expires_at, heard if self._asked.progressive else None
+        )
+        try:
+            looks = await self.in_time(looking)
+        except HawkVisionError:
+            if so_far is None:
+                raise
+            self._metrics.incomplete.labels(so_far.model).inc()
+            return so_far
         self._observe(looks)
-        return _reply(looks, self._asked, (time.perf_counter() - self._started) * 1e3)
+        return self._reply(looks)
+
+    def _reply(self, looks: tuple[Look, ...]) -> HopReply:
+        total_ms = (time.perf_counter() - self._started) * 1e3
+        if self._first_ms is None:
+            self._first_ms = total_ms
+        return _reply(looks, self._asked, total_ms, self._first_ms)
 
     def _observe(self, looks: tuple[Look, ...]) -> None:
         metrics = self._metrics
         metrics.answers.labels(looks[-1].rung.name).inc()
         if len(looks) > 1:
             metrics.second_looks.labels(looks[0].rung.name).inc()
-        for variant, answer in ((v, a) for look in looks for v, a in look.asked.items()):
-            metrics.decode_duration.labels(variant).observe(answer.decode_ms / 1e3)
-            metrics.queue_duration.labels(variant).observe(answer.queue_ms / 1e3)
-            metrics.inference_duration.labels(variant).observe(answer.infer_ms / 1e3)
-            metrics.batch_size.labels(variant).observe(answer.batch_size)
+        for answer in (answer for look in looks for answer in look.asked):
+            metrics.decode_duration.labels(answer.variant).observe(answer.decode_ms / 1e3)
+            metrics.queue_duration.labels(answer.variant).observe(answer.queue_ms / 1e3)
+            metrics.inference_duration.labels(answer.variant).observe(answer.infer_ms / 1e3)
+            metrics.batch_size.labels(answer.variant).observe(answer.batch_size)
 
 
-def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float) -> HopReply:
+def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms: float) -> HopReply:
     """The last look's answer, with the time that all looks took."""
     counts = looks[-1]
     row = counts.probabilities[0]
-    work = [tuple(look.asked.values()) for look in looks]
     timing = HopTiming(
-        decode=round(sum(max((a.decode_ms for a in answers), default=0.0) for answers in work), 3),
-        queue=round(sum(max((a.queue_ms for a in answers), default=0.0) for answers in work), 3),
-        infer=round(sum(max((a.infer_ms for a in answers), default=0.0) for answers in work), 3),
+        decode=round(sum(_slowest(look, lambda answer: answer.decode_ms) for look in looks), 3),
+        queue=round(sum(_slowest(look, lambda answer: answer.queue_ms) for look in looks), 3),
+        infer=round(sum(_slowest(look, lambda answer: answer.infer_ms) for look in looks), 3),
         total=round(total_ms, 3),
+        first=round(first_ms, 3),
     )
     return HopReply(
         top_k=tuple(HopClass(int(i), float(row[i])) for i in top_classes(row, asked.top_k)),
         model=counts.rung.name,
         timing_ms=timing,
-        batch_size=max(a.batch_size for answers in work for a in answers),
+        batch_size=max(answer.batch_size for look in looks for answer in look.asked),
         score=None if asked.middle is None else counts.score(asked.middle.score),
         passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks[0], asked.middle.score),
+        complete=counts.complete,
     )
+
+
+def _slowest(look: Look, took: Callable[[VariantAnswer], float]) -> float:
+    """Milliseconds of the slowest answer that was asked for a look; 0 if none was."""
+    return max(map(took, look.asked), default=0.0)
 
 
 def _passed_over(look: Look, kind: Score) -> PassedOver:

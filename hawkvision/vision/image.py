@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import cv2
@@ -31,7 +31,7 @@ from hawkvision.manifest import InputSpec
 from hawkvision.types import Pixels
 from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, png_chunks, probe
 
-__all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "preprocess", "probe"]
+__all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "load_inputs", "preprocess", "probe"]
 
 _Raster: TypeAlias = NDArray[Any]
 
@@ -77,8 +77,37 @@ def load_input(
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
     """
     header = header or probe(body)
-    min_side = math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
-    return preprocess(decode(body, header, max_pixels=max_pixels, min_side=min_side), spec), header
+    return preprocess(decode(body, header, max_pixels=max_pixels, min_side=_min_side(spec)), spec), header
+
+
+def load_inputs(body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int) -> Iterator[Pixels]:
+    """An encoded picture as each of several models takes it in, one by one, to the byte as `load_input` has it.
+
+    It is decoded once for all models that want it at the same scale.
+
+    Raises:
+        BadImage, TooLarge, UnsupportedMedia: as `load_input`, at the first.
+    """
+    header = probe(body)
+    decoded: dict[int, Pixels] = {}
+    for spec in specs:
+        min_side = _min_side(spec)
+        scale = _scale(header, min_side)
+        if scale not in decoded:
+            decoded[scale] = decode(body, header, max_pixels=max_pixels, min_side=min_side)
+        yield preprocess(decoded[scale], spec)
+
+
+def _min_side(spec: InputSpec) -> int:
+    """Pixels of the shorter side below which a model would miss what was not decoded."""
+    return math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
+
+
+def _scale(header: ImageHeader, min_side: int) -> int:
+    """By what a picture's sides are divided while it is decoded: 1, 2, 4 or 8, of a JPEG."""
+    shorter = min(header.width, header.height)
+    factors = (8, 4, 2) if header.format is ImageFormat.JPEG else ()
+    return next((f for f in factors if math.ceil(shorter / f) >= min_side), 1)
 
 
 def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int) -> Pixels:
@@ -139,8 +168,7 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
 def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: int) -> Pixels:
     if header.multiscan:
         _check_scans(data, header, max_pixels)
-    shorter = min(header.width, header.height)
-    factor = next((f for f in (8, 4, 2) if math.ceil(shorter / f) >= min_side), 1)
+    factor = _scale(header, min_side)
     height, width = math.ceil(header.height / factor), math.ceil(header.width / factor)
     colourspace = "CMYK" if header.components == 4 else "RGB"
     options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}

@@ -128,7 +128,7 @@ class GrpcIngress:
 
         catalog = load_catalog(config)
         self._door = make_door(config, catalog)
-        self._door.tier.variants = HandleVariants(dict(zip([v.name for v in catalog.variants], handles, strict=True)))
+        self._door.tier.variants = HandleVariants(catalog.groups, handles)
 
     async def infer(self, picture: BytesValue) -> BytesValue:
         """What the door answers to the picture."""
@@ -157,7 +157,7 @@ def _serve_grpc(port: int, variant: str) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    from hawkvision.datacenter.app import variant_apps
+    from hawkvision.datacenter.app import group_apps
     from tests.bench import grpc_hop  # under its importable name, by which Ray's processes find it
 
     config = DatacenterConfig(backend="noop", variants=(variant,))
@@ -170,7 +170,7 @@ def _serve_grpc(port: int, variant: str) -> None:
     ingress: Any = serve.deployment(grpc_hop.GrpcIngress)
     limit = max_in_flight(config, catalog)
     app = ingress.options(max_ongoing_requests=limit, ray_actor_options={"num_cpus": 0.1})
-    serve.run(app.bind(config, *variant_apps(config, catalog).values()), name=APPLICATION, route_prefix="/")
+    serve.run(app.bind(config, *group_apps(config, catalog).values()), name=APPLICATION, route_prefix="/")
     print(f"ready: 127.0.0.1:{port}", flush=True)
     signal.pause()  # Ray's own handler of SIGTERM ends the process and with it Ray
 

@@ -14,6 +14,8 @@ from aiohttp import web
 
 from hawkvision.errors import Overloaded
 from hawkvision.hop import (
+    PROGRESSIVE_HEADER,
+    PROGRESSIVE_TYPE,
     HopClass,
     HopReply,
     HopRequest,
@@ -56,6 +58,10 @@ class Peer:
     """A middle rung that is served too; it answers MIDDLE_CLASS, as sure as `middle_score` says."""
     middle_fingerprint: str = ""
     middle_score: float = 0.5
+    parts: list[int] = field(default_factory=list)
+    """Of a progressive request, what is said at once, before the answer: the classes of incomplete ones."""
+    breaks_off: bool = False
+    """Whether the connection ends after the parts."""
     knows_middle: bool = True
     """False for a tier that ignores the headers of a middle rung."""
     bodies: list[bytes] = field(default_factory=list)
@@ -69,11 +75,13 @@ class Peer:
     datagrams: list[tuple[HopRequest, bytes]] = field(default_factory=list)
     """What came over that: requests and pictures."""
 
-    async def infer(self, request: web.Request) -> web.Response:
+    async def infer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.transport is not None:
             self.ports.add(request.transport.get_extra_info("peername")[1])
+        if self.parts and request.headers.get(PROGRESSIVE_HEADER) == "1":
+            return await self.in_parts(request)
         while self.held:  # noqa: ASYNC110  settable from another thread
             await asyncio.sleep(0.005)
         await asyncio.sleep(self.delay_s)
@@ -84,6 +92,22 @@ class Peer:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
         asked = parse_hop_headers(request.headers)
         return web.Response(body=msgspec.json.encode(self.reply(asked)), content_type="application/json")
+
+    async def in_parts(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": PROGRESSIVE_TYPE})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        answer = self.reply(parse_hop_headers(request.headers))
+        for index in self.parts:
+            part = msgspec.structs.replace(answer, top_k=(HopClass(index, 0.5),), complete=False)
+            await response.write(msgspec.json.encode(part) + b"\n")
+        if self.breaks_off and request.transport is not None:
+            request.transport.close()
+        await asyncio.sleep(self.delay_s)
+        self.answered += 1
+        timing = msgspec.structs.replace(answer.timing_ms, total=1e3 * self.delay_s + 4.0, first=4.0)
+        await response.write(msgspec.json.encode(msgspec.structs.replace(answer, timing_ms=timing)) + b"\n")
+        return response
 
     async def infer_datagrams(self, incoming: Incoming) -> tuple[Status, bytes]:
         asked, _ = parse_hop_datagram(incoming.template, incoming.meta)

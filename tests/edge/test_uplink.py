@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from edge.uplink import Escalated, Uplink
+from edge.uplink import Uplink
+from edge.waiting import Escalated
 from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from hawkvision.config import DatacenterConfig
-from hawkvision.datacenter.catalog import catalog_of
+from hawkvision.datacenter.catalog import Catalog, catalog_of
 from hawkvision.errors import ConfigError
-from hawkvision.manifest import Manifest
+from hawkvision.manifest import Committee, Manifest
 
 
 def test_members_are_loaded_once_however_many_rungs_use_them(manifest: Manifest) -> None:
@@ -30,7 +30,20 @@ def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple
         catalog_of(manifest, DatacenterConfig(task="shapes", variants=names))
 
 
-def test_a_variant_that_only_committees_have_never_looks_alone(manifest: Manifest, config: DatacenterConfig) -> None:
-    catalog = catalog_of(manifest, config)
-    assert [r.members for r in catalog.rungs] == [("medium",), ("small", "medium")]
-    assert {name: catalog.looks_alone(name) for name in ("small", "medium")} == {"small": False, "medium": True}
+def test_variants_that_look_at_the_same_pictures_are_one_group_and_others_are_not(manifest: Manifest) -> None:
+    alone = msgspec.structs.replace(manifest.variant("small"), name="large")
+    pair = Committee("pair", ("large", "huge"))
+    huge = msgspec.structs.replace(manifest.variant("small"), name="huge")
+    more = msgspec.structs.replace(
+        manifest, variants=(*manifest.variants, alone, huge), committees=(*manifest.committees, pair)
+    )
+    names = ("small", "large", "medium", "committee")
+    catalog = catalog_of(more, DatacenterConfig(task="shapes", variants=names))
+    assert members(catalog) == {"large": ["large"], "committee": ["small", "medium"]}
+    assert list(members(catalog))[-1] == catalog.best.name
+    joined = catalog_of(more, DatacenterConfig(task="shapes", variants=(*names, "huge", "pair")))
+    assert members(joined) == {"committee": ["small", "medium"], "pair": ["large", "huge"]}
+
+
+def members(catalog: Catalog) -> dict[str, list[str]]:
+    return {group.name: [variant.name for variant in group.variants] for group in catalog.groups}

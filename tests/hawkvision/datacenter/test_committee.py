@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +23,7 @@ from hawkvision.datacenter.replica import VariantAnswer, Views
 from hawkvision.errors import Overloaded
 from hawkvision.hop import HopReply, PassedOver
 from hawkvision.types import Logits
+from tests.waiting import until
 
 ROWS = arrays(np.float32, (3, 6), elements=st.floats(0.0078125, 1.0, width=32))
 MEMBERS = ("a", "b", "c")
@@ -34,13 +37,15 @@ class Fixed:
     full: bool = False
     asked: list[tuple[str, Views]] = field(default_factory=list)
 
-    async def classify(
-        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
-    ) -> VariantAnswer:
-        self.asked.append((variant, views))
-        if self.full and variant == "c":
-            raise Overloaded("the queue of variant 'c' is full", 1.0)
-        return VariantAnswer(self.rows[variant][None], 1.0, 2.0, 3.0, 4)
+    async def ask(
+        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        self.asked.extend(wanted.items())
+        if self.full and "c" in wanted:
+            raise Overloaded("the queue of 'c' is full", 1.0)
+        answers = tuple(VariantAnswer(v, views, self.rows[v][None], 1.0, 2.0, 3.0, 4) for v, views in wanted.items())
+        for part in [(answer,) for answer in answers] if piecemeal else [answers]:
+            yield part
 
 
 def door(variants: Fixed, temperature: float = 1.0) -> Door:
@@ -143,14 +148,98 @@ def test_a_full_committee_sheds_what_the_middle_rung_was_not_sure_of() -> None:
 class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
-    async def classify(
-        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
-    ) -> VariantAnswer:
-        if variant == "b":
+    async def ask(
+        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        if not piecemeal and "b" in wanted:
             await asyncio.Event().wait()
-        return await super().classify(variant, picture, views, expires_at, alone=alone)
+        async with aclosing(super().ask(wanted, picture, expires_at, piecemeal=piecemeal)) as parts:
+            async for part in parts:
+                if part[0].variant == "b":
+                    await asyncio.Event().wait()
+                yield part
 
 
 def test_a_second_look_that_outlasts_the_deadline_is_given_up() -> None:
     response = post(door(Stuck(unequal().rows)), accept_score="1", deadline_ms="50", **MIDDLE)
     assert (response.status_code, msgspec.json.decode(response.body)["code"]) == (504, "deadline_missed")
+
+
+def stream(to: Door, until_lines: int = 0, **headers: str) -> tuple[int, list[HopReply]]:
+    """Status and lines of a progressive request; the caller leaves after so many lines."""
+    body: list[bytes] = []
+    status: list[int] = []
+
+    async def call() -> None:
+        left, sent = asyncio.Event(), False
+
+        async def receive() -> Message:
+            nonlocal sent
+            if not sent:
+                sent = True
+                return {"type": "http.request", "body": b"picture", "more_body": False}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+            elif message["body"]:
+                body.append(message["body"])
+                if len(body) == until_lines:
+                    left.set()
+
+        lines = [(f"x-hawkvision-{k}".replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+        lines.append((b"x-hawkvision-progressive", b"1"))
+        scope = {"type": "http", "method": "POST", "path": "/v1/infer", "headers": lines, "query_string": b""}
+        await to.asgi(scope, receive, send)
+        await until(lambda: inside(to) == 0)
+
+    asyncio.run(call())
+    replies = (
+        [msgspec.json.decode(line, type=HopReply) for line in b"".join(body).splitlines()] if status == [200] else []
+    )
+    return status[0], replies
+
+
+def inside(to: Door) -> float:
+    """Pictures that count against the tier's bound."""
+    return next(s.value for m in to.tier.metrics.in_flight.collect() for s in m.samples)
+
+
+def test_a_progressive_reply_is_a_line_for_what_there_is_so_far_and_one_for_all() -> None:
+    plain = msgspec.json.decode(post(door(unequal())).body, type=HopReply)
+    status, lines = stream(door(unequal()))
+    assert (status, [line.complete for line in lines]) == (200, [False, False, True])
+    assert [line.model for line in lines] == ["all"] * 3
+    assert lines[-1].top_k == plain.top_k
+    assert {line.timing_ms.first for line in lines} == {lines[0].timing_ms.total}
+
+
+def test_a_progressive_reply_of_one_variant_is_a_plain_one() -> None:
+    status, (line,) = stream(door(unequal()), variant="a")
+    assert (status, line.complete) == (200, True)
+
+
+def test_where_the_rest_outlasts_the_deadline_what_there_is_remains() -> None:
+    to = door(Stuck(unequal().rows))
+    status, lines = stream(to, deadline_ms="50")
+    assert (status, [line.complete for line in lines]) == (200, [False, False])
+    assert lines[-1].top_k == lines[0].top_k
+    counted = [s.value for m in to.tier.metrics.incomplete.collect() for s in m.samples if s.name.endswith("_total")]
+    assert counted == [1.0]
+
+
+def test_a_middle_rung_that_is_not_sure_enough_is_the_first_line() -> None:
+    status, lines = stream(door(Stuck(unequal().rows)), 0, accept_score="1", deadline_ms="50", **MIDDLE)
+    assert (status, lines[0].model, lines[0].complete) == (200, "all", False)
+    assert lines[0].passed_over == PassedOver(2, float(np.float32(0.8)))
+
+
+def test_what_goes_wrong_before_the_first_line_has_its_status() -> None:
+    assert stream(door(Fixed(unequal().rows, full=True)))[0] == 429
+
+
+def test_a_progressive_caller_that_leaves_ends_the_work() -> None:
+    status, lines = stream(door(Stuck(unequal().rows)), until_lines=1)
+    assert (status, len(lines)) == (200, 1)

@@ -68,6 +68,12 @@ def test_a_top_k_outside_its_range_is_refused_by_name(text: str) -> None:
         parse_hop_headers({"X-HawkVision-Top-K": text})
 
 
+@pytest.mark.parametrize("text", ["", "yes", "2"])
+def test_progressive_is_one_or_nought_or_refused_by_name(text: str) -> None:
+    with pytest.raises(BadField, match="X-HawkVision-Progressive"):
+        parse_hop_headers({"X-HawkVision-Progressive": text})
+
+
 def test_absent_headers_leave_the_choice_to_the_tier() -> None:
     assert parse_hop_headers({}) == HopRequest(task=None, variant=None, deadline_ms=None, top_k=5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,17 +39,27 @@ class Drawn:
 
     asked: list[tuple[str, Views]] = field(default_factory=list)
     expiries: set[float] = field(default_factory=set)
-    alone: list[bool] = field(default_factory=list)
 
-    async def classify(
-        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
-    ) -> VariantAnswer:
-        self.asked.append((variant, views))
+    async def ask(
+        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        self.asked.extend(wanted.items())
         self.expiries.add(expires_at)
-        self.alone.append(alone)
+        answers = tuple(self.answer(variant, picture, views) for variant, views in wanted.items())
+        if not piecemeal:
+            yield answers
+            return
+        for answer in answers:
+            if answer.views is not Views.BOTH:
+                yield (answer,)
+                continue
+            for view in (Views.UPRIGHT, Views.MIRROR):
+                yield (self.answer(answer.variant, picture, view),)
+
+    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
         one, other = row(picture, variant, Views.UPRIGHT), row(picture, variant, Views.MIRROR)
         seen = {Views.UPRIGHT: one, Views.MIRROR: other, Views.BOTH: average((one, other))}
-        return VariantAnswer(seen[views], 1.0, 2.0, 3.0, 4)
+        return VariantAnswer(variant, views, seen[views], 1.0, 2.0, 3.0, 4)
 
 
 def look(variants: Drawn, first: ServedRung, second: Second | None = None, picture: bytes = b"") -> tuple[Look, ...]:
@@ -97,7 +108,7 @@ def test_a_second_look_asks_only_for_the_views_that_are_missing(
     variants = Drawn()
     looks = look(variants, first, Second(second, Score.TOP1, math.inf))
     assert variants.asked[len(first.members) :] == added
-    assert list(looks[1].asked) == [member for member, _ in added]
+    assert [(answer.variant, answer.views) for answer in looks[1].asked] == added
 
 
 def test_an_accepted_picture_costs_one_look() -> None:
@@ -112,23 +123,70 @@ def test_both_looks_run_under_the_same_deadline() -> None:
     assert variants.expiries == {EXPIRES_AT}
 
 
-def test_members_hear_that_others_look_too_and_who_is_alone_hears_that() -> None:
-    variants = Drawn()
-    look(variants, MIDDLE, Second(ALL, Score.TOP1, math.inf))
-    assert variants.alone == [len(MIDDLE.members) == 1] + [False] * (len(variants.asked) - 1)
-
-
 class Late(Drawn):
     """Variants of which "a" finds the deadline passed."""
 
-    async def classify(
-        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
-    ) -> VariantAnswer:
+    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
         if variant == "a":
-            raise DeadlineMissed("the deadline passed before decoding began")
-        return await super().classify(variant, picture, views, expires_at, alone=alone)
+            raise DeadlineMissed("the deadline passed before inference began")
+        return super().answer(variant, picture, views)
 
 
 def test_a_deadline_that_passes_between_the_looks_fails_the_whole() -> None:
     with pytest.raises(DeadlineMissed):
         look(Late(), MIDDLE, Second(ALL, Score.TOP1, math.inf))
+
+
+def heard(
+    first: ServedRung, second: Second | None = None, picture: bytes = b""
+) -> tuple[list[tuple[Look, ...]], tuple[Look, ...]]:
+    """What is told meanwhile, and in the end."""
+    told: list[tuple[Look, ...]] = []
+    return told, asyncio.run(look_up_to_twice(Drawn(), first, second, picture, EXPIRES_AT, told.append))
+
+
+RUNGS = st.sampled_from([MIDDLE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
+
+
+@given(RUNGS, RUNGS, st.booleans(), st.binary(max_size=4))
+def test_what_is_told_meanwhile_is_of_the_rung_that_counts_and_ends_with_what_nobody_was_told_of(
+    first: ServedRung, second: ServedRung, twice: bool, picture: bytes
+) -> None:
+    asked = Second(second, Score.TOP1, math.inf) if twice and second is not first else None
+    told, looks = heard(first, asked, picture)
+    plain = look(Drawn(), first, asked, picture)
+    assert looks[-1].complete
+    np.testing.assert_allclose(looks[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
+    for so_far in told:
+        assert not so_far[-1].complete
+        assert [each.rung for each in so_far] == [each.rung for each in looks]
+        assert float(so_far[-1].probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_what_is_told_meanwhile_averages_those_who_have_looked() -> None:
+    told, _ = heard(ALL)
+    a, mirrored_a, b = (
+        row(b"", name, view) for name, view in (("a", Views.UPRIGHT), ("a", Views.MIRROR), ("b", Views.UPRIGHT))
+    )
+    expected = [average(rows, ALL.temperature) for rows in ([a], [average((a, mirrored_a))])]
+    expected.append(average((average((a, mirrored_a)), b), ALL.temperature))
+    for (so_far,), probabilities in zip(told, expected, strict=False):
+        assert so_far.probabilities.tobytes() == probabilities.tobytes()
+    assert len(told) == 5, "of six answers the last completes"
+
+
+def test_a_first_look_that_is_not_sure_enough_is_the_first_opinion_of_the_second_rung() -> None:
+    told, looks = heard(MIDDLE, Second(ALL, Score.TOP1, math.inf))
+    assert told[0][-1].probabilities.tobytes() == average([row(b"", "c", Views.UPRIGHT)], ALL.temperature).tobytes()
+    assert told[0][0] is looks[0]
+    assert len(told) == 1 + 4, "and of five more answers the last completes"
+
+
+def test_a_first_rung_of_other_members_still_has_the_first_opinion() -> None:
+    told, _ = heard(MIDDLE, Second(ServedRung("others", ("a", "b")), Score.TOP1, math.inf))
+    assert told[0][-1].probabilities.tobytes() == row(b"", "c", Views.UPRIGHT).tobytes()
+
+
+def test_of_a_first_look_that_decides_who_answers_no_part_is_told() -> None:
+    told, _ = heard(TWO, Second(ALL, Score.TOP1, 0.0))
+    assert told == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -52,12 +52,16 @@ class Sure:
         self.gate.set()
         self.pictures: list[bytes] = []
 
-    async def classify(
-        self, variant: str, picture: bytes, views: Views, expires_at: float, *, alone: bool = True
-    ) -> VariantAnswer:
+    async def ask(
+        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.pictures.append(picture)
+        row = np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32)
+        answers = tuple(VariantAnswer(variant, views, row, 1.0, 2.0, 3.0, 4) for variant, views in wanted.items())
+        if piecemeal:
+            yield answers[:1]
         await self.gate.wait()
-        return VariantAnswer(np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32), 1.0, 2.0, 3.0, 4)
+        yield answers
 
 
 @asynccontextmanager
@@ -151,6 +155,17 @@ def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterCo
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "deadline_missed")
+
+
+def test_a_progressive_request_is_told_just_before_its_deadline_what_there_is(config: DatacenterConfig) -> None:
+    async def scenario() -> tuple[Status, bytes]:
+        async with open_door(config) as (door, _, variants), connected(door) as client:
+            variants.gate.clear()
+            request = HopRequest(variant="committee", progressive=True)
+            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.3, timeout_s=10.0)
+
+    reply = replied(asyncio.run(scenario()))
+    assert (reply.model, reply.top_k[0].index, reply.complete) == ("committee", 2, False)
 
 
 def test_what_is_inside_is_answered_before_the_door_closes(config: DatacenterConfig) -> None:

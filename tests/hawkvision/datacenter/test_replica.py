@@ -4,76 +4,133 @@ import asyncio
 import hashlib
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from hawkvision.cascade.scores import Probabilities, average
 from hawkvision.config import DatacenterConfig
+from hawkvision.datacenter.catalog import catalog_of
 from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
 from hawkvision.errors import BadImage, DeadlineMissed, HawkVisionError, UnsupportedMedia
 from hawkvision.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import picture
 from tests.hawkvision.vision.graphs import tiny_classifier
 
+UPRIGHT = {"small": Views.UPRIGHT}
+BOTH = {"small": Views.BOTH, "medium": Views.BOTH}
+
 
 def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
-    return Replica(settings_of(manifest.variant("small"), manifest.classes, config))
+    catalog = catalog_of(manifest, config)
+    (group,) = catalog.groups
+    return Replica(settings_of(group, catalog, config))
 
 
 def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def together() -> list[VariantAnswer | HawkVisionError]:
+    async def together() -> list[tuple[VariantAnswer, ...] | HawkVisionError]:
         loaded = replica(manifest, config)
         bodies = [picture(), b"not a picture", picture(), picture()[:600]]
-        return await asyncio.gather(*[loaded.classify(b, Views.UPRIGHT, math.inf) for b in bodies])
+        return await asyncio.gather(*[loaded.classify(b, BOTH, math.inf) for b in bodies])
 
     answers = asyncio.run(together())
-    assert [type(a) for a in answers] == [VariantAnswer, UnsupportedMedia, VariantAnswer, BadImage]
+    assert [type(a) for a in answers] == [tuple, UnsupportedMedia, tuple, BadImage]
 
 
 def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def late() -> VariantAnswer | HawkVisionError:
-        return await replica(manifest, config).classify(b"not a picture", Views.UPRIGHT, time.time() - 1.0)
+    async def late() -> list[object]:
+        loaded, past = replica(manifest, config), time.time() - 1.0
+        parts = [part async for part in loaded.piecemeal(b"not a picture", UPRIGHT, past)]
+        return [await loaded.classify(b"not a picture", UPRIGHT, past), *parts]
 
-    assert isinstance(asyncio.run(late()), DeadlineMissed)
+    assert [type(answer) for answer in asyncio.run(late())] == [DeadlineMissed, DeadlineMissed]
 
 
 def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def each() -> list[VariantAnswer | HawkVisionError]:
+    async def each() -> list[tuple[VariantAnswer, ...] | HawkVisionError]:
         loaded = replica(manifest, config)
-        return await asyncio.gather(*[loaded.classify(picture(), views, math.inf) for views in Views])
+        return await asyncio.gather(*[loaded.classify(picture(), {"small": views}, math.inf) for views in Views])
 
-    for answer in asyncio.run(each()):
-        assert isinstance(answer, VariantAnswer)
+    for answers in asyncio.run(each()):
+        assert isinstance(answers, tuple)
+        (answer,) = answers
         assert answer.probabilities.shape == (1, 10)
         assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_picture_gets_the_same_answer_whoever_looks_beside_and_on_however_many_threads(
-    manifest: Manifest, tmp_path: Path, threads: int
-) -> None:
-    data = tiny_classifier(height=32, width=32, classes=manifest.classes)
-    file = artifact_path(tmp_path, manifest.task, "small")
-    file.parent.mkdir(parents=True)
-    file.write_bytes(data)
-    variant = msgspec.structs.replace(manifest.variant("small"), sha256=hashlib.sha256(data).hexdigest())
-    config = DatacenterConfig(task=manifest.task, cache_dir=tmp_path, intra_op_threads=threads)
+def test_the_largest_variant_is_the_first_to_be_heard(manifest: Manifest, config: DatacenterConfig) -> None:
+    sizes = {"small": 2_000, "medium": 1_000}
+    variants = tuple(msgspec.structs.replace(v, bytes=sizes[v.name]) for v in manifest.variants)
 
-    async def alone_and_together() -> list[VariantAnswer | HawkVisionError]:
-        loaded = Replica(settings_of(variant, manifest.classes, config))
-        assert (loaded._wide is not None) is (threads > 1)
-        alone = await loaded.classify(picture(), Views.BOTH, math.inf)
-        beside = await loaded.classify(picture(), Views.BOTH, math.inf, alone=False)
+    async def parts() -> list[list[tuple[str, Views]]]:
+        loaded = replica(msgspec.structs.replace(manifest, variants=variants), config)
+        heard = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
+        return [[(a.variant, a.views) for a in part] for part in heard if isinstance(part, tuple)]
+
+    assert asyncio.run(parts()) == [
+        [("small", Views.UPRIGHT)],
+        [("small", Views.MIRROR)],
+        [("medium", Views.BOTH)],
+    ]
+
+
+def test_a_bad_picture_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def parts() -> list[object]:
+        return [part async for part in replica(manifest, config).piecemeal(b"not a picture", BOTH, math.inf)]
+
+    assert [type(part) for part in asyncio.run(parts())] == [UnsupportedMedia]
+
+
+@pytest.fixture
+def real(manifest: Manifest, tmp_path: Path) -> Manifest:
+    """The manifest with model files under `tmp_path`."""
+    variants = []
+    for variant in manifest.variants:
+        side = variant.input.height
+        data = tiny_classifier(height=side, width=side, classes=manifest.classes)
+        file = artifact_path(tmp_path, manifest.task, variant.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        variants.append(msgspec.structs.replace(variant, sha256=hashlib.sha256(data).hexdigest()))
+    return msgspec.structs.replace(manifest, variants=tuple(variants))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_picture_gets_the_same_answers_in_parts_and_beside_others_and_on_however_many_threads(
+    real: Manifest, tmp_path: Path, threads: int
+) -> None:
+    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, intra_op_threads=threads)
+
+    async def scenario() -> list[dict[str, Probabilities]]:
+        loaded = replica(real, config)
+        assert [loaded.wide(name) for name in BOTH] == [threads > 1] * 2
+        one_by_one = [await loaded.classify(picture(), {name: Views.BOTH}, math.inf) for name in BOTH]
+        beside = await asyncio.gather(*(loaded.classify(picture(), BOTH, math.inf) for _ in range(5)))
+        parts = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
+        together = [answer for part in parts for answer in answered(part)]
         return [
-            alone,
-            beside,
-            *await asyncio.gather(*(loaded.classify(picture(), Views.BOTH, math.inf) for _ in range(5))),
+            seen([answer for part in one_by_one for answer in answered(part)]),
+            seen(together),
+            *(seen(answered(answers)) for answers in beside),
         ]
 
-    alone, *together = asyncio.run(alone_and_together())
-    assert isinstance(alone, VariantAnswer)
-    for answer in together:
-        assert isinstance(answer, VariantAnswer)
-        np.testing.assert_allclose(answer.probabilities, alone.probabilities, rtol=1e-5)
+    first, *others = asyncio.run(scenario())
+    for other in others:
+        for name in BOTH:
+            np.testing.assert_allclose(other[name], first[name], rtol=1e-5)
+
+
+def answered(part: tuple[VariantAnswer, ...] | HawkVisionError) -> tuple[VariantAnswer, ...]:
+    assert isinstance(part, tuple)
+    return part
+
+
+def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
+    """Of every variant, the mean over its views."""
+    views: dict[str, list[Probabilities]] = {}
+    for answer in answers:
+        views.setdefault(answer.variant, []).append(answer.probabilities)
+    return {variant: average(rows) for variant, rows in views.items()}

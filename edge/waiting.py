@@ -1,0 +1,56 @@
+"""Waiting for the datacenter as long as it pays, while answers of some of a rung's members come before that of all."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from hawkvision.hop import HopReply
+
+
+@dataclass(frozen=True, slots=True)
+class Escalated:
+    """The datacenter's answer and the whole round trip in milliseconds."""
+
+    reply: HopReply
+    round_trip_ms: float
+
+    @property
+    def until_first_ms(self) -> float:
+        """When there was an answer to be had, though perhaps not yet of all of the rung's members."""
+        timing = self.reply.timing_ms
+        return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
+
+
+@dataclass(slots=True)
+class SoFar:
+    """The latest answer that has come of a progressive request while the last is still awaited."""
+
+    latest: Escalated | None = None
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, answer: Escalated) -> None:
+        """Another one, of more members."""
+        self.latest = answer
+        self.heard.set()
+
+
+async def while_hopeful(task: asyncio.Task[Escalated], so_far: SoFar, first_s: float, whole_s: float) -> bool:
+    """Wait for the task; whether it ended while there was hope.
+
+    Until `first_s` it is worth waiting for anything at all, until `whole_s` for the whole. What comes when the whole is
+    hoped for no more ends the wait at once.
+    """
+    until_s = min(first_s, whole_s)
+    await asyncio.wait({task}, timeout=until_s)
+    if task.done():
+        return True
+    if so_far.latest is not None:
+        await asyncio.wait({task}, timeout=whole_s - until_s)
+    elif first_s > until_s:
+        hearing = asyncio.create_task(so_far.heard.wait())
+        try:
+            await asyncio.wait({task, hearing}, timeout=first_s - until_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hearing.cancel()
+    return task.done()

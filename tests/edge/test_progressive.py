@@ -1,0 +1,236 @@
+"""Answers of some of a rung's members, for callers whose deadline comes before that of all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.streams import StreamReader
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.hops import read_lines
+from edge.uplink import Uplink
+from edge.waiting import Escalated, SoFar, while_hopeful
+from hawkvision.hop import HopClass, HopReply, HopTiming
+from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Tier
+from tests.edge.bench import UNSURE, Bench, bench, run
+from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.waiting import until
+
+PART_CLASS = 4
+DEADLINE_MS = 2_000.0
+PATIENT_MS = 20_000.0
+
+
+def uplink_of(it: Bench) -> Uplink:
+    assert it.node.uplink is not None
+    return it.node.uplink
+
+
+def asked(large: Peer, deadline_ms: float = DEADLINE_MS, on_miss: OnMiss = OnMiss.DEGRADE, times: int = 1) -> Answer:
+    """The last answer of so many."""
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            for _ in range(times):
+                answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms, on_miss=on_miss)
+            return answer
+
+    return run(scenario)
+
+
+@pytest.fixture
+def slow(large: Peer) -> Peer:
+    """A tier that says something at once, and all of it too late."""
+    large.parts = [5, PART_CLASS]
+    large.delay_s = 30.0
+    return large
+
+
+def test_the_latest_part_is_the_answer_where_the_whole_is_late(slow: Peer) -> None:
+    answer = asked(slow)
+    assert (answer.tier, answer.index, answer.model) == (Tier.DC, PART_CLASS, slow.model)
+    assert (answer.degraded, answer.escalated) == (True, True)
+    assert answer.accuracy.status is not PromiseStatus.HELD
+
+
+def test_the_whole_is_the_answer_where_it_is_in_time(large: Peer) -> None:
+    large.parts = [PART_CLASS]
+    answer = asked(large, PATIENT_MS)
+    assert (answer.index, answer.degraded, answer.accuracy.status) == (ANSWER_CLASS, False, PromiseStatus.HELD)
+
+
+@pytest.mark.parametrize("on_miss", [OnMiss.FAIL, OnMiss.WAIT])
+def test_who_wants_the_target_met_is_not_offered_parts(large: Peer, on_miss: OnMiss) -> None:
+    large.parts = [PART_CLASS]
+    assert asked(large, PATIENT_MS, on_miss).index == ANSWER_CLASS
+    assert "x-hawkvision-progressive" not in large.headers[-1]
+
+
+def test_without_a_deadline_nobody_asks_for_parts(large: Peer) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            return await it.ask(target=Quality.BEST)
+
+    assert run(scenario).index == ANSWER_CLASS
+    assert "x-hawkvision-progressive" not in large.headers[-1]
+
+
+def test_a_connection_that_breaks_after_a_part_leaves_the_part(large: Peer) -> None:
+    large.parts, large.breaks_off = [PART_CLASS], True
+    answer = asked(large, PATIENT_MS)
+    assert (answer.index, answer.degraded) == (PART_CLASS, True)
+
+
+def test_a_part_that_cannot_be_counts_for_nothing(slow: Peer) -> None:
+    slow.parts = [1_000_000]
+    answer = asked(slow)
+    assert (answer.tier, answer.degraded) == (Tier.EDGE, True)
+
+
+def test_a_link_that_brings_parts_in_time_is_not_doubted(slow: Peer) -> None:
+    async def scenario() -> tuple[bool, float | None]:
+        async with bench(slow, UNSURE) as it:
+            uplink = uplink_of(it)
+            for _ in range(6):
+                answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=500.0)
+                assert answer.index in slow.parts
+            return uplink.doubts(500.0), uplink.expect_ms()
+
+    doubted, expected_ms = run(scenario)
+    assert not doubted
+    assert expected_ms is not None
+    assert expected_ms < 500.0
+
+
+def test_who_is_told_of_misses_is_told_how_long_the_whole_takes(large: Peer) -> None:
+    large.parts, large.delay_s = [PART_CLASS], 0.2
+
+    async def scenario() -> float:
+        async with bench(large, UNSURE) as it:
+            uplink = uplink_of(it)
+            for _ in range(20):
+                await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
+            predicted, expected = uplink.predict_ms(), uplink.expect_ms()
+            assert predicted is not None
+            assert expected is not None
+            return predicted - expected
+
+    assert run(scenario) > 100.0, "of 200 ms, as far as twenty answers tell"
+
+
+def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_it_is_there(slow: Peer) -> None:
+    async def scenario() -> tuple[Answer, int]:
+        async with bench(slow, UNSURE) as it:
+            uplink = uplink_of(it)
+            for _ in range(20):
+                uplink.link.patience_for_all.late(60_000.0, it.clock.now())
+            answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
+            return answer, uplink._pending
+
+    answer, pending = run(scenario)
+    assert answer.tier is Tier.DC
+    assert answer.timing_ms.total < PATIENT_MS / 2
+    assert pending == 1, "the escalation goes on, to learn whether waiting pays again"
+
+
+ANSWER = Escalated(HopReply((HopClass(PART_CLASS, 0.5),), "committee", HopTiming(1.0, 1.0, 1.0, 1.0), 1), 1.0)
+FOREVER_S = 60.0
+
+
+@pytest.mark.parametrize(
+    ("part", "first_s", "whole_s", "ended"),
+    [
+        ("before", 0.0, FOREVER_S, True),  # it is worth waiting for the whole
+        ("never", 0.0, FOREVER_S, False),  # but not for a first one
+        ("before", FOREVER_S, 0.0, False),  # nor for the whole
+        ("later", FOREVER_S, 0.0, False),  # then the first that comes ends the wait
+        ("never", FOREVER_S, 0.0, True),  # unless nothing comes but the whole
+    ],
+)
+def test_a_part_is_waited_for_as_long_as_there_is_hope_and_the_whole_as_long_as_for_it(
+    part: str, first_s: float, whole_s: float, ended: bool
+) -> None:
+    async def scenario() -> bool:
+        so_far, go_on = SoFar(), asyncio.Event()
+
+        async def ask() -> Escalated:
+            if part == "before":
+                so_far.hear(ANSWER)
+            await go_on.wait()
+            if part == "later":
+                so_far.hear(ANSWER)
+                await asyncio.Event().wait()
+            return ANSWER
+
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(while_hopeful(task, so_far, first_s, whole_s))
+        await asyncio.wait({waiting}, timeout=0.05)  # what ends at once has ended
+        go_on.set()
+        result = await waiting
+        task.cancel()
+        return result
+
+    assert asyncio.run(scenario()) is ended
+
+
+def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
+    large.parts, large.delay_s = [PART_CLASS], 0.1
+
+    async def scenario() -> int:
+        async with bench(large, UNSURE) as it:
+            uplink = uplink_of(it)
+            patience = uplink.link.patience_for_all
+            for _ in range(20):
+                patience.late(60_000.0, it.clock.now())
+            await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
+            await until(lambda: uplink._pending == 0)
+            return sum(wait.answered for wait in patience._waits)
+
+    assert run(scenario) == 1
+
+
+@given(st.lists(st.binary(min_size=1, max_size=8).map(lambda line: line.replace(b"\n", b"-")), min_size=1), st.data())
+def test_lines_are_read_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+    ended = data.draw(st.booleans())
+    body = b"\n".join(lines) + (b"\n" if ended else b"")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
+    heard: list[bytes] = []
+
+    async def read() -> bytes:
+        loop = asyncio.get_running_loop()
+        protocol = BaseProtocol(loop)
+        protocol.connection_made(asyncio.Transport())
+        stream = StreamReader(protocol, 2**16, loop=loop)
+
+        async def feed() -> None:
+            for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+                stream.feed_data(body[start:end])
+                await asyncio.sleep(0)
+            stream.feed_eof()
+
+        feeding = asyncio.create_task(feed())
+        last = await read_lines(stream, heard.append)
+        await feeding
+        return last
+
+    assert asyncio.run(read()) == lines[-1]
+    assert heard == (lines if ended else lines[:-1])
+
+
+def test_the_answer_is_read_from_the_last_line_over_a_real_connection(large: Peer) -> None:
+    large.parts = [5, PART_CLASS]
+
+    async def lines() -> int:
+        async with aiohttp.ClientSession() as session:
+            headers = {"X-HawkVision-Progressive": "1"}
+            async with session.post(f"{large.url}/v1/infer", data=b"picture", headers=headers) as response:
+                heard: list[bytes] = []
+                assert await read_lines(response.content, heard.append) == heard[-1]
+                return len(heard)
+
+    assert asyncio.run(lines()) == 3
