@@ -388,6 +388,8 @@ class Call:
         received = _through_both(self.received, Received(reply.received_fraction, reply.quality))
         route = self.route if received == self.received else node.policy.route(self.request.target, received)
         short = route.short or not (reply.whole or reply.model == node.best) or not reply.complete
+        if not reply.complete:
+            node.metrics.incomplete_answers.labels(node.task).inc()
         if short:
             node.metrics.degraded.labels(node.task).inc()
         total_ms = (node.clock.now() - self.started) * 1e3

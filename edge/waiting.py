@@ -27,11 +27,14 @@ class SoFar:
     """The latest answer that has come of a progressive request while the last is still awaited."""
 
     latest: Escalated | None = None
+    first_ms: float | None = None
+    """When the first came."""
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hear(self, answer: Escalated) -> None:
         """Another one, of more members."""
         self.latest = answer
+        self.first_ms = answer.round_trip_ms if self.first_ms is None else self.first_ms
         self.heard.set()
 
 

@@ -130,9 +130,9 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
     """Ray's reservation per replica, a placement hint: models take what cores they find."""
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Threads of ONNX Runtime for a picture that only one variant looks at and no other waits with, on the CPU; batches
-    and members of a committee have one. 0 takes two where there are two cores; 1 is for nodes on which other work
-    wants every core."""
+    """Threads of ONNX Runtime for a variant that looks at a picture while no other does, and no other picture is there,
+    on the CPU; batches, and members of a committee that look side by side, have one. 0 takes two where there are two
+    cores; 1 is for nodes on which other work wants every core."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
     max_batch_size: Count = 8
     batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0

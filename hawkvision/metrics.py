@@ -200,6 +200,9 @@ class EdgeMetrics:
             "state_failures", "Controller states that could not be read, written or kept", "task", "operation"
         )
         self.model_loads = counter("model_loads", "Variants loaded while running, on demand", "task", "variant")
+        self.incomplete_answers = counter(
+            "incomplete_answers", "Of some of a committee's members, for there was no time for all", "task"
+        )
         self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
         self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")

@@ -30,6 +30,11 @@ def uplink_of(it: Bench) -> Uplink:
     return it.node.uplink
 
 
+def counted(it: Bench) -> tuple[float, float]:
+    """Answers of some members, and those below target."""
+    return it.counted("incomplete_answers_total"), it.counted("degraded_total")
+
+
 def asked(large: Peer, deadline_ms: float = DEADLINE_MS, on_miss: OnMiss = OnMiss.DEGRADE, times: int = 1) -> Answer:
     """The last answer of so many."""
 
@@ -129,6 +134,7 @@ def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_
             for _ in range(20):
                 uplink.link.patience_for_all.late(60_000.0, it.clock.now())
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
+            assert counted(it) == (1, 1)
             return answer, uplink._pending
 
     answer, pending = run(scenario)

@@ -30,6 +30,7 @@ REQUESTS = st.builds(
     deadline_ms=st.none() | st.floats(-1e6, MAX_DEADLINE_MS),
     top_k=st.integers(1, MAX_TOP_K),
     middle=st.none() | MIDDLES,
+    progressive=st.booleans(),
 )
 TRACES = st.builds(
     TraceContext,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hawkvision.manifest import InputSpec
-from hawkvision.vision.image import ImageFormat, ImageHeader, decode, load_input, preprocess, probe
+from hawkvision.vision.image import ImageFormat, ImageHeader, decode, load_input, load_inputs, preprocess, probe
 from tests.hawkvision.vision.images import (
     BODIES,
     LARGE,
@@ -234,6 +234,15 @@ def test_load_input_of_a_large_jpeg_is_close_to_the_long_way() -> None:
     found, header = load_input(body, spec(64, 64), max_pixels=MAX_PIXELS)
     assert header == ImageHeader(ImageFormat.JPEG, 800, 1200, 6, 3)
     assert np.abs(found.astype(int) - preprocess(read(body), spec(64, 64))).mean() < 1.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(16, 700), st.lists(st.integers(8, 96), min_size=1, max_size=4), st.sampled_from(["JPEG", "PNG"]))
+def test_several_models_take_a_picture_in_as_each_would_alone(side: int, sides: list[int], kind: str) -> None:
+    body = encode(Image.fromarray(scene()).resize((side, side + 9)), kind)
+    specs = [spec(side, side) for side in sides]
+    for found, wanted in zip(load_inputs(body, specs, max_pixels=MAX_PIXELS), specs, strict=True):
+        assert found.tobytes() == load_input(body, wanted, max_pixels=MAX_PIXELS)[0].tobytes()
 
 
 def test_threads_decode_alike() -> None:
