@@ -121,6 +121,8 @@ class Peer:
             raise Overloaded("no", 1.0)
         fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
         reply = msgspec.structs.replace(self.reply(asked), received_fraction=fraction, quality=arrived.quality)
+        if self.parts and asked.progressive:
+            reply = msgspec.structs.replace(reply, top_k=(HopClass(self.parts[-1], 0.5),), complete=False)
         return Status.OK, b"<html>" if self.garbage else msgspec.json.encode(reply)
 
     def reply(self, asked: HopRequest) -> HopReply:

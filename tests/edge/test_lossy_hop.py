@@ -75,6 +75,14 @@ def test_a_middle_rung_is_asked_over_datagrams_too(peer: Peer) -> None:
     assert infer(peer, request).top_k[0].index == MIDDLE_CLASS
 
 
+def test_part_of_a_committees_answer_is_one_over_datagrams_too_where_it_was_asked_for(peer: Peer) -> None:
+    peer.parts = [MIDDLE_CLASS]
+    request = msgspec.structs.replace(HURRIED, progressive=True)
+    reply = infer(peer, request)
+    assert (reply.top_k[0].index, reply.complete, reply.comparable) == (MIDDLE_CLASS, False, False)
+    assert infer(peer).complete
+
+
 def test_a_large_picture_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:
     reply = infer(peer, body=LARGE)
     assert reply.quality is not None

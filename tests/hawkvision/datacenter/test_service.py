@@ -48,7 +48,7 @@ class Reply:
 
 def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infer", **headers: str) -> Reply:
     """One request on a connection of its own; `variant="x"` is the header X-HawkVision-Variant."""
-    short = {"variant", "task", "deadline_ms", "top_k", "accept_score", "score", "otherwise"}
+    short = {"variant", "task", "deadline_ms", "top_k", "accept_score", "score", "otherwise", "progressive"}
     named = {(f"X-HawkVision-{k}" if k in short else k).replace("_", "-"): v for k, v in headers.items()}
     url = service if isinstance(service, str) else service.url
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
@@ -67,6 +67,38 @@ def test_the_best_rung_answers_when_none_is_named(service: Running) -> None:
     assert (reply.status, answer.model, len(answer.top_k)) == (200, "committee", 3)
     assert answer.timing_ms.total >= answer.timing_ms.infer
     assert answer.batch_size >= 1
+
+
+@pytest.mark.parametrize("headers", [{}, {**MIDDLE, "accept_score": "inf"}])
+def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
+    service: Running, headers: dict[str, str]
+) -> None:
+    body = picture()
+    plain = msgspec.json.decode(ask(service, body, **headers).body, type=HopReply)
+    reply = ask(service, body, progressive="1", **headers)
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/jsonl")
+    lines = [msgspec.json.decode(line, type=HopReply) for line in reply.body.splitlines()]
+    assert [line.complete for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert len(lines) >= 3
+    assert lines[-1].model == plain.model
+    assert [c.index for c in lines[-1].top_k] == [c.index for c in plain.top_k]
+    assert [c.confidence for c in lines[-1].top_k] == pytest.approx([c.confidence for c in plain.top_k], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (picture()[:600], {}, 400),
+        (picture(), {"progressive": "perhaps"}, 400),
+        (picture(), {"deadline_ms": "0.001"}, 504),
+        (b"x" * 200_001, {}, 413),
+    ],
+)
+def test_what_is_wrong_with_a_progressive_request_has_its_status(
+    service: Running, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    assert ask(service, body, **{"progressive": "1", **headers}).status == status
+    assert ask(service, picture(), progressive="1").status == 200
 
 
 def test_a_named_rung_answers(service: Running) -> None:
