@@ -42,7 +42,7 @@ PACE_GAIN: Final = 0.05
 """Weight of the newest round trip in what `/v1/targets` shows; slower than the link's estimate, which decides."""
 SPARED_S: Final = 0.01
 """How long before the end of its wait who has something takes that: a busy machine makes waits longer than they should
-be, and nobody in whose hand an answer lies need be late. With half of it, 0.6 % of answers over a crowded network were."""
+be, and who holds an answer need not be late. With half of it, 0.6 % of answers over a crowded network were."""
 OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
 
