@@ -88,13 +88,13 @@ def test_at_once_in_pieces_and_by_uvicorn_the_answer_is_the_same(
 def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) -> None:
     sends = last(encoded(), b"quality=fast&deadline_ms=60000")
     with connect(edge, sends[:-100]) as connection:
-        until = time.monotonic() + 10 * HOLD_S
+        until = time.monotonic() + 40 * HOLD_S
         while time.monotonic() < until:
             assert caller.get("/healthz").status == 200
         connection.sendall(sends[-100:])
         (reply,) = replies(until_closed(connection))
     assert reply.status == 200
-    assert reply.json["timing_ms"]["total"] >= 9 * HOLD_S * 1e3, "the deadline counts from the head"
+    assert reply.json["timing_ms"]["total"] >= 20 * HOLD_S * 1e3, "the deadline counts from the head"
 
 
 def test_callers_that_leave_with_their_heads_held_back_leave_nothing_behind(
