@@ -41,6 +41,10 @@ _rungs_decoder = msgspec.json.Decoder(Rungs)
 _transports_decoder = msgspec.json.Decoder(Transports)
 
 
+def unheard(_: bytes) -> None:
+    """For those who want the last body only."""
+
+
 class HopBroken(EscalationFailed):
     """The way itself does not work just now: refused, broken off, not there."""
 
@@ -63,11 +67,11 @@ class Hop(Protocol):
         timeout_s: float,
         *,
         exact: bool,
-        hear: Callable[[bytes], None],
+        hear: Callable[[bytes], None] = unheard,
     ) -> tuple[int, bytes]:
         """The answer's HTTP status and body; `exact` forbids sending anything but the picture's very bytes.
 
-        Of a progressive request, `hear` is told bodies that come before the last one.
+        Of a progressive request that has several bodies, `hear` is told each as soon as it is there.
 
         Raises:
             HopBroken, HopLate: as their names say.
@@ -112,7 +116,7 @@ class HttpHop:
         timeout_s: float,
         *,
         exact: bool,  # noqa: ARG002  never anything else
-        hear: Callable[[bytes], None] = lambda _: None,
+        hear: Callable[[bytes], None] = unheard,
     ) -> tuple[int, bytes]:
         """See `Hop.send`.
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge.hops import HopBroken, HopLate, HttpHop
+from edge.hops import HopBroken, HopLate, HttpHop, unheard
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import (
     BadImage,
@@ -105,7 +105,7 @@ class LossyHop:
         timeout_s: float,
         *,
         exact: bool,
-        hear: Callable[[bytes], None] = lambda _: None,  # noqa: ARG002  there is one reply
+        hear: Callable[[bytes], None] = unheard,  # noqa: ARG002  there is one reply
     ) -> tuple[int, bytes]:
         """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
 

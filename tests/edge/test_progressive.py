@@ -35,14 +35,10 @@ def counted(it: Bench) -> tuple[float, float]:
     return it.counted("incomplete_answers_total"), it.counted("degraded_total")
 
 
-def asked(large: Peer, deadline_ms: float = DEADLINE_MS, on_miss: OnMiss = OnMiss.DEGRADE, times: int = 1) -> Answer:
-    """The last answer of so many."""
-
+def asked(large: Peer, deadline_ms: float = DEADLINE_MS, on_miss: OnMiss = OnMiss.DEGRADE) -> Answer:
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
-            for _ in range(times):
-                answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms, on_miss=on_miss)
-            return answer
+            return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms, on_miss=on_miss)
 
     return run(scenario)
 

@@ -106,7 +106,7 @@ def test_a_picture_gets_the_same_answers_in_parts_and_beside_others_and_on_howev
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
-        assert [loaded.wide(name) for name in BOTH] == [threads > 1] * 2
+        assert [loaded._models[name].wide is not None for name in BOTH] == [threads > 1] * 2
         one_by_one = [await loaded.classify(picture(), {name: Views.BOTH}, math.inf) for name in BOTH]
         beside = await asyncio.gather(*(loaded.classify(picture(), BOTH, math.inf) for _ in range(5)))
         parts = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
