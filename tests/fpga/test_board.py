@@ -130,12 +130,14 @@ def whole(picture: np.ndarray, in_line: threading.Event) -> Iterator[tuple[np.nd
 
 def test_a_round_trip_begins_when_a_picture_is_sent_not_when_it_gets_in_line(model: Path) -> None:
     # So slow a clock that a stalled machine does not pass for a line of pictures.
-    with emulated(model, "--window", "1", "--clock-mhz", "0.1") as process:
-        with contextlib.closing(BoardBackend(GRAPH, process.url)) as backend:
-            backend.infer(pictures(1))
-            before = backend.counts().seconds
-            backend.infer(pictures(8))
-            after = backend.counts().seconds
+    with (
+        emulated(model, "--window", "1", "--clock-mhz", "0.1") as process,
+        contextlib.closing(BoardBackend(GRAPH, process.url)) as backend,
+    ):
+        backend.infer(pictures(1))
+        before = backend.counts().seconds
+        backend.infer(pictures(8))
+        after = backend.counts().seconds
     took, worked = (after[kind] - before[kind] for kind in ("round_trip", "modelled"))
     assert took < 3 * worked, "eight in line would make (1 + 2 + … + 8) / 8 of it"
 
