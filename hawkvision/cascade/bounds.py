@@ -29,6 +29,7 @@ the probability of answering below with another label, a plain binomial proporti
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -47,13 +48,11 @@ TAIL_SIGMAS: Final = 8.0
 """Binomial mass further than this many standard deviations from the mean is left out. It is largest for small rates
 and reaches 1.2e-11 (scan over n from 100 to 100,000): less than a billionth of any δ worth asking for."""
 
-BISECTIONS: Final = 45
-"""Halvings of an interval of at most 2n + 1: to 1e-8 of a picture at n = 100,000."""
-
 Floats: TypeAlias = NDArray[np.float64]
 Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 
 
+@lru_cache(maxsize=4096)  # thresholds next to one another, and targets tried again, often have the same counts
 def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
     """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n pictures.
 
@@ -93,9 +92,7 @@ def _lower_tails(observed: float, n: int, rates: Floats, drop: float) -> Floats:
     """P(T ≤ observed) for an observed T < 0, discordance `rates` (m,) and E ℓ = drop, as a mixture over b + c."""
     discordant, weights = _discordant(n, rates)
     loss_share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
-    # b − c ≤ s with b + c = k is b ≤ (k + s) / 2. The observed outcome itself must not be lost to rounding.
-    most_lost = np.floor((discordant + _largest_difference(observed, discordant, n, drop)) / 2 + 1e-6)
-    tails = binom.cdf(most_lost, discordant, loss_share)
+    tails = binom.cdf(_most_lost(observed, discordant, n, drop), discordant, loss_share)
     mixed: Floats = np.asarray(weights * tails).sum(axis=1)
     return mixed
 
@@ -109,16 +106,15 @@ def _discordant(n: int, rates: Floats) -> tuple[Numbers, Floats]:
     return discordant, np.asarray(binom.pmf(discordant, n, rates[:, None]))
 
 
-def _largest_difference(observed: float, discordant: Numbers, n: int, drop: float) -> Floats:
-    """For each b + c (k,) the largest real b − c whose T is at most `observed` < 0; less than −(b + c) if none."""
-    most = observed + 1e-9 * max(1.0, -observed)
-    low, high = -1.0 - discordant, np.minimum(discordant, n * drop)
-    within = _score(high, discordant, n, drop) <= most
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        passed = _score(middle, discordant, n, drop) <= most
-        low, high = np.where(passed, middle, low), np.where(passed, high, middle)
-    return np.where(within, np.minimum(discordant, n * drop), low)
+def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Numbers:
+    """For each b + c (k,) the largest b whose T is at most `observed` < 0; −1 if none is."""
+    most = observed + 1e-9 * max(1.0, -observed)  # the observed outcome itself must not be lost to rounding
+    passes, fails = np.full_like(discordant, -1), discordant + 1
+    while (fails - passes).max() > 1:
+        middle = (passes + fails) // 2
+        passed = _score(2 * middle - discordant, discordant, n, drop) <= most
+        passes, fails = np.where(passed, middle, passes), np.where(passed, fails, middle)
+    return passes
 
 
 LARGEST_STAKE: Final = 0.75
