@@ -173,10 +173,13 @@ class StreamControl:
     _floor: float = field(init=False)
     _ceiling: float = field(init=False)
     _bar: float = field(init=False)
+    _at_threshold: float = field(init=False)
+    """The profile's disagreement of answers that are just sure enough."""
 
     def __post_init__(self) -> None:
         self._floor = self._rank(self.terms.threshold)
         self._ceiling = 1.0 + GAIN / (self.audit_share * LEAST_AUDITED or 1.0)
+        self._at_threshold = self._profiled(self.terms.threshold)
         self.state = self._fresh()
         self._bar = self.terms.threshold
 
@@ -201,8 +204,7 @@ class StreamControl:
 
     def audit_probability(self, score: float) -> float:
         """With which probability to check an accepted answer of this score."""
-        share = self.audit_share * math.sqrt(self._predicted(score)) / self.state.root_mean
-        return min(1.0, max(self.audit_share * LEAST_AUDITED, share))
+        return self._audited(self._predicted(score))
 
     def estimate(self, score: float, probability: float, differs: bool | None) -> float:
         """ℓ̃ of an accepted answer: right on average over the draw of its audit, whatever was predicted."""
@@ -301,8 +303,8 @@ class StreamControl:
         From the past alone, for a stake must not depend on the value it is laid on: that picture's own prediction is
         known only together with its score.
         """
-        predicted = self._predicted(self.terms.threshold)
-        probability = self.audit_probability(self.terms.threshold)
+        predicted = self._corrected(self._at_threshold)
+        probability = self._audited(predicted)
         return predicted - predicted / probability if probability > 0.0 else 0.0
 
     def _maybe_return(self) -> None:
@@ -330,9 +332,18 @@ class StreamControl:
         theta = self.state.theta
         self._bar = math.inf if theta > 1.0 else max(self.terms.threshold, self._score_of(theta))
 
+    def _audited(self, predicted: float) -> float:
+        share = self.audit_share * math.sqrt(predicted) / self.state.root_mean
+        return min(1.0, max(self.audit_share * LEAST_AUDITED, share))
+
     def _predicted(self, score: float) -> float:
-        found = _interpolate(self.terms.scores, self.terms.disagreements, score) * self.state.correction
-        return min(1.0, max(SMALLEST_PREDICTION, found))
+        return self._corrected(self._profiled(score))
+
+    def _profiled(self, score: float) -> float:
+        return _interpolate(self.terms.scores, self.terms.disagreements, score)
+
+    def _corrected(self, profiled: float) -> float:
+        return min(1.0, max(SMALLEST_PREDICTION, profiled * self.state.correction))
 
     def _rank(self, score: float) -> float:
         """Share of the profile's traffic with a smaller score."""

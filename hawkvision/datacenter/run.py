@@ -67,6 +67,8 @@ TUNING = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+# A second apart. Somebody listens, so whoever is refused so often has the wrong key; Ray would try twenty times.
+_TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
 # Pictures travel by gRPC; what Ray itself keeps in the store is small. 78 MB is the least it accepts.
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _DRAIN_S = 10
@@ -284,7 +286,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
         BackendError: if the application does not start on the cluster; says what Serve says.
     """
     _reach(address)
-    for name, value in TUNING.items():
+    for name, value in {**TUNING, **_TRIES}.items():
         os.environ.setdefault(name, value)
     import ray
     from ray import serve
