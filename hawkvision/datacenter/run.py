@@ -67,7 +67,7 @@ TUNING = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-# A second apart. Somebody listens, so whoever is refused so often has the wrong key; Ray would try twenty times.
+# A second apart; Ray would try twenty times. Where somebody listens and refuses so often, the key is likely wrong.
 _TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
 # Pictures travel by gRPC; what Ray itself keeps in the store is small. 78 MB is the least it accepts.
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
