@@ -28,6 +28,7 @@ import uvloop
 from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError, HawkVisionError, InternalError
 from loadgen.engine import GRACE_S, Engine, Job, Loaded, Tally, asker_for
+from loadgen.priority import before_others
 from loadgen.record import Outcome
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ SPARE_S: Final = 30.0
 """Beyond the longest that a job can take, before a process counts as hanging."""
 START_S: Final = 60.0
 MAX_FRAME: Final = 1 << 34
+REALTIME: Final = "--realtime"
 """All pictures of a data set, or all outcomes of a run."""
 
 
@@ -108,13 +110,20 @@ _REPORTS: Final = msgspec.msgpack.Decoder(Report)
 class Crew:
     """Client processes, used as a context manager; they keep their pictures from one job to the next."""
 
-    def __init__(self, size: int, prefix: Sequence[str] = ()) -> None:
-        """Prepare; nothing is started yet. A `prefix` is a command that becomes the one behind it: `ip netns exec …`.
+    def __init__(self, size: int, prefix: Sequence[str] = (), *, realtime: bool = False) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            size: how many processes.
+            prefix: a command that becomes the one behind it: `ip netns exec …`.
+            realtime: run them before all ordinary processes, where that is allowed (`loadgen.priority`). Only for jobs
+                that leave the processors free most of the time: callers that never rest would starve the servers.
 
         Raises:
             ConfigError: if the size is out of bounds.
         """
         self._prefix = tuple(prefix)
+        self._arguments = (REALTIME,) if realtime else ()
         if not 1 <= size <= MAX_PROCESSES:
             raise ConfigError(f"--processes: expected 1 to {MAX_PROCESSES}, got {size}")
         self.size = size
@@ -123,7 +132,7 @@ class Crew:
     async def __aenter__(self) -> Crew:
         for _ in range(self.size):
             client = await asyncio.create_subprocess_exec(
-                *self._prefix, sys.executable, "-m", "loadgen.processes",
+                *self._prefix, sys.executable, "-m", "loadgen.processes", *self._arguments,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             self._clients.append(client)
@@ -352,6 +361,8 @@ def _say(out: int, report: Report) -> None:
 def main() -> int:
     """Be a client process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if REALTIME in sys.argv[1:]:
+        before_others()
     out = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print does not go among the frames
     # Outcomes are never garbage while a job runs; walking all of them is a pause that latencies would show.

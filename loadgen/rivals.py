@@ -5,6 +5,9 @@ round all are sent the same pictures with the same targets at the same moments, 
 has other ones, and begins with another policy. HawkVision is tested as it is meant to be used over such links, with
 its lossy transport, and once more over TCP alone like all others (`hawkvision-tcp`).
 
+Callers and links run before all ordinary processes, where that is allowed: they are other machines, and what they wait
+for the servers' processors is no latency of anybody's.
+
 A round begins with every policy's models loaded and both tiers connected, over links of the usual rate and delay that
 lose nothing; the weather begins with the schedule. What the best rung says of every picture, to pair drops with, is
 asked once beforehand.
@@ -94,7 +97,7 @@ async def run(given: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
-            async with Crew(1, deployment.client_prefix) as crew:
+            async with Crew(1, deployment.client_prefix, realtime=True) as crew:
                 await crew.load(dataset)
                 bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend))
                 try:

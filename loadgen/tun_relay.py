@@ -23,6 +23,7 @@ import msgspec
 from loadgen.link_model import BATCH, Counts, Pipe
 from loadgen.link_spec import LinkSpec
 from loadgen.namespaces import MAX_PATHS, MTU
+from loadgen.priority import before_others
 
 # ── What owner and relay say to one another ────────────────────────────────────────────────────────────────────────
 
@@ -120,7 +121,7 @@ class _Relay:
     def _obey(self, command: Command) -> None:
         match command:
             case Begin(paths=paths, realtime=realtime):
-                self._realtime = realtime and _before_others()
+                self._realtime = realtime and before_others()
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
                     self._ways[client] = _Way(client, server, Pipe(up, f"{path} up"))
@@ -156,15 +157,6 @@ def _give(way: _Way) -> None:
             os.write(way.target, packet)
         except OSError:  # the kernel has no room, or somebody took the device down
             way.pipe.lost_relay += 1
-
-
-def _before_others() -> bool:
-    """Run before all ordinary processes, if we may. The kernel keeps 5 % for those (sched_rt_runtime_us)."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except OSError:
-        return False
-    return True
 
 
 def main() -> int:
