@@ -49,6 +49,7 @@ from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
 
 log = logging.getLogger("hawkvision.edge")
@@ -71,6 +72,8 @@ class Loaded:
     """Fingerprints of the datacenter rungs that the certificates are about."""
     useful_side: int
     """Pixels of a picture's shorter side of which the most demanding of these rungs makes use."""
+    reducer: Reducer
+    """Makes pictures as small as the datacenter looks at them."""
     source: Source
     registration: Registration | None = None
     """What `infaas` knows of all variants."""
@@ -109,8 +112,9 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
         source = Source(site.data.name, site.data.sha256, site.as_of)
     inputs = [variant.input, *(member.input for name in asked for member in manifest.members(name))]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
+    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
     labels = load_labels(manifest, models)
-    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, source, registration)
+    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
 
 
 def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
@@ -204,6 +208,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
             clock,
             transport=config.dc_transport,
             give_up_below=config.give_up_below,
+            reducer=loaded.reducer,
             metrics=metrics,
         )
         if config.dc_url

@@ -30,6 +30,7 @@ from hawkvision.hop import HopRequest
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 from hawkvision.types import Reason
+from hawkvision.vision.image import probe
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -100,8 +101,8 @@ class Auditor:
         outcome = "failed"
         request = HopRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
         self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
-        self._metrics.uplink_bytes.inc(len(body))
         try:
+            body = await uplink.as_sent(body, probe(body))
             # Over a lossy link, too, the very picture: an answer to another one says nothing about this one.
             reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
             if reply.whole:

@@ -214,11 +214,10 @@ class Call:
         node = self.node
         assert node.uplink is not None
         timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
-        request = self._hop_request(reason, edge, timeout_s * 1e3, timeout_s)
+        request = self._hop_request(self.body, reason, edge, timeout_s * 1e3, timeout_s)
         exact = request.middle is not None
-        if node.uplink.try_out(self.body, request, self.trace.child(), timeout_s, exact=exact):
+        if node.uplink.try_out(self.body, self.header, request, self.trace.child(), timeout_s, exact=exact):
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
-            node.metrics.uplink_bytes.inc(len(self.body))
 
     async def _at_edge(self) -> Looked:
         looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline, self.route.temperature)
@@ -243,16 +242,20 @@ class Call:
         node, metrics = self.node, self.node.metrics
         if node.uplink is None:
             return None
-        timeout_s = node.dc_timeout_s if cutoff_ms is None else min(node.dc_timeout_s, max(0.001, cutoff_ms * 1e-3))
+        begun = node.clock.now()
+        body = await node.uplink.as_sent(self.body, self.header)
+        timeout_s = node.dc_timeout_s
+        if cutoff_ms is not None:
+            left_s = cutoff_ms * 1e-3 - (node.clock.now() - begun)
+            timeout_s = min(timeout_s, max(0.001, left_s))
         metrics.escalations.labels(node.task, reason.value).inc()
-        metrics.uplink_bytes.inc(len(self.body))
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        request = self._hop_request(reason, edge, wanted_ms, timeout_s)
+        request = self._hop_request(body, reason, edge, wanted_ms, timeout_s)
         exact = request.middle is not None
         # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
         patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
-        asking = node.uplink.infer(self.body, request, self.trace.child(), timeout_s, exact=exact, patient=patient)
+        asking = node.uplink.infer(body, request, self.trace.child(), timeout_s, exact=exact, patient=patient)
         try:
             escalated = await self._unless_gone(asking)
         except EscalationFailed as error:
@@ -265,13 +268,13 @@ class Call:
         return escalated
 
     def _hop_request(
-        self, reason: Reason, edge: Looked | None, wanted_ms: float | None, timeout_s: float
+        self, body: bytes, reason: Reason, edge: Looked | None, wanted_ms: float | None, timeout_s: float
     ) -> HopRequest:
-        """What is asked; a middle rung only about the picture's very bytes, the only ones its certificate knows."""
+        """What is asked; a middle rung only about the very bytes of `body`, the only ones its certificate knows."""
         node = self.node
         assert node.uplink is not None
         middle = None if reason is Reason.EDGE_BUSY else self._middle(edge)
-        if middle is not None and wanted_ms is not None and not node.uplink.carries_whole(self.body, timeout_s):
+        if middle is not None and wanted_ms is not None and not node.uplink.carries_whole(body, timeout_s):
             middle = None
         return HopRequest(
             task=node.task,

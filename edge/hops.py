@@ -81,7 +81,7 @@ class Hop(Protocol):
 
 
 class HttpHop:
-    """The caller's own bytes over kept-alive connections, and what else is asked over HTTP."""
+    """The very bytes over kept-alive connections, and what else is asked over HTTP."""
 
     def __init__(self, url: str, api_key: str | None, connections: int, *, run_out_s: float = RUN_OUT_S) -> None:
         """Prepare; `run_out_s` is how long an exchange may go on for the sake of its connection, see `send`."""

@@ -33,6 +33,8 @@ from hawkvision.errors import EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
+from hawkvision.vision.image import ImageHeader
+from hawkvision.vision.reduce import Reducer
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -77,6 +79,7 @@ class Uplink:
         *,
         transport: Literal["tcp", "lossy", "auto"] = "tcp",
         give_up_below: float = GIVE_UP_BELOW,
+        reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
@@ -89,6 +92,7 @@ class Uplink:
             clock: for round trips.
             transport: how pictures travel; `lossy` and `auto` fall back to TCP where datagrams are not answered.
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
+            reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
         """
         self.url = url.rstrip("/")
@@ -104,6 +108,7 @@ class Uplink:
         self._choice = Choice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
         """Of the last escalations over TCP that had a deadline: whether it was missed for no fault of the tier's."""
+        self._reducer = reducer
         self._classes = classes
         self._clock = clock
         self._connections = connections
@@ -172,6 +177,16 @@ class Uplink:
         """How long a trial should be given: what others have waited in vain."""
         return self._hop.link.trial_ms * 1e-3
 
+    async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:
+        """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
+
+        Raises:
+            BadImage, TooLarge: if it must be made smaller, and cannot be read.
+        """
+        if self._reducer is None or not self._reducer.saves(header):
+            return body
+        return await asyncio.to_thread(self._reducer.reduced, body, header)
+
     def carries_whole(self, body: bytes, deadline_s: float) -> bool:
         """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyHop`."""
         lossy = self._lossy
@@ -191,8 +206,9 @@ class Uplink:
         exact: bool = False,
         patient: bool = True,
     ) -> Escalated:
-        """Ask the datacenter about a picture; with `request.middle`, the reply's `model` says which rung answered.
+        """Ask the datacenter about a picture, whose bytes are sent; `as_sent` makes them fewer.
 
+        With `request.middle`, the reply's `model` says which rung answered.
         Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
         more datagrams and more time. Who is not `patient` waits only as long as there is hope (`Patience`), while the
         escalation itself goes on, and is learned from, until `timeout_s`. A progressive request ends with what has come
@@ -205,6 +221,8 @@ class Uplink:
         if self._pending >= self._most_pending:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
+        if self._metrics is not None:
+            self._metrics.uplink_bytes.inc(len(body))
         hop, so_far = self._hop, SoFar()
         asking = self._asked(hop, _Question(body, request, trace, timeout_s, exact, patient, so_far))
         if patient:
@@ -252,7 +270,14 @@ class Uplink:
             log.error("an escalation that was given up broke off", exc_info=error)
 
     def try_out(
-        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool = False
+        self,
+        body: bytes,
+        header: ImageHeader,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool = False,
     ) -> bool:
         """Escalate behind the caller's back, to learn whether it would be in time; False where that cannot be now.
 
@@ -260,14 +285,21 @@ class Uplink:
         """
         if self._closed or not self.idle or not (self._trial is None or self._trial.done()):
             return False
-        self._trial = asyncio.create_task(self._try_out(body, request, trace, timeout_s, exact=exact))
+        self._trial = asyncio.create_task(self._try_out(body, header, request, trace, timeout_s, exact=exact))
         return True
 
     async def _try_out(
-        self, body: bytes, request: HopRequest, trace: TraceContext, timeout_s: float, *, exact: bool
+        self,
+        body: bytes,
+        header: ImageHeader,
+        request: HopRequest,
+        trace: TraceContext,
+        timeout_s: float,
+        *,
+        exact: bool,
     ) -> None:
         try:
-            await self.infer(body, request, trace, timeout_s, exact=exact)
+            await self.infer(await self.as_sent(body, header), request, trace, timeout_s, exact=exact)
         except (EscalationFailed, RequestError) as error:
             log.info("trial failed: %s", error)
         except Exception:  # nobody awaits this task

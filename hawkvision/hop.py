@@ -11,7 +11,7 @@
         X-HawkVision-Otherwise: committee      otherwise-rung answers
         traceparent: 00-…                      W3C trace context
         Authorization: Bearer KEY              when the tier has a key
-        <the caller's own encoded picture, never re-encoded>
+        <the encoded picture: the caller's own bytes, or a smaller one made of a much larger (`vision.reduce`)>
 
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
@@ -211,12 +211,12 @@ class HopReply(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether the tier looked at the very picture that the edge had."""
+        """Whether the tier looked at the very picture that the edge sent."""
         return self.received_fraction == 1.0 and self.quality is None
 
     @property
     def comparable(self) -> bool:
-        """Whether this is the rung's own answer to the picture that the edge had, so that theirs can be compared."""
+        """Whether this is the rung's own answer to the picture that the edge sent, so that theirs can be compared."""
         return self.whole and self.complete
 
 

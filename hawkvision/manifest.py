@@ -186,6 +186,11 @@ class Manifest(_Strict, frozen=True):
         committee = self.committee(rung)
         return tuple(self.variant(m) for m in (committee.members if committee else (rung,)))
 
+    @property
+    def datacenter_inputs(self) -> tuple[InputSpec, ...]:
+        """What the rungs of `ladder.dc` and their members take in, each once."""
+        return tuple(dict.fromkeys(member.input for rung in self.ladder.dc for member in self.members(rung)))
+
 
 def parse_manifest(text: str, where: str) -> Manifest:
     """Read a manifest from TOML text; `where` names it in errors.

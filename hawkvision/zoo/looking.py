@@ -1,5 +1,8 @@
 """Running a ladder over labelled pictures, once: what calibration, certification, reports and studies start from.
 
+Rungs of the datacenter look at pictures as edge nodes send them, those of the edge at the pictures themselves: so they
+are served, and so certificates must have it. Where all pictures are small, the two are the same.
+
 Logits are kept in the cache under the hashes of pictures and model, so that the next command that needs them has them.
 """
 
@@ -9,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import sched_getaffinity
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -23,12 +26,13 @@ from hawkvision.artifacts import load_variant, sha256_of
 from hawkvision.cascade.profiling import Looked
 from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax
 from hawkvision.errors import ConfigError, RequestError
-from hawkvision.manifest import Manifest, Variant
+from hawkvision.manifest import Committee, Manifest, Variant
 from hawkvision.pictures import LabelledPictures, UnlabelledPictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import BackendKind, open_backend
-from hawkvision.vision.image import load_input
+from hawkvision.vision.image import load_input, probe
+from hawkvision.vision.reduce import Reducer
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
@@ -49,19 +53,25 @@ class Views:
     """Processor time of one view of one picture."""
 
 
+Seen: TypeAlias = tuple[str, bool]
+"""A variant, and whether it looked at pictures that had been made smaller to be sent."""
+
+
 class Looks:
     """What every variant of some rungs said of the same pictures."""
 
-    def __init__(self, manifest: Manifest, views: dict[str, Views]) -> None:
+    def __init__(self, manifest: Manifest, views: dict[Seen, Views], *, differs: bool) -> None:
+        """`differs`: whether some of the pictures travel smaller than they are."""
         self._manifest = manifest
         self._views = views
+        self._differs = differs
 
     def logits(self, rung: str) -> Logits:
         """A rung's logits (n, classes); a committee's are the logarithm of its averaged probabilities."""
         committee = self._manifest.committee(rung)
         if committee is None:
-            return self._views[rung].upright
-        views = list(self._committee_views(committee.members, mirrored=committee.horizontal_flip))
+            return self._view(rung, rung).upright
+        views = list(self._committee_views(committee))
         return log_probabilities(average(views, committee.temperature))
 
     def served(self, rung: str) -> Looked:
@@ -74,15 +84,18 @@ class Looks:
         """Processor time of one picture: all members, and both views if the committee mirrors."""
         committee = self._manifest.committee(rung)
         views = 2 if committee is not None and committee.horizontal_flip else 1
-        return views * sum(self._views[variant.name].cost_ms for variant in self._manifest.members(rung))
+        return views * sum(self._view(rung, variant.name).cost_ms for variant in self._manifest.members(rung))
 
-    def _committee_views(self, members: Sequence[str], *, mirrored: bool) -> Iterator[Probabilities]:
-        for member in members:
+    def _view(self, rung: str, member: str) -> Views:
+        return self._views[member, self._differs and rung in self._manifest.ladder.dc]
+
+    def _committee_views(self, committee: Committee) -> Iterator[Probabilities]:
+        for member in committee.members:
             temperature = self._manifest.variant(member).temperature
-            yield softmax(self._views[member].upright, temperature)
-            flipped = self._views[member].mirrored
-            if mirrored and flipped is not None:
-                yield softmax(flipped, temperature)
+            seen = self._view(committee.name, member)
+            yield softmax(seen.upright, temperature)
+            if committee.horizontal_flip and seen.mirrored is not None:
+                yield softmax(seen.mirrored, temperature)
 
 
 def look(
@@ -112,26 +125,59 @@ def look(
         ArtifactError: if a model is missing or not the manifest's.
         ConfigError: naming a picture that cannot be read.
     """
-    variants = {variant.name: variant for rung in rungs for variant in manifest.members(rung)}
-    flipped = {
-        member for rung in rungs if (c := manifest.committee(rung)) and c.horizontal_flip for member in c.members
-    }
     chosen = np.arange(len(pictures)) if chosen is None else chosen
-    results: dict[str, Views] = {}
+    views: dict[Seen, Views] = {}
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
-        for variant in variants.values():
-            flip = variant.name in flipped
-            facts = (pictures.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
+        remote = set(rungs) & set(manifest.ladder.dc)
+        sent = _as_sent(manifest, pictures, chosen, pool) if remote else None
+        for (member, smaller), flip in _wanted(manifest, rungs, set() if sent is None else remote).items():
+            variant, seen = manifest.variant(member), sent if smaller and sent is not None else pictures
+            facts = (seen.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
             kept = _kept_path(cache, manifest.task, variant, facts) if backend == "onnxruntime" else None
-            views = _read(kept, len(pictures), manifest.classes) if kept else None
-            if views is None:
-                bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(chosen))
-                run = _Run(manifest, variant, pictures, chosen, backend, cache, flip, corruption)
-                views = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
+            found = _read(kept, len(pictures), manifest.classes) if kept else None
+            if found is None:
+                bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
+                run = _Run(manifest, variant, seen, chosen, backend, cache, flip, corruption)
+                found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if kept:
-                    _write(kept, views)
-            results[variant.name] = views
-    return Looks(manifest, results)
+                    _write(kept, found)
+            views[member, smaller] = found
+    return Looks(manifest, views, differs=sent is not None)
+
+
+def _wanted(manifest: Manifest, rungs: Sequence[str], remote: set[str]) -> dict[Seen, bool]:
+    """All that must be looked at, and whether at mirror images, too; `remote` rungs look at what is sent."""
+    wanted: dict[Seen, bool] = {}
+    for rung in rungs:
+        committee = manifest.committee(rung)
+        for variant in manifest.members(rung):
+            seen = variant.name, rung in remote
+            wanted[seen] = wanted.get(seen, False) or (committee is not None and committee.horizontal_flip)
+    return wanted
+
+
+def _as_sent(manifest: Manifest, pictures: AnyPictures, chosen: Chosen, pool: ThreadPoolExecutor) -> AnyPictures | None:
+    """The same pictures, the chosen ones as edge nodes send them to the datacenter; None if all travel as they are.
+
+    Raises:
+        ConfigError: naming a picture that cannot be read.
+    """
+    reducer = Reducer(manifest.datacenter_inputs, MAX_PIXELS)
+
+    def sent(index: int) -> bytes:
+        body = pictures.bodies[index]
+        try:
+            return reducer.reduced(body, probe(body))
+        except RequestError as error:
+            raise ConfigError(f"{pictures.name}: picture {index}: {error}") from None
+
+    bodies = list(pictures.bodies)
+    for index, body in zip(chosen, pool.map(sent, map(int, chosen)), strict=True):
+        bodies[index] = body
+    if bodies == list(pictures.bodies):
+        return None
+    digest = hashlib.sha256(b"".join(hashlib.sha256(body).digest() for body in bodies)).hexdigest()
+    return replace(pictures, bodies=bodies, sha256=digest)
 
 
 class _Run:

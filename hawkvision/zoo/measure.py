@@ -27,7 +27,7 @@ from hawkvision.pictures import LabelledPictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backends import open_backend
 from hawkvision.zoo.build import emit_variant, precision_of
-from hawkvision.zoo.looking import Looks, Views
+from hawkvision.zoo.looking import Looks, Seen, Views
 from hawkvision.zoo.recipe import Recipe
 
 BATCH: Final = 64
@@ -144,18 +144,18 @@ class _Judge:
 def _measured(manifest: Manifest, graphs: Mapping[str, bytes], batch: Pixels, judge: _Judge) -> MeasuredLadder:
     """The variants first, because committees vote by their temperatures."""
     mirrored = {m for committee in manifest.committees if committee.horizontal_flip for m in committee.members}
-    views: dict[str, Views] = {}
+    views: dict[Seen, Views] = {}
     rungs: list[MeasuredRung] = []
     variants = []
     for variant in manifest.variants:
         graph = graphs[variant.name]
         upright = _infer(graph, variant, manifest.classes, batch)
         flipped = _infer(graph, variant, manifest.classes, batch[:, :, ::-1]) if variant.name in mirrored else None
-        views[variant.name] = Views(upright, flipped, 0.0)  # what a view costs is not asked here
+        views[variant.name, False] = Views(upright, flipped, 0.0)  # what a view costs is not asked here
         rungs.append(found := judge.measured(variant.name, upright))
         variants.append(msgspec.structs.replace(variant, temperature=found.temperature, accuracy=found.unseen))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
-    looks = Looks(manifest, views)
+    looks = Looks(manifest, views, differs=False)
     committees = []
     for committee in manifest.committees:
         rungs.append(found := judge.measured(committee.name, looks.logits(committee.name)))

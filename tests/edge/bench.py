@@ -30,6 +30,7 @@ from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
 from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from hawkvision.vision.backend import Backend
+from hawkvision.vision.reduce import Reducer
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
 from tests.pictures import encoded
@@ -121,6 +122,7 @@ async def bench(
     config: EdgeConfig | None = None,
     registration: Registration | None = None,
     wide: Backend | None = None,
+    reducer: Reducer | None = None,
 ) -> AsyncIterator[Bench]:
     """The node; `config` says under which policy, and `registration` what `infaas` may choose from."""
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
@@ -134,7 +136,9 @@ async def bench(
     )
     rung = Rung("small", backend, SPEC, 1.0, policy.pair.score, wide)
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
-    uplink = Uplink(peer.url, None, connections, 10, clock, transport=transport) if peer else None
+    uplink = None
+    if peer:
+        uplink = Uplink(peer.url, None, connections, 10, clock, transport=transport, reducer=reducer, metrics=metrics)
     file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None
     node = EdgeNode(
         task="digits",

@@ -1,0 +1,67 @@
+"""Which pictures a ladder's rungs look at: those of the datacenter at what edge nodes send them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import Manifest, load_manifest, models_dir
+from hawkvision.pictures import UnlabelledPictures
+from hawkvision.vision.image import probe
+from hawkvision.vision.reduce import Reducer
+from hawkvision.zoo.build import build
+from hawkvision.zoo.looking import MAX_PIXELS, Looks, look
+from tests.pictures import encoded
+
+CAMERA = [encoded(height=240, width=320, seed=seed) for seed in range(6)]
+SMALL = [encoded(height=32, width=32, seed=seed) for seed in range(6)]
+MANIFEST = load_manifest("cifar10", models_dir())
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    build("cifar10", cache=folder)
+    return folder
+
+
+def looks_at(bodies: list[bytes], cache: Path, manifest: Manifest = MANIFEST, rungs: tuple[str, ...] = ()) -> Looks:
+    pictures = UnlabelledPictures("pictures", f"{hash(tuple(bodies)):x}", bodies)
+    return look(manifest, rungs or ("tiny", "committee"), pictures, cache=cache)
+
+
+def as_sent(bodies: list[bytes]) -> list[bytes]:
+    reducer = Reducer(MANIFEST.datacenter_inputs, MAX_PIXELS)
+    return [reducer.reduced(body, probe(body)) for body in bodies]
+
+
+def test_the_datacenters_rungs_look_at_what_is_sent_and_the_edges_at_the_pictures(cache: Path) -> None:
+    sent = as_sent(CAMERA)
+    assert all(probe(body).width == 32 for body in sent)
+    looks, of_sent = looks_at(CAMERA, cache), looks_at(sent, cache)
+    assert np.array_equal(looks.logits("committee"), of_sent.logits("committee"))
+    assert not np.array_equal(looks.logits("tiny"), of_sent.logits("tiny"))
+
+
+def test_small_pictures_are_sent_as_they_are_and_looked_at_once(cache: Path) -> None:
+    assert all(sent is body for sent, body in zip(as_sent(SMALL), SMALL, strict=True))
+    before = len(list(cache.glob("looks/**/*.npz")))
+    looks_at(SMALL, cache)
+    members = {member.name for rung in ("tiny", "committee") for member in MANIFEST.members(rung)}
+    assert len(list(cache.glob("looks/**/*.npz"))) == before + len(members)
+
+
+def test_what_was_looked_at_once_is_kept(cache: Path) -> None:
+    first = looks_at(CAMERA, cache).logits("committee")
+    (kept, *_) = cache.glob("looks/**/*.npz")
+    written = kept.stat().st_mtime_ns
+    assert np.array_equal(looks_at(CAMERA, cache).logits("committee"), first)
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_a_picture_that_cannot_be_sent_is_named(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="pictures: picture 1: "):
+        looks_at([CAMERA[0], CAMERA[1][:2000]], cache, rungs=("committee",))
