@@ -12,14 +12,15 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from edge.answers import from_datacenter, from_edge
 from edge.rung import Looked
 from edge.uplink import GivenUp
 from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
-from hawkvision.trace import TraceContext, random_hex
-from hawkvision.types import Answer, ClassifyRequest, OnMiss, Prediction, Reason, Received, Tier, Timing
+from hawkvision.trace import TraceContext
+from hawkvision.types import Answer, ClassifyRequest, OnMiss, Reason, Received
 from hawkvision.vision.image import ImageHeader
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Call:
                     raise
                 if escalated is None:
                     return self._at_last(edge, reason)
-                return self._from_dc(escalated, reason, edge)
+                return from_datacenter(self, escalated, reason, edge)
 
     async def early(self) -> Answer | None:
         """The edge's answer if nothing better is to be had by waiting; None where more of the picture might be."""
@@ -113,7 +114,7 @@ class Call:
                 escalated = await self._escalate(reason, None)
                 if escalated is None:
                     return self._at_last(await self._at_edge(), reason)
-                return self._from_dc(escalated, reason, None)
+                return from_datacenter(self, escalated, reason, None)
             case Escalate(reason, cutoff_ms) if self._is_in_vain(cutoff_ms):
                 self._try_out(reason, None)
                 return self._at_last(await self._at_edge())
@@ -129,12 +130,12 @@ class Call:
             escalated = await self._escalate(reason, cutoff_ms)
             if escalated is None:
                 raise self.missed()
-            return self._from_dc(escalated, reason, None)
+            return from_datacenter(self, escalated, reason, None)
         standby = asyncio.ensure_future(self._at_edge())
         try:
             escalated = await self._escalate(reason, cutoff_ms)
             if escalated is not None:
-                return self._from_dc(escalated, reason, None)
+                return from_datacenter(self, escalated, reason, None)
             return self._at_last(await standby, reason)
         finally:
             standby.cancel()
@@ -360,78 +361,4 @@ class Call:
         elif control is not None:
             comparable = node.serves(node.best)
             node.auditor.accepted(control, score, edge.result.indices[0], self.body, self.trace, comparable=comparable)
-        return self._from_edge(edge, degraded=degraded, reason=reason)
-
-    def _from_edge(self, edge: Looked, *, degraded: bool, reason: Reason | None = None) -> Answer:
-        node = self.node
-        degraded = degraded or self.route.short
-        if degraded:
-            node.metrics.degraded.labels(node.task).inc()
-        total_ms = (node.clock.now() - self.started) * 1e3
-        result = edge.result
-        top_k = zip(result.indices[: self.request.top_k], result.confidences, strict=False)
-        return Answer(
-            id=random_hex(32),
-            task=node.task,
-            top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
-            model=edge.model,
-            tier=Tier.EDGE,
-            accuracy=node.promise(self.route, Tier.EDGE, void=self.watched.void, degraded=degraded),
-            # `escalated` says that the datacenter was asked, even if its answer came too late to be used.
-            escalated=reason is not None,
-            reason=reason,
-            degraded=degraded,
-            received_fraction=_shown(self.received),
-            deadline_met=self._met(total_ms),
-            timing_ms=Timing(result.decode_ms, edge.queue_ms, result.infer_ms, total=total_ms),
-        )
-
-    def _from_dc(self, escalated: Escalated, reason: Reason, edge: Looked | None) -> Answer:
-        node, reply = self.node, escalated.reply
-        received = _through_both(self.received, Received(reply.received_fraction, reply.quality))
-        route = self.route if received == self.received else node.policy.route(self.request.target, received)
-        short = route.short or not (reply.whole or reply.model == node.best) or not reply.complete
-        if not reply.complete:
-            node.metrics.incomplete_answers.labels(node.task).inc()
-        if short:
-            node.metrics.degraded.labels(node.task).inc()
-        total_ms = (node.clock.now() - self.started) * 1e3
-        timing = Timing(
-            decode=edge.result.decode_ms if edge else 0.0,
-            queue=edge.queue_ms if edge else 0.0,
-            infer=edge.result.infer_ms if edge else 0.0,
-            uplink=max(0.0, escalated.round_trip_ms - reply.timing_ms.total),
-            dc=reply.timing_ms.total,
-            total=total_ms,
-        )
-        return Answer(
-            id=random_hex(32),
-            task=node.task,
-            top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
-            model=reply.model,
-            tier=Tier.DC,
-            accuracy=node.promise(route, Tier.DC, void=self.watched.void, degraded=short),
-            escalated=True,
-            reason=reason,
-            degraded=short,
-            received_fraction=_shown(received),
-            deadline_met=self._met(total_ms),
-            timing_ms=timing,
-        )
-
-    def _met(self, total_ms: float) -> bool | None:
-        return None if self.request.deadline_ms is None else total_ms <= self.request.deadline_ms
-
-
-def _through_both(at_edge: Received, of_that: Received) -> Received:
-    """What the datacenter looked at, of the caller's picture: what it received of what the edge had received.
-
-    The two links know nothing of one another, so the second loses as much of the first one's true pixels as of others.
-    """
-    qualities = [quality for quality in (at_edge.quality, of_that.quality) if quality is not None]
-    return Received(at_edge.fraction * of_that.fraction, min(qualities, default=None))
-
-
-def _shown(received: Received) -> float:
-    """The fraction to four digits, rounded down: what is not whole must not look so."""
-    return math.floor(received.fraction * 1e4) / 1e4
+        return from_edge(self, edge, degraded=degraded, reason=reason)

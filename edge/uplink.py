@@ -2,7 +2,7 @@
 
     infer ─► transport in use ─┬─ TCP ──► HttpHop ──┬─► reply checked ─► Escalated
                 ▲              └─ LOSSY ► LossyHop ─┘
-                └── Choice (cascade.choice) ◄── probes, losses, escalations that were late
+                └── `edge.ways` ◄── probes, losses, escalations that were late
 
 Failures never reach the caller as errors: `EscalationFailed` tells the node to answer by itself. Only what the
 datacenter found wrong with the picture is the caller's to know. Replies are checked before anybody believes them.
@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from edge.hops import Hop, HopBroken, HopLate, HttpHop
-from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop, TooLargeForDatagrams
+from edge.lossy_hop import TooLargeForDatagrams
 from edge.replies import checked, refused
 from edge.waiting import Escalated, SoFar, while_hopeful
+from edge.ways import Wanted, Ways
 from hawkvision import errors
-from hawkvision.cascade.choice import LATE_AMONG, Choice, LinkReading, Transport
+from hawkvision.cascade.choice import Transport
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
@@ -77,7 +75,7 @@ class Uplink:
         classes: int,
         clock: Clock,
         *,
-        transport: Literal["tcp", "lossy", "auto"] = "tcp",
+        transport: Wanted = "tcp",
         give_up_below: float = GIVE_UP_BELOW,
         reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
@@ -90,7 +88,7 @@ class Uplink:
             connections: HTTP connections.
             classes: what a reply's indices must stay below.
             clock: for round trips.
-            transport: how pictures travel; `lossy` and `auto` fall back to TCP where datagrams are not answered.
+            transport: how pictures travel, see `Ways`.
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
@@ -98,16 +96,12 @@ class Uplink:
         self.url = url.rstrip("/")
         self.lost = asyncio.Event()
         """Set when a link goes down, for whoever watches the datacenter."""
-        self._http = HttpHop(self.url, api_key, connections)
-        self._lossy = None if transport == "tcp" else LossyHop(self._http, api_key)
-        hops: tuple[Hop | None, ...] = (self._http, self._lossy)
+        http = HttpHop(self.url, api_key, connections)
+        self._ways = Ways(http, api_key, transport, clock, self._switched, metrics)
+        hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:
                 hop.link.patience.give_up_below = hop.link.patience_for_all.give_up_below = give_up_below
-        self._mode = transport
-        self._choice = Choice()
-        self._late: deque[bool] = deque(maxlen=LATE_AMONG)
-        """Of the last escalations over TCP that had a deadline: whether it was missed for no fault of the tier's."""
         self._reducer = reducer
         self._classes = classes
         self._clock = clock
@@ -122,60 +116,55 @@ class Uplink:
         self._dc_ms = 0.0
         self._rest_ms = 0.0
         """How much later than its first members a whole rung answers."""
-        self._asked_at = -math.inf
         self._metrics = metrics
-        if metrics is not None:
-            self._expose(metrics)
-        self._tending = None if self._lossy is None else asyncio.create_task(self._tend(self._lossy))
 
     @property
     def transport(self) -> Transport:
         """What the next picture goes over."""
-        return self._choice.transport
+        return self._ways.transport
 
     @property
     def link(self) -> LinkEstimate:
         """The HTTP connections' estimate. Whoever watches the datacenter over HTTP tells it what came of that."""
-        return self._http.link
+        return self._ways.http.link
 
     @property
     def up(self) -> bool:
         """Whether the next picture has a link to go over."""
-        return self._hop.link.up
+        return self._ways.hop.link.up
 
     @property
     def idle(self) -> bool:
         """Whether the link is up and a connection is free: whoever sends now lets nobody wait."""
-        return self.up and self._pending + self._http.running_out < self._connections
+        return self.up and self._pending + self._ways.http.running_out < self._connections
 
     @property
     def loss(self) -> float | None:
         """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
-        view = None if self._lossy is None else self._lossy.view
-        return view.loss if view is not None and view.known else None
+        return self._ways.loss
 
     @property
     def rtt_s(self) -> float | None:
         """The link's own round trip, without the datacenter's work; None as for `loss`."""
-        return None if self._lossy is None else self._lossy.view.rtt_s
+        return self._ways.rtt_s
 
     def predict_ms(self) -> float | None:
         """What a whole answer would hardly take longer than; None while the datacenter is left alone, having failed."""
-        predicted_ms = self._hop.link.predict_ms(self._clock.now())
+        predicted_ms = self._ways.hop.link.predict_ms(self._clock.now())
         return None if predicted_ms is None else predicted_ms + self._rest_ms
 
     def expect_ms(self) -> float | None:
         """What an answer is likely to take, of some of a rung's members if that will do; None likewise."""
-        return self._hop.link.expect_ms(self._clock.now())
+        return self._ways.hop.link.expect_ms(self._clock.now())
 
     def doubts(self, wait_ms: float) -> bool:
         """Whether escalations were late so often that nobody should wait so long; `try_out` finds out more."""
-        return self._hop.link.doubts(wait_ms)
+        return self._ways.hop.link.doubts(wait_ms)
 
     @property
     def trial_s(self) -> float:
         """How long a trial should be given: what others have waited in vain."""
-        return self._hop.link.trial_ms * 1e-3
+        return self._ways.hop.link.trial_ms * 1e-3
 
     async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:
         """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
@@ -189,12 +178,12 @@ class Uplink:
 
     def carries_whole(self, body: bytes, deadline_s: float) -> bool:
         """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyHop`."""
-        lossy = self._lossy
-        return lossy is None or self._hop is not lossy or lossy.carries_whole(body, deadline_s)
+        lossy = self._ways.lossy
+        return lossy is None or self._ways.hop is not lossy or lossy.carries_whole(body, deadline_s)
 
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
-        return self._pace_ms.get((self.transport, rung), self._hop.link.mean_ms)
+        return self._pace_ms.get((self.transport, rung), self._ways.hop.link.mean_ms)
 
     async def infer(
         self,
@@ -223,7 +212,7 @@ class Uplink:
         self._pending += 1
         if self._metrics is not None:
             self._metrics.uplink_bytes.inc(len(body))
-        hop, so_far = self._hop, SoFar()
+        hop, so_far = self._ways.hop, SoFar()
         asking = self._asked(hop, _Question(body, request, trace, timeout_s, exact, patient, so_far))
         if patient:
             return await asking
@@ -233,7 +222,7 @@ class Uplink:
         try:
             return await self._infer(hop, question)
         except TooLargeForDatagrams:
-            return await self._infer(self._http, question)
+            return await self._infer(self._ways.http, question)
         finally:
             self._pending -= 1
 
@@ -311,28 +300,27 @@ class Uplink:
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._http.rungs()
+        return await self._ways.http.rungs()
 
     async def close(self) -> None:
         """Close the connections."""
         self._closed = True
-        background = [task for task in (self._tending, self._trial, *self._given_up) if task is not None]
+        background = [task for task in (self._trial, *self._given_up) if task is not None]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
-        if self._lossy is not None:
-            await self._lossy.close()
-        await self._http.close()
+        await self._ways.close()
 
     # ----------------------------------------------------------------------------------------- escalations
 
-    @property
-    def _hop(self) -> Hop:
-        return self._http if self._lossy is None or self.transport is Transport.TCP else self._lossy
+    def _switched(self) -> None:
+        if self._trial is not None:
+            self._trial.cancel()
 
     async def _infer(self, hop: Hop, question: _Question) -> Escalated:
         request, timeout_s = question.request, question.timeout_s
-        self._asked_at = started = self._clock.now()
+        started = self._clock.now()
+        self._ways.asked(started)
         predicted_ms = hop.link.predict_ms(started)
         early = predicted_ms is not None and predicted_ms <= timeout_s * 1e3
 
@@ -385,15 +373,15 @@ class Uplink:
                 hop.link.patience_for_all.answered(answer.round_trip_ms, now)
             else:
                 hop.link.patience_for_all.late(min(now - started, question.timeout_s) * 1e3, now)
-        if hop is self._http and question.request.deadline_ms is not None and early:
-            self._late.append(False)
+        if hop is self._ways.http and question.request.deadline_ms is not None and early:
+            self._ways.over_tcp(late=False)
         if answer.reply.complete:
             self._rest_ms += PACE_GAIN * (answer.round_trip_ms - first_ms - self._rest_ms)
             self._learn_pace(hop, answer.reply, answer.round_trip_ms)
 
     def _learn_pace(self, hop: Hop, reply: HopReply, round_trip_ms: float) -> None:
         """Per transport and rung that answered; replies are checked, so a certificate names them all."""
-        key = Transport.TCP if hop is self._http else Transport.LOSSY, reply.model
+        key = Transport.TCP if hop is self._ways.http else Transport.LOSSY, reply.model
         before = self._pace_ms.get(key, round_trip_ms)
         self._pace_ms[key] = before + PACE_GAIN * (round_trip_ms - before)
         own_ms = reply.timing_ms.total
@@ -405,8 +393,8 @@ class Uplink:
         hop.link.late(waited_ms, self._clock.now())
         if request.deadline_ms is None:
             self._failed(hop)  # nobody hurried it, and still it did not answer
-        elif hop is self._http and early:
-            self._late.append(self._dc_ms <= OWN_SHARE * waited_ms)
+        elif hop is self._ways.http and early:
+            self._ways.over_tcp(late=self._dc_ms <= OWN_SHARE * waited_ms)
 
     def _failed(self, hop: Hop) -> None:
         hop.link.failed()
@@ -422,48 +410,10 @@ class Uplink:
         if status in (429, 504):
             # Alive but too busy: the next request may try, with a longer round trip in mind. Over a lossy link the
             # picture may as well not have arrived.
-            if status == 429 or hop is self._http:
+            if status == 429 or hop is self._ways.http:
                 hop.link.busy(now)
             if status == 504:
                 hop.link.late((now - started) * 1e3, now)
         elif status != errors.TooLarge.status:
             self._failed(hop)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")
-
-    # ------------------------------------------------------------------------------------------- transport
-
-    async def _tend(self, lossy: LossyHop) -> None:
-        """Keep the lossy link known, and choose."""
-        while True:
-            self._choose(lossy)  # before a probe that may have to connect first, as well
-            found = await lossy.probe()
-            self._choose(lossy)
-            active = self._clock.now() - self._asked_at < ACTIVE_S
-            await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
-
-    def _choose(self, lossy: LossyHop) -> None:
-        before, view, now = self._choice, lossy.view, self._clock.now()
-        if self._mode == "lossy":
-            wanted = Transport.LOSSY if lossy.available else Transport.TCP
-            self._choice = before if before.transport is wanted else Choice(wanted, now)
-        else:
-            loss = view.loss if view.known else None
-            self._choice = before.next(LinkReading(lossy.available, loss, view.outcomes, sum(self._late)), now)
-        if self._choice.transport is before.transport:
-            return
-        self._late.clear()
-        self._hop.link.changed()
-        if self._trial is not None:
-            self._trial.cancel()
-        log.info("pictures go to %s over %s: loss %.3f", self.url, self.transport, view.loss)
-        if self._metrics is not None:
-            self._metrics.uplink_switches.labels(self.transport.value).inc()
-
-    def _uses(self, transport: Transport) -> float:
-        return float(self.transport is transport)
-
-    def _expose(self, metrics: EdgeMetrics) -> None:
-        for transport in Transport:
-            metrics.uplink_transport.labels(transport.value).set_function(partial(self._uses, transport))
-        metrics.uplink_loss_ratio.set_function(lambda: math.nan if self.loss is None else self.loss)
-        metrics.uplink_rtt.set_function(lambda: math.nan if self.rtt_s is None else self.rtt_s)

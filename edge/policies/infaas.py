@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from edge.answers import from_datacenter, from_edge
 from edge.call import Call
 from edge.policies.registration import Registration
 from edge.policies.residency import Residency
@@ -185,11 +186,11 @@ class InfaasCall(PatientCall):
             reason = Reason.TARGET
             escalated = await self._escalate(reason, None)
             if escalated is not None:
-                return self._from_dc(escalated, reason, None)
+                return from_datacenter(self, escalated, reason, None)
             chosen = self._choose([])
         edge = await worker.look(chosen.name, self)
         short = worker.accuracies.missed_by(worker.accuracy(chosen.name), self.request.target)
-        return self._from_edge(edge, degraded=short, reason=reason)
+        return from_edge(self, edge, degraded=short, reason=reason)
 
     def _choose(self, elsewhere: list[Option]) -> Option:
         slack_ms = self.slack_ms()
