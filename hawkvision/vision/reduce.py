@@ -69,9 +69,7 @@ class Reducer:
 
     def saves(self, header: ImageHeader) -> bool:
         """Whether a picture is so much finer than anybody looks that it is made smaller."""
-        turned = header.orientation >= 5
-        height, width = (header.width, header.height) if turned else (header.height, header.width)
-        return self._window(height, width).scale * LEAST_FINER <= self.detail
+        return self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
 
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
         """The picture as a JPEG of what the inputs take of it; the very same object where that would not be smaller.
@@ -81,7 +79,7 @@ class Reducer:
         """
         if not self.saves(header):
             return body
-        side = self._window(header.height, header.width).scale * min(header.height, header.width)
+        side = self._window(*_upright(header)).scale * min(header.height, header.width)
         min_side = round(side * max(1.0, OVERSAMPLING / self.detail))
         pixels = self._cut(decode(body, header, max_pixels=self.max_pixels, min_side=min_side))
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=self.quality, colorsubsampling="420")
@@ -107,3 +105,9 @@ class Reducer:
         size = max(1, round(kept.width * kept.scale)), max(1, round(kept.height * kept.scale))
         small: Pixels = cv2.resize(part, size, interpolation=cv2.INTER_AREA)
         return small
+
+
+def _upright(header: ImageHeader) -> tuple[int, int]:
+    """Height and width of the picture as it is to be seen."""
+    turned = header.orientation >= 5
+    return (header.width, header.height) if turned else (header.height, header.width)
