@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -274,25 +274,12 @@ class Uplink:
         """
         if self._closed or not self.idle or not (self._trial is None or self._trial.done()):
             return False
-        self._trial = asyncio.create_task(self._try_out(body, header, request, trace, timeout_s, exact=exact))
-        return True
 
-    async def _try_out(
-        self,
-        body: bytes,
-        header: ImageHeader,
-        request: HopRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        exact: bool,
-    ) -> None:
-        try:
-            await self.infer(await self.as_sent(body, header), request, trace, timeout_s, exact=exact)
-        except (EscalationFailed, RequestError) as error:
-            log.info("trial failed: %s", error)
-        except Exception:  # nobody awaits this task
-            log.exception("trial broke off")
+        async def trying() -> Escalated:
+            return await self.infer(await self.as_sent(body, header), request, trace, timeout_s, exact=exact)
+
+        self._trial = asyncio.create_task(_unwatched(trying))
+        return True
 
     async def rungs(self) -> Rungs:
         """What the datacenter serves.
@@ -417,3 +404,13 @@ class Uplink:
         elif status != errors.TooLarge.status:
             self._failed(hop)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")
+
+
+async def _unwatched(trying: Callable[[], Awaitable[Escalated]]) -> None:
+    """Try, for what the link learns of it; nobody awaits this."""
+    try:
+        await trying()
+    except (EscalationFailed, RequestError) as error:
+        log.info("trial failed: %s", error)
+    except Exception:  # nobody would hear of it
+        log.exception("trial broke off")

@@ -43,8 +43,8 @@ SPARE_S: Final = 30.0
 """Beyond the longest that a job can take, before a process counts as hanging."""
 START_S: Final = 60.0
 MAX_FRAME: Final = 1 << 34
-REALTIME: Final = "--realtime"
 """All pictures of a data set, or all outcomes of a run."""
+REALTIME: Final = "--realtime"
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
