@@ -146,7 +146,8 @@ def measure_work(
 def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: Work, seconds: float = 1.0) -> Link:
     """What the way to an idle FPGA and back takes beside the device's own time, one picture after the other.
 
-    `host` is what `measure_work` found for it.
+    The median: one moment in which this machine stands still would make a mean of a slow link. `host` is what
+    `measure_work` found for it.
     """
     noise = np.random.default_rng(0).integers(0, 256, (16, *fpga.input_shape), dtype=np.uint8)
     for i in range(WARM_UP_RUNS):
@@ -157,7 +158,7 @@ def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: Work,
         started = time.perf_counter()
         fpga.infer(noise[len(taken) % 16 :][:1])
         taken.append(time.perf_counter() - started)
-    around_s = max(0.0, float(np.mean(taken)) - device_s - host.at(0.0))
+    around_s = max(0.0, float(np.median(taken)) - device_s - host.at(0.0))
     return Link(bytes_per_s, around_s / 2, host)
 
 

@@ -19,16 +19,19 @@ from hypothesis import strategies as st
 from fpga import reference
 from fpga.ir import Graph
 from fpga.offload.calibrate import (
+    LEAST_PICTURES,
     TURNS,
     WARM_UP_RUNS,
     Calibration,
     Timing,
     load_calibration,
     measure,
+    measure_link,
     measure_work,
     parse_calibration,
     save_calibration,
 )
+from fpga.offload.model import Work
 from fpga.offload.runtime import Offload, OffloadBackend
 from fpga.offload.search import Point, Schedule
 from hawkvision.clock import ManualClock
@@ -292,6 +295,22 @@ def test_a_machine_that_slows_down_meanwhile_slows_the_work_at_all_rates_alike()
     once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=pictures).seconds
     assert slowing.calls == WARM_UP_RUNS + 2 * pictures
     assert 0.2 < once / again < 5.0, "one rate after the other would leave all of it to the second"
+
+
+def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
+    still_s = 1.0
+
+    class Standing(Twin):
+        """Answers at once, but for one picture."""
+
+        def infer(self, batch: Pixels) -> Logits:
+            self.calls += 1
+            if self.calls == WARM_UP_RUNS + 2:
+                compute(still_s)
+            return np.zeros((len(batch), self.classes), np.float32)
+
+    found = measure_link(Standing(), 0.0, 1e12, Work.always(0.0), seconds=still_s)
+    assert found.latency_s < 0.1 * still_s / 2 / LEAST_PICTURES, "far less than that picture's share of a mean"
 
 
 @given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))
