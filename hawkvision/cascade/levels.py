@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+from scipy.optimize import isotonic_regression, minimize
+from scipy.special import expit
 
 from hawkvision.cascade.certificate import Flags, Rung, Sample, Step, Thresholds, sweep, threshold_grid, two_levels
 from hawkvision.cascade.scores import Floats
@@ -19,6 +20,8 @@ from hawkvision.cascade.scores import Floats
 EDGE_POINTS: Final = 100
 MIDDLE_POINTS: Final = 24
 CURVE_KNOTS: Final = 65
+LEAST_SCORE: Final = 1e-6
+"""Scores closer to 0 or 1 are taken for so close: a sure network says exactly 1.0 of many pictures."""
 
 Path: TypeAlias = tuple[Thresholds, ...]
 
@@ -32,6 +35,8 @@ class Costs:
     hop: float
     middle: float | None = None
     """None where there is no middle rung."""
+    reused: float = 0.0
+    """Of `best`, what a picture that comes from the middle rung need not cost again (`datacenter.looks`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,31 @@ def smooth(scores: Floats, values: Floats) -> Floats:
     means = np.bincount(place, weights=values) / count
     fitted: Floats = isotonic_regression(means, weights=count, increasing=False).x[place]
     return fitted
+
+
+def disagreement_risk(scores: Floats, differs: Flags) -> Floats:
+    """P(another label than the best rung's | score) of every picture (n,), by logistic regression on the score's logit.
+
+    Two parameters say less of the curve's shape than `smooth`, but also what lies ahead where nothing differs any more:
+    of two rungs that never differed above some score, the one that is further away from where it did is the safer.
+    A Gaussian prior of variance 1 on the slope (of standardised logits) keeps it finite where one score divides all.
+    """
+    clipped = np.clip(scores, LEAST_SCORE, 1.0 - LEAST_SCORE)
+    logits = np.log(clipped) - np.log1p(-clipped)
+    spread = float(logits.std())
+    design = np.stack([np.ones(len(logits)), (logits - logits.mean()) / (spread or 1.0)], axis=1)
+    values = differs.astype(np.float64)
+
+    def loss(weights: Floats) -> float:
+        said = design @ weights
+        return float((np.logaddexp(0.0, said) - values * said).sum() + 0.5 * weights[1] ** 2)
+
+    def slope(weights: Floats) -> Floats:
+        found: Floats = design.T @ (expit(design @ weights) - values) + np.array([0.0, weights[1]])
+        return found
+
+    risk: Floats = expit(design @ minimize(loss, np.zeros(2), jac=slope, method="BFGS").x)
+    return risk
 
 
 def measure_curve(rung: Rung, best_right: Flags, knots: int = CURVE_KNOTS) -> Curve:
@@ -83,9 +113,10 @@ def _three_levels(sample: Sample, middle: Rung, costs: Costs) -> Path:
     edge_grid = threshold_grid(sample.edge.scores, EDGE_POINTS)
     middle_grid = threshold_grid(middle.scores, MIDDLE_POINTS)
     assert costs.middle is not None
+    more = costs.best - costs.reused
     bins = [
-        *_bins(sample.edge, sample.best_right, edge_grid, costs.hop + costs.middle + costs.best / 2.0, level=0),
-        *_bins(middle, sample.best_right, middle_grid, costs.best, level=1),
+        *_bins(sample.edge, sample.best_right, edge_grid, costs.hop + costs.middle + more / 2.0, level=0),
+        *_bins(middle, sample.best_right, middle_grid, more, level=1),
     ]
     bars = [math.inf, math.inf]
     path = [Thresholds(*bars)]
@@ -109,7 +140,7 @@ class _Bin:
 
 def _bins(rung: Rung, best_right: Flags, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
     """Disagreement is what orders them: it has more events than the drop, and the two are in proportion."""
-    disagreement = smooth(rung.scores, rung.differs.astype(np.float64))
+    disagreement = disagreement_risk(rung.scores, rung.differs)
     drop = float(best_right.mean() - rung.right.mean())
     ratio = max(drop, 1e-3) / max(float(rung.differs.mean()), 1e-3)
     order = np.argsort(-rung.scores, kind="stable")
@@ -141,5 +172,5 @@ def expected_cost(costs: Costs, step: Step) -> float:
     if step.thresholds.edge < math.inf:
         total += costs.edge
     if costs.middle is not None and step.thresholds.middle < math.inf:
-        total += step.escalation * costs.middle
+        total += step.escalation * costs.middle - step.to_best * costs.reused
     return total

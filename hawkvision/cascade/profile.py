@@ -189,6 +189,8 @@ class Middle(_Strict, frozen=True, kw_only=True):
     curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
     """All pairs of thresholds that were tried with this rung in between, in testing order."""
+    reused_ms: Annotated[float, Meta(ge=0.0)] = 0.0
+    """What the best rung need not do again of a picture that this one has looked at."""
 
 
 class Pair(_Strict, frozen=True, kw_only=True):

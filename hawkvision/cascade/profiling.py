@@ -35,6 +35,7 @@ from hawkvision.cascade.profile import (
     Middle,
     Pair,
     PathStep,
+    Profile,
     RungProfile,
     ScoreCurve,
     Watch,
@@ -158,13 +159,17 @@ def profile_pair(
     middle: Looked | None = None,
     delta: float = 0.05,
     hop_ms: float = HOP_MS,
+    reused_ms: float = 0.0,
 ) -> Pair:
-    """Certify a pair: scores, curves and path from the profile split, certificates from the certification split."""
+    """Certify a pair: scores, curves and path from the profile split, certificates from the certification split.
+
+    `reused_ms` of the best rung's cost are the middle rung's work (`zoo.looking.Looks.reused_ms`).
+    """
     planned = split.profile
     kind = _choose_score(edge, best, labels, planned)
     middle_kind = _choose_score(middle, best, labels, planned) if middle else None
     chosen = make_sample(edge, kind, best, labels, planned, middle, middle_kind)
-    costs = Costs(edge.cost_ms, best.cost_ms, hop_ms, middle.cost_ms if middle else None)
+    costs = Costs(edge.cost_ms, best.cost_ms, hop_ms, middle.cost_ms if middle else None, reused_ms)
     paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
     sample = make_sample(edge, kind, best, labels, split.certify, middle, middle_kind)
     gap = float((chosen.best_right.astype(np.float64) - chosen.edge.right).mean())
@@ -177,6 +182,7 @@ def profile_pair(
             score=middle_kind,
             curve=written_curve(measure_curve(chosen.middle, chosen.best_right)),
             path=tuple(_path_step(step) for step in sweep(sample, paths[1])),
+            reused_ms=reused_ms,
         )
     return Pair(
         edge=edge.name,
@@ -257,6 +263,14 @@ def paths_of(pair: Pair) -> tuple[Path, ...]:
         tuple(Thresholds(threshold_value(step.threshold), threshold_value(step.middle_threshold)) for step in steps)
         for steps in written_paths
     )
+
+
+def costs_of(profile: Profile, pair: Pair) -> Costs:
+    """What the pair's rungs cost, as they were weighed when it was certified."""
+    edge, best = (profile.rung(name).cost_ms for name in (pair.edge, pair.best))
+    if pair.middle is None:
+        return Costs(edge, best, pair.hop_ms)
+    return Costs(edge, best, pair.hop_ms, profile.rung(pair.middle.name).cost_ms, pair.middle.reused_ms)
 
 
 def balanced_drop(gap: float, n: int, delta: float) -> float:

@@ -86,7 +86,11 @@ def calibrate(
             looks.cost_ms(name),
         )  # fmt: skip
     halfway = None if between is None else looks.served(between)
-    pairs = [profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway) for edge in edges]
+    reused_ms = 0.0 if between is None else looks.reused_ms(between, best)
+    pairs = [
+        profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway, reused_ms=reused_ms)
+        for edge in edges
+    ]
     if lossy:
         pairs = _over_links(pairs, manifest, pictures, split, looks, seed, backend, cache)
     profile = Profile(

@@ -16,7 +16,6 @@ import numpy as np
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.cascade.certificate import Method
-from hawkvision.cascade.levels import Costs
 from hawkvision.cascade.profile import (
     Pair,
     Profile,
@@ -27,7 +26,14 @@ from hawkvision.cascade.profile import (
     dump,
     load_profile,
 )
-from hawkvision.cascade.profiling import Looked, certify_condition, make_sample, measure_accuracy, paths_of
+from hawkvision.cascade.profiling import (
+    Looked,
+    certify_condition,
+    costs_of,
+    make_sample,
+    measure_accuracy,
+    paths_of,
+)
 from hawkvision.cascade.scores import softmax
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import Manifest, load_labels, load_manifest
@@ -147,12 +153,7 @@ def _site_pair(
         middle,
         None if pair.middle is None else pair.middle.score,
     )
-    costs = Costs(
-        profile.rung(pair.edge).cost_ms,
-        profile.rung(pair.best).cost_ms,
-        pair.hop_ms,
-        None if pair.middle is None else profile.rung(pair.middle.name).cost_ms,
-    )
+    costs = costs_of(profile, pair)
     balanced = pair.conditions[0].balanced.max_drop
     return SitePair(
         edge=pair.edge,

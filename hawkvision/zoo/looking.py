@@ -82,9 +82,18 @@ class Looks:
 
     def cost_ms(self, rung: str) -> float:
         """Processor time of one picture: all members, and both views if the committee mirrors."""
+        return self._views_of(rung) * sum(self._view(rung, v.name).cost_ms for v in self._manifest.members(rung))
+
+    def reused_ms(self, first: str, second: str) -> float:
+        """Of the second rung's cost, what a first look with the other has done already (`datacenter.looks`)."""
+        if self._views_of(first) > self._views_of(second):
+            return 0.0  # an average of both views does not tell what the upright picture alone looked like
+        shared = set(self._manifest.members(first)) & set(self._manifest.members(second))
+        return round(self._views_of(first) * sum(self._view(second, v.name).cost_ms for v in shared), 3)
+
+    def _views_of(self, rung: str) -> int:
         committee = self._manifest.committee(rung)
-        views = 2 if committee is not None and committee.horizontal_flip else 1
-        return views * sum(self._view(rung, variant.name).cost_ms for variant in self._manifest.members(rung))
+        return 2 if committee is not None and committee.horizontal_flip else 1
 
     def _view(self, rung: str, member: str) -> Views:
         return self._views[member, self._differs and rung in self._manifest.ladder.dc]

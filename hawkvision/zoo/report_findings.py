@@ -24,10 +24,10 @@ from hawkvision.cascade.certificate import (
     losses,
     sweep,
 )
-from hawkvision.cascade.levels import Costs, expected_cost
+from hawkvision.cascade.levels import expected_cost
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import Certificate, Pair, Profile, threshold_value
-from hawkvision.cascade.profiling import Looked, Split, paths_of
+from hawkvision.cascade.profiling import Looked, Split, costs_of, paths_of
 from hawkvision.cascade.scores import Floats, Score
 from hawkvision.types import MaxAccuracyDrop, Quality
 from hawkvision.zoo.drift import PHASES, Phase, Replay, Seen, replay
@@ -240,11 +240,7 @@ def _plug_in(observed: Sequence[Step], max_drop: float) -> Thresholds:
 
 
 def _level_costs(profile: Profile, pair: Pair, sample: Sample) -> tuple[LevelCost, ...]:
-    assert pair.middle is not None
-    costs = Costs(
-        profile.rung(pair.edge).cost_ms, profile.rung(pair.best).cost_ms, pair.hop_ms,
-        profile.rung(pair.middle.name).cost_ms,
-    )  # fmt: skip
+    costs = costs_of(profile, pair)
     condition = pair.conditions[0]
 
     def cost(step: Step) -> float:

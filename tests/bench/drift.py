@@ -31,13 +31,13 @@ from rich.table import Table
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.cascade.certificate import Method
-from hawkvision.cascade.levels import Costs
 from hawkvision.cascade.online import GAIN, StreamControl
 from hawkvision.cascade.policy import Policy, Route
 from hawkvision.cascade.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.profiling import (
     Looked,
     certify_condition,
+    costs_of,
     paths_of,
     profile_pair,
     profile_rung,
@@ -237,8 +237,7 @@ def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) ->
 def certified_route(ladder: Ladder, chosen: NDArray[np.intp], max_drop: float) -> Route:
     """What a node that was certified for exactly this drop, on these pictures, would do."""
     pair, profile = ladder.pair, ladder.profile
-    middle = None if pair.middle is None else profile.rung(pair.middle.name).cost_ms
-    costs = Costs(profile.rung(pair.edge).cost_ms, profile.rung(pair.best).cost_ms, pair.hop_ms, middle)
+    costs = costs_of(profile, pair)
     condition = certify_condition(
         ladder.clean.sample(pair, chosen), paths_of(pair), costs, max_drop, DELTA, Method.EXACT
     )

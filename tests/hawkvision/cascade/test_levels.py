@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certificate import BEST_ONLY, Rung, Sample, Step, Thresholds, check_path, sweep
-from hawkvision.cascade.levels import CURVE_KNOTS, Costs, expected_cost, measure_curve, plan_paths, smooth
+from hawkvision.cascade.levels import (
+    CURVE_KNOTS,
+    Costs,
+    disagreement_risk,
+    expected_cost,
+    measure_curve,
+    plan_paths,
+    smooth,
+)
 from hawkvision.cascade.scores import Floats
 
 COSTS = Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0)
@@ -66,6 +74,34 @@ def test_smoothing_falls_with_the_score_keeps_the_mean_and_changes_nothing_twice
 @given(st.permutations([1.0, 0.0, 0.0, 1.0, 0.0]))
 def test_pictures_of_equal_score_are_worth_the_same_in_whatever_order_they_come(values: list[float]) -> None:
     np.testing.assert_allclose(smooth(np.ones(5), np.array(values)), 0.4)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
+@settings(deadline=None)
+def test_risk_is_a_probability_that_adds_up_to_what_differed_whatever_the_scores(
+    pairs: list[tuple[float, bool]],
+) -> None:
+    scores, differs = np.array([s for s, _ in pairs]), np.array([d for _, d in pairs])
+    risk = disagreement_risk(scores, differs)
+    assert np.all((risk >= 0.0) & (risk <= 1.0))
+    assert risk.sum() == pytest.approx(differs.sum(), abs=1e-2)
+    by_score = risk[np.argsort(scores, kind="stable")]
+    assert np.all(np.diff(by_score) >= -1e-9) or np.all(np.diff(by_score) <= 1e-9)
+
+
+def test_where_neither_of_two_rungs_differs_the_one_that_began_to_differ_lower_down_is_the_safer() -> None:
+    scores = np.linspace(0.0, 1.0, 201)[1:-1]
+    bold, shy = (disagreement_risk(scores, scores < bar) for bar in (0.3, 0.6))
+    above = scores > 0.7
+    assert np.all(np.diff(bold[above]) < 0), "and the surer of two pictures, the safer"
+    assert np.all(bold[above] < shy[above])
+
+
+def test_a_middle_rung_that_hardly_differs_has_taken_nearly_all_before_the_edge_takes_half() -> None:
+    sample = ladder(7, middle=0.99)
+    _, three = plan_paths(sample, Costs(edge=1.0, best=20.0, hop=5.0, middle=10.0, reused=10.0))
+    half = next(step for step in sweep(sample, three) if step.escalation < 0.5)
+    assert half.to_best < 0.1 * half.escalation
 
 
 def test_a_curve_has_its_knots_at_equal_shares_and_falls() -> None:
@@ -127,3 +163,11 @@ def test_cost_counts_every_rung_that_is_asked(
 ) -> None:
     step = Step(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
     assert expected_cost(COSTS, step) == pytest.approx(cost)
+
+
+@pytest.mark.parametrize(("middle", "cost"), [(math.inf, 1.0 + 0.4 * 25.0), (0.6, 1.0 + 0.4 * 9.0 + 0.1 * 17.0)])
+def test_what_the_best_rung_takes_over_from_a_middle_one_that_was_asked_costs_nothing(
+    middle: float, cost: float
+) -> None:
+    step = Step(Thresholds(0.5, middle), 0.4, 0.4 if middle == math.inf else 0.1, 0.0, 0, 0, 0, 0)
+    assert expected_cost(Costs(edge=1.0, best=20.0, hop=5.0, middle=4.0, reused=3.0), step) == pytest.approx(cost)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from hawkvision.errors import ConfigError
-from hawkvision.manifest import Manifest, load_manifest, models_dir
+from hawkvision.manifest import Committee, Manifest, load_manifest, models_dir
 from hawkvision.pictures import UnlabelledPictures
 from hawkvision.vision.image import probe
 from hawkvision.vision.reduce import Reducer
@@ -64,3 +65,15 @@ def test_what_was_looked_at_once_is_kept(cache: Path) -> None:
 def test_a_picture_that_cannot_be_sent_is_named(cache: Path) -> None:
     with pytest.raises(ConfigError, match="pictures: picture 1: "):
         looks_at([CAMERA[0], CAMERA[1][:2000]], cache, rungs=("committee",))
+
+
+def test_a_second_look_takes_over_the_views_of_shared_members_that_it_wants(cache: Path) -> None:
+    """As `datacenter.looks` does: an upright view counts for a mirrored rung, an average of both for no other."""
+    upright = Committee(name="upright", members=("small", "large"))
+    manifest = msgspec.structs.replace(MANIFEST, committees=(*MANIFEST.committees, upright))
+    looks = looks_at(SMALL, cache, manifest, ("small", "large", "upright", "committee", "tiny"))
+    assert looks.reused_ms("upright", "committee") == pytest.approx(looks.cost_ms("upright"), abs=1e-3)
+    assert looks.cost_ms("committee") == pytest.approx(2.0 * looks.cost_ms("upright"))
+    assert looks.reused_ms("large", "committee") == pytest.approx(looks.cost_ms("large"), abs=1e-3)
+    assert looks.reused_ms("committee", "upright") == 0.0
+    assert looks.reused_ms("tiny", "committee") == 0.0
