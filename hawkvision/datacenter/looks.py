@@ -8,8 +8,13 @@ Asking both rungs at once would answer sooner where the second is needed, and wa
 which is what a middle rung is there to save.
 
 Of members that have looked already, the second look asks only for what is missing: nothing if the views are the same,
-the mirror image alone if the first look was at the upright picture. ImageNet's committee takes 36 ms of processor time
-(three members, two views each, one thread), of which 8.5 ms for the largest member's upright view are saved.
+the mirror image alone if the first look was at the upright picture. So ImageNet's middle rung, its committee of upright
+views alone, is the first half of the committee's work, and costs those nothing whom it leaves to the committee.
+
+A look ends as soon as its answer is settled: once the most probable class leads by more than all views that are still
+missing could make up, for each could take at most 1 from that lead. The label is the whole rung's, whatever the missing
+views would have said; the probabilities are those of the views that were seen. ImageNet's committee settles 80 % of
+1,360 pictures with four of its six views (40 % of those of which the edge is unsure).
 
 Who cannot wait for all of a rung may hear of what there is so far: the same average over those members and views that
 have answered, an anytime answer (Dean and Boddy, "An Analysis of Time-Dependent Planning", AAAI 1988). Over the 272 of
@@ -19,14 +24,21 @@ its largest member's upright view, which comes first, about 61.0 %.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
 
 from hawkvision.cascade.scores import Probabilities, Score, average, score
 from hawkvision.datacenter.catalog import ServedRung
 from hawkvision.datacenter.replica import VariantAnswer, Views
+
+LEAST_TO_SETTLE: Final = 3
+"""Views that a rung wants, from which on it may settle before all are seen: a single one leads by at most 1."""
+ROUNDING: Final = 1e-4
+"""By how much probabilities of a view may miss a sum of 1, many times over."""
 
 
 class Variants(Protocol):
@@ -69,8 +81,10 @@ class Look:
     members: Mapping[str, Seen]
     asked: tuple[VariantAnswer, ...]
     """None of members whose earlier answers sufficed."""
-    complete: bool = True
-    """Whether all members saw all that the rung wants of them."""
+    missing: int = 0
+    """Views that the rung wants, and no member has seen."""
+    settled: bool = True
+    """Whether the most probable class is the rung's, whatever they would show."""
 
     def score(self, kind: Score) -> float:
         """How sure the rung is: a float32 number, widened."""
@@ -78,7 +92,7 @@ class Look:
 
 
 Hearer: TypeAlias = Callable[[tuple[Look, ...]], None]
-"""Told of looks of which the last is not complete."""
+"""Told of looks of which the last is not settled."""
 
 
 async def look_up_to_twice(
@@ -94,14 +108,16 @@ async def look_up_to_twice(
     Raises:
         HawkVisionError: as `Variants.ask`. A failed second look fails the whole: the first was not sure enough.
     """
-    # What part of a first look says is not asked for where only its whole decides who answers.
-    seen = await _look(variants, first, picture, expires_at, None, hear if second is None else None)
-    if second is None or seen.score(second.score) >= second.accept_score:
+    if second is None:
+        return (await _look(variants, first, picture, expires_at, None, hear),)
+    # All of it: its score decides who answers, and a settled class has none.
+    seen = await _look(variants, first, picture, expires_at, None, None, whole=True)
+    if seen.score(second.score) >= second.accept_score:
         return (seen,)
     if hear is not None:
         known = _known(second.rung, seen)
-        so_far = _looked(second.rung, known, ()) if known else Look(second.rung, seen.probabilities, {}, (), False)
-        if not so_far.complete:
+        so_far = _looked(second.rung, known, ()) if known else _borrowed(second.rung, seen)
+        if not so_far.settled:
             hear((seen, so_far))
     return (seen, await _look(variants, second.rung, picture, expires_at, seen, hear))
 
@@ -113,22 +129,31 @@ async def _look(
     expires_at: float,
     before: Look | None,
     hear: Hearer | None,
+    *,
+    whole: bool = False,
 ) -> Look:
     known = {} if before is None else _known(rung, before)
+    if known and (look := _looked(rung, known, ())).settled:
+        return look
     wanted = {m: views for m in rung.members if (views := _missing(rung, known.get(m, {}))) is not None}
     asked: list[VariantAnswer] = []
-    if wanted:
-        asking = variants.ask(wanted, picture, expires_at, piecemeal=hear is not None)
-        async with aclosing(asking) as parts:
-            async for part in parts:
-                asked.extend(part)
-                for answer in part:
-                    known.setdefault(answer.variant, {})[answer.views] = answer.probabilities
-                if hear is not None and not (look := _looked(rung, known, asked)).complete:
-                    hear((look,) if before is None else (before, look))
-    look = _looked(rung, known, asked)
-    assert look.complete, f"{rung.name}: {sorted(wanted)} were asked, and not all have answered"
-    return look
+    piecemeal = hear is not None or (not whole and _views(rung) >= LEAST_TO_SETTLE)
+    async with aclosing(variants.ask(wanted, picture, expires_at, piecemeal=piecemeal)) as parts:
+        async for part in parts:
+            asked.extend(part)
+            for answer in part:
+                known.setdefault(answer.variant, {})[answer.views] = answer.probabilities
+            look = _looked(rung, known, asked)
+            if look.settled and not (whole and look.missing):
+                return look
+            if hear is not None:
+                hear((look,) if before is None else (before, look))
+    raise AssertionError(f"{rung.name}: {sorted(wanted)} were asked, and not all have answered")
+
+
+def _views(rung: ServedRung) -> int:
+    """How many a rung wants of a picture, over all its members."""
+    return (2 if rung.mirrored else 1) * len(rung.members)
 
 
 def _known(rung: ServedRung, before: Look) -> dict[str, Seen]:
@@ -151,10 +176,35 @@ def _looked(
     rung: ServedRung, known: Mapping[str, Seen], asked: tuple[VariantAnswer, ...] | list[VariantAnswer]
 ) -> Look:
     """The rung's opinion from what is known, which is something; members count alike, whatever they have seen."""
-    opinions = [_opinion(rung, known[m]) for m in rung.members if m in known]
-    complete = all(_missing(rung, known.get(m, {})) is None for m in rung.members)
-    members = {member: dict(seen) for member, seen in known.items()}
-    return Look(rung, average(opinions, rung.temperature), members, tuple(asked), complete)
+    seen = [known[m] for m in rung.members if m in known]
+    probabilities = average([_opinion(rung, its) for its in seen], rung.temperature)
+    members = {member: dict(its) for member, its in known.items()}
+    missing = _views(rung) - sum(_count(rung, its) for its in seen)
+    settled = missing == 0 or _lead(rung, seen) > missing + ROUNDING
+    return Look(rung, probabilities, members, tuple(asked), missing, settled)
+
+
+def _borrowed(rung: ServedRung, of: Look) -> Look:
+    """Another rung's opinion, while there is none of the rung's own members."""
+    return Look(rung, of.probabilities, {}, (), _views(rung), settled=False)
+
+
+def _count(rung: ServedRung, seen: Seen) -> int:
+    """Views among what a member saw."""
+    if not rung.mirrored:
+        return 1
+    return 2 if Views.BOTH in seen else len(seen)
+
+
+def _lead(rung: ServedRung, seen: Sequence[Seen]) -> float:
+    """By how much the first class leads the second in the sum over views, each of which adds 1 over all classes.
+
+    The opinion that counts members alike agrees: it is what the sum would come to if each missing view showed what
+    its member's other view did, or where there is none, what the others did on average.
+    """
+    total = np.sum([_count(rung, its) * _opinion(rung, its).astype(np.float64) for its in seen], axis=0)
+    second, first = np.partition(total[0], -2)[-2:]
+    return float(first - second)
 
 
 def _opinion(rung: ServedRung, seen: Seen) -> Probabilities:

@@ -48,6 +48,12 @@ class DatacenterMetrics:
             ("rung",),
             registry=self._registry,
         )
+        self.settled = Counter(
+            "hawkvision_dc_settled_answers",
+            "Answers given before all of a rung's members had looked, who could not have changed them",
+            ("rung",),
+            registry=self._registry,
+        )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",

@@ -136,28 +136,35 @@ class Replica:
         """As `classify`, but in parts; after an error nothing comes.
 
         First, and by itself, the largest variant looks at the upright picture, on all the cores that it makes use of.
-        Then all that is still wanted is looked at side by side, and what is there is told when only one is missing, and
-        when none is. ImageNet's committee, on two cores of an Intel Xeon, has an opinion after 16 ms, another after 43
-        and all of it after 51, where `classify` takes 45.
+        Then all that is still wanted is looked at side by side: the others at the upright picture, then all at its
+        mirror image, the smallest first. What is there is told when the first mirror image has been looked at, by when
+        most callers have heard enough, and at the end. Where only mirror images are wanted, the smallest variant is the
+        one that begins.
         """
-        rest: list[tuple[str, Views, Pixels]] = []
+        upright: list[tuple[str, Views, Pixels]] = []
+        mirror: list[tuple[str, Views, Pixels]] = []
         first: asyncio.Task[VariantAnswer] | None = None
         try:
             with self._visit(expires_at) as visit:
-                async for name, upright in self._inputs(picture, wanted):
-                    views = wanted[name]
-                    if first is not None:
-                        rest.append((name, views, upright))
+                async for name, pixels in self._inputs(picture, wanted):
+                    if wanted[name] is not Views.UPRIGHT:
+                        mirror.insert(0, (name, Views.MIRROR, pixels))
+                    if wanted[name] is Views.MIRROR:
                         continue
-                    if views is Views.BOTH:
-                        views = Views.UPRIGHT
-                        rest.append((name, Views.MIRROR, upright))
-                    first = visit.ask(name, views, upright, alone=True)
-                assert first is not None, "a look wants something"
+                    if first is None:
+                        first = visit.ask(name, Views.UPRIGHT, pixels, alone=True)
+                    else:
+                        upright.append((name, Views.UPRIGHT, pixels))
+                if first is None:
+                    first = visit.ask(*mirror.pop(0), alone=True)
+                    soon = 0
+                else:
+                    soon = len(upright) + 1
                 await first
+                rest = upright + mirror
                 beside = [visit.ask(*asked, alone=len(rest) == 1) for asked in rest]
                 yield (first.result(),)
-                for some in (beside[:-1], beside[-1:]):
+                for some in (beside[:soon], beside[soon:]):
                     if some:
                         yield tuple(await asyncio.gather(*some))
         except (RequestError, DeadlineMissed) as error:

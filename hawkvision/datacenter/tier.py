@@ -172,6 +172,8 @@ class Visit:
     def _observe(self, looks: tuple[Look, ...]) -> None:
         metrics = self._metrics
         metrics.answers.labels(looks[-1].rung.name).inc()
+        if looks[-1].missing:
+            metrics.settled.labels(looks[-1].rung.name).inc()
         if len(looks) > 1:
             metrics.second_looks.labels(looks[0].rung.name).inc()
         for answer in (answer for look in looks for answer in look.asked):
@@ -199,7 +201,7 @@ def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms
         batch_size=max(answer.batch_size for look in looks for answer in look.asked),
         score=None if asked.middle is None else counts.score(asked.middle.score),
         passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks[0], asked.middle.score),
-        complete=counts.complete,
+        complete=counts.settled,
     )
 
 

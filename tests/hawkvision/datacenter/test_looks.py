@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -108,7 +108,9 @@ def test_a_second_look_asks_only_for_the_views_that_are_missing(
     variants = Drawn()
     looks = look(variants, first, Second(second, Score.TOP1, math.inf))
     assert variants.asked[len(first.members) :] == added
-    assert [(answer.variant, answer.views) for answer in looks[1].asked] == added
+    single = {Views.BOTH: (Views.UPRIGHT, Views.MIRROR)}
+    heard_of = [(variant, each) for variant, views in added for each in single.get(views, (views,))]
+    assert [(answer.variant, answer.views) for answer in looks[1].asked] in (added, heard_of)
 
 
 def test_an_accepted_picture_costs_one_look() -> None:
@@ -155,10 +157,10 @@ def test_what_is_told_meanwhile_is_of_the_rung_that_counts_and_ends_with_what_no
     asked = Second(second, Score.TOP1, math.inf) if twice and second is not first else None
     told, looks = heard(first, asked, picture)
     plain = look(Drawn(), first, asked, picture)
-    assert looks[-1].complete
+    assert looks[-1].settled
     np.testing.assert_allclose(looks[-1].probabilities, plain[-1].probabilities, rtol=1e-6)
     for so_far in told:
-        assert not so_far[-1].complete
+        assert not so_far[-1].settled
         assert [each.rung for each in so_far] == [each.rung for each in looks]
         assert float(so_far[-1].probabilities.sum()) == pytest.approx(1.0, abs=1e-5)
 
@@ -173,6 +175,75 @@ def test_what_is_told_meanwhile_averages_those_who_have_looked() -> None:
     for (so_far,), probabilities in zip(told, expected, strict=False):
         assert so_far.probabilities.tobytes() == probabilities.tobytes()
     assert len(told) == 5, "of six answers the last completes"
+
+
+@dataclass
+class Steep(Drawn):
+    """Variants whose views lean towards class 2, some more than others: committees of them settle early or late."""
+
+    lean: float = 0.0
+
+    def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
+        plain = super().answer(variant, picture, views)
+        leaning = (1.0 - self.lean) * plain.probabilities + self.lean * np.eye(6, dtype=np.float32)[2:3]
+        return replace(plain, probabilities=leaning.astype(np.float32))
+
+
+MANY = st.sampled_from([MIRRORED_TWO, ALL, PLAIN_ALL])
+
+
+@given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4))
+def test_a_settled_class_is_that_of_all_views(rung: ServedRung, lean: float, picture: bytes) -> None:
+    (seen,) = look(Steep(lean=lean), rung, None, picture)
+    all_of_it = average([Steep(lean=lean).answer(m, picture, of).probabilities for m, of in views_of(rung)])
+    assert seen.probabilities.argmax() == all_of_it.argmax()
+    assert seen.missing == sum(1 for _ in views_of(rung)) - len(seen.asked)
+
+
+@given(MANY, st.floats(0.0, 1.0), st.binary(max_size=4), st.binary(max_size=4))
+def test_what_the_missing_views_show_changes_no_settled_class_and_may_change_any_other(
+    rung: ServedRung, lean: float, picture: bytes, other: bytes
+) -> None:
+    told: list[tuple[Look, ...]] = []
+    looks = asyncio.run(look_up_to_twice(Steep(lean=lean), rung, None, picture, EXPIRES_AT, told.append))
+    for (so_far,) in [*told, looks]:
+        shown = {(a.variant, a.views): a.probabilities for a in so_far.asked}
+        total = np.sum([*shown.values()], axis=0)[0].astype(np.float64)
+        first, second = np.argsort(-total)[:2]
+        against = np.eye(6)[second]  # the worst that a view can show
+        left = [view for view in views_of(rung) if view not in shown]
+        assert len(left) == so_far.missing
+        worst = (total + len(left) * against).argmax()
+        if so_far.settled:
+            drawn = [Drawn().answer(variant, other, views).probabilities[0] for variant, views in left]
+            assert worst == first == (total + np.sum(drawn, axis=0)).argmax() == so_far.probabilities.argmax()
+        else:
+            assert worst == second or total[first] - total[second] == pytest.approx(len(left), abs=1e-3)
+
+
+def views_of(rung: ServedRung) -> list[tuple[str, Views]]:
+    views = (Views.UPRIGHT, Views.MIRROR) if rung.mirrored else (Views.UPRIGHT,)
+    return [(member, view) for member in rung.members for view in views]
+
+
+def test_a_committee_that_agrees_settles_with_the_last_views_unasked() -> None:
+    (seen,) = look(Steep(lean=0.95), ALL)
+    assert [(a.variant, a.views) for a in seen.asked] == views_of(ALL)[:4]
+    assert (seen.missing, seen.settled) == (2, True)
+
+
+def test_a_first_look_whose_score_decides_is_whole_however_much_its_members_agree() -> None:
+    looks = look(Steep(lean=0.95), PLAIN_ALL, Second(ALL, Score.TOP1, 0.5))
+    assert (len(looks), looks[0].missing) == (1, 0)
+
+
+def test_a_second_look_begins_settled_where_the_first_saw_enough() -> None:
+    variants = Steep(lean=0.99)
+    three = ServedRung("three of four", ("a", "b", "c"))
+    four = ServedRung("four", ("a", "b", "c", "d"))
+    looks = look(variants, three, Second(four, Score.TOP1, math.inf))
+    assert (looks[1].missing, looks[1].asked) == (1, ())
+    assert {variant for variant, _ in variants.asked} == {"a", "b", "c"}
 
 
 def test_a_first_look_that_is_not_sure_enough_is_the_first_opinion_of_the_second_rung() -> None:

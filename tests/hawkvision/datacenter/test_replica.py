@@ -61,20 +61,37 @@ def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config:
         assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5
 
 
-def test_the_largest_variant_is_the_first_to_be_heard(manifest: Manifest, config: DatacenterConfig) -> None:
+U, M = Views.UPRIGHT, Views.MIRROR
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (
+            {"small": Views.BOTH, "medium": Views.BOTH},
+            [[("small", U)], [("medium", U), ("medium", M)], [("small", M)]],
+        ),
+        ({"small": U, "medium": U}, [[("small", U)], [("medium", U)]]),
+        ({"small": M, "medium": M}, [[("medium", M)], [("small", M)]]),
+        ({"small": M, "medium": Views.BOTH}, [[("medium", U)], [("medium", M)], [("small", M)]]),
+        ({"medium": Views.BOTH}, [[("medium", U)], [("medium", M)]]),
+    ],
+)
+def test_the_largest_variant_begins_and_the_smallest_looks_first_at_the_mirror_image(
+    manifest: Manifest,
+    config: DatacenterConfig,
+    wanted: dict[str, Views],
+    expected: list[list[tuple[str, Views]]],
+) -> None:
     sizes = {"small": 2_000, "medium": 1_000}
     variants = tuple(msgspec.structs.replace(v, bytes=sizes[v.name]) for v in manifest.variants)
 
     async def parts() -> list[list[tuple[str, Views]]]:
         loaded = replica(msgspec.structs.replace(manifest, variants=variants), config)
-        heard = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
+        heard = [part async for part in loaded.piecemeal(picture(), wanted, math.inf)]
         return [[(a.variant, a.views) for a in part] for part in heard if isinstance(part, tuple)]
 
-    assert asyncio.run(parts()) == [
-        [("small", Views.UPRIGHT)],
-        [("small", Views.MIRROR)],
-        [("medium", Views.BOTH)],
-    ]
+    assert asyncio.run(parts()) == expected
 
 
 def test_a_bad_picture_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
