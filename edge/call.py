@@ -268,6 +268,11 @@ class Call:
         self._learn(escalated.reply, edge)
         return escalated
 
+    @property
+    def rung(self) -> str:
+        """Who is asked in the datacenter, unless a middle rung looks first."""
+        return self.node.best
+
     def _hop_request(
         self, body: bytes, reason: Reason, edge: Looked | None, wanted_ms: float | None, timeout_s: float
     ) -> HopRequest:
@@ -279,7 +284,7 @@ class Call:
             middle = None
         return HopRequest(
             task=node.task,
-            variant=node.best if middle is None or self.route.middle is None else self.route.middle.rung,
+            variant=self.rung if middle is None or self.route.middle is None else self.route.middle.rung,
             deadline_ms=wanted_ms,
             top_k=self.request.top_k,
             middle=middle,

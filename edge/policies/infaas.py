@@ -2,15 +2,15 @@
 
 After Romero, Li, Yadwadkar and Kozyrakis, "INFaaS: Automated Model-less Inference Serving", USENIX ATC 2021, and its
 published source (`queryfe_server.cc`, the search by accuracy and latency). The node is one worker, for every variant
-whose file is built here; the datacenter is another, which runs the ladder's best rung. `edge/POLICIES.md` says what is
-left out.
+whose file is built here; the datacenter is another, for the rungs of its ladder. `edge/POLICIES.md` says what is left
+out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edge.answers import from_datacenter, from_edge
 from edge.call import Call
@@ -19,11 +19,13 @@ from edge.policies.residency import Residency
 from edge.policies.rival import PatientCall
 from edge.policies.routes import DIGITS, Registered
 from edge.rung import EdgeResult, Look, Looked, Rung
-from edge.uplink import Uplink
 from edge.workers import WorkerPool
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.types import Answer, OnMiss, Reason
+
+if TYPE_CHECKING:
+    from edge.node import EdgeNode
 
 GAIN: Final = 0.1
 """Weight of the newest picture, or load, in what is smoothed."""
@@ -124,15 +126,18 @@ class Worker:
             found.append(Option(name, each.accuracy, serve_ms, wait_ms, resident=name in loaded))
         return found
 
-    def elsewhere(self, uplink: Uplink | None) -> list[Option]:
-        """The datacenter, if it can be reached."""
+    def elsewhere(self, node: EdgeNode) -> list[Option]:
+        """The datacenter's rungs, if it can be reached: the best, and what else it is known to run as registered."""
+        uplink = node.uplink
         predicted_ms = None if uplink is None else uplink.predict_ms()
         if uplink is None or predicted_ms is None:
             return []
-        best = self._registration.best
-        mean_ms = uplink.mean_ms(best)
-        wait_ms = max(0.0, predicted_ms - mean_ms)
-        return [Option(best, self._registration.best_accuracy, mean_ms, wait_ms, local=False)]
+        found: list[Option] = []
+        for name, accuracy in self._registration.remote.items():
+            if name == node.best or node.serves(name):
+                mean_ms = uplink.mean_ms(name)
+                found.append(Option(name, accuracy, mean_ms, max(0.0, predicted_ms - mean_ms), local=False))
+        return found
 
     def accuracy(self, name: str) -> float:
         """As registered, of one of the node's own variants."""
@@ -175,15 +180,21 @@ class InfaasCall(PatientCall):
     def __init__(self, worker: Worker, *request: Any) -> None:
         super().__init__(*request)
         self._worker = worker
+        self._rung = self.node.best
+
+    @property
+    def rung(self) -> str:
+        """See `Call.rung`: what was chosen of the datacenter's."""
+        return self._rung
 
     async def answer(self) -> Answer:
         """See `Call.answer`. Where the datacenter fails, the node's best choice answers in its place."""
         self.request = replace(self.request, on_miss=OnMiss.WAIT)
         worker, node = self._worker, self.node
-        chosen = self._choose(worker.elsewhere(node.uplink))
+        chosen = self._choose(worker.elsewhere(node))
         reason: Reason | None = None
         if not chosen.local:
-            reason = Reason.TARGET
+            reason, self._rung = Reason.TARGET, chosen.name
             escalated = await self._escalate(reason, None)
             if escalated is not None:
                 return from_datacenter(self, escalated, reason, None)

@@ -45,17 +45,23 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """All variants that the node can run, and the datacenter's best rung."""
+    """All variants that the node can run, and the datacenter's rungs."""
 
     variants: Mapping[str, Profiled]
     edge: str
     """The variant that is loaded at the start."""
     best: str
-    best_accuracy: float
+    remote: Mapping[str, float]
+    """Accuracies of the datacenter's rungs, of `best` among them."""
     limit: int
     """Bytes that may be resident."""
     load: Callable[[str], Rung]
     """Gives a variant ready to be used; called on a thread."""
+
+    @property
+    def best_accuracy(self) -> float:
+        """The best rung's."""
+        return self.remote[self.best]
 
     def accuracies(self, policy: Policy) -> Registered:
         """What targets ask for, in registered accuracies."""
@@ -90,10 +96,10 @@ def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable
     """
     edge = config.variant or manifest.ladder.default_edge
     limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
-    committee = manifest.committee(manifest.best)
-    best = (committee or manifest.variant(manifest.best)).accuracy
     registered = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
-    if best is None or edge not in registered:
+    known = registered | {each.name: each.accuracy for each in manifest.committees if each.accuracy is not None}
+    remote = {name: known[name].value for name in manifest.ladder.dc if name in known}
+    if manifest.best not in remote or edge not in registered:
         raise ManifestError(
             f"task {manifest.task!r}: policy 'infaas' needs registered accuracies of {edge} and "
             f"{manifest.best}; the manifest lacks one of them"
@@ -109,7 +115,7 @@ def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable
             f"edge.resident_memory_mb = {limit / 1e6:g} holds not even {edge}, which has {sizes[edge] / 1e6:.2f} MB"
         )
     variants = {name: _profile(name, registered[name], size, load) for name, size in sizes.items() if size <= limit}
-    return Registration(variants, edge, manifest.best, best.value, limit, load)
+    return Registration(variants, edge, manifest.best, remote, limit, load)
 
 
 def warm(backend: Backend) -> None:

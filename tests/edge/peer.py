@@ -129,7 +129,8 @@ class Peer:
         top = tuple(HopClass(*entry) for entry in self.top_k)
         answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None)
         if asked.middle is None or not self.knows_middle:
-            return answer
+            asked_for_middle = asked.variant is not None and asked.variant == self.middle
+            return msgspec.structs.replace(answer, model=self.middle) if asked_for_middle else answer
         if self.middle_score >= asked.middle.accept_score:
             seen = (HopClass(MIDDLE_CLASS, self.middle_score),)
             return msgspec.structs.replace(answer, top_k=seen, model=self.middle, score=self.middle_score)

@@ -24,9 +24,10 @@ from hawkvision.errors import ArtifactError, ManifestError, NotReady, Overloaded
 from hawkvision.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.process import running
 from hawkvision.types import Answer, MaxAccuracyDrop, MinAccuracy, PromiseStatus, Quality, Reason, Score, Tier
-from tests.edge.bench import SPEC, SURE, GatedBackend, bench, run
+from tests.edge.bench import SPEC, SURE, GatedBackend, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
+from tests.hawkvision.cascade.synthetic import SHA
 from tests.pictures import encoded
 from tests.waiting import until
 
@@ -273,6 +274,8 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
         "efficientnet_lite0_int8": 1000,
     }
     assert (found.limit, found.edge, found.best) == (2000, "efficientnet_lite0_int8", "committee")
+    assert list(found.remote) == list(IMAGENET.ladder.dc)
+    assert found.best_accuracy == max(found.remote.values())
     assert all(model.closed for model in store.models.values())
     assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
 
@@ -297,7 +300,7 @@ def registered(store: Store, limit: int = 11) -> Registration:
         name: Profiled(accuracy, SIZES[name], infer_ms=float(SIZES[name]), load_ms=20.0)
         for name, accuracy in accuracies.items()
     }
-    return Registration(variants, "small", "large", 0.95, limit, store.load)
+    return Registration(variants, "small", "large", {"medium": 0.91, "large": 0.95}, limit, store.load)
 
 
 def on_node(
@@ -337,6 +340,28 @@ def test_what_no_variant_here_is_accurate_enough_for_goes_to_the_datacenter(larg
     assert (answer.tier, answer.model, answer.reason) == (Tier.DC, "large", Reason.TARGET)
     assert (best.tier, best.degraded, best.accuracy.status) == (Tier.DC, False, PromiseStatus.BEST_EFFORT)
     assert loads == []
+
+
+def test_a_cheaper_rung_of_the_datacenter_answers_what_it_is_accurate_enough_for(large: Peer) -> None:
+    large.middle, large.middle_fingerprint = "medium", SHA
+
+    async def scenario() -> list[str]:
+        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), middle=True) as it:
+            await until(lambda: it.node.serves("medium"))
+            return [(await it.ask(target=MinAccuracy(accuracy))).model for accuracy in (0.9, 0.93)]
+
+    assert run(scenario) == ["medium", "large"]
+
+
+def test_a_rung_that_the_datacenter_does_not_run_as_registered_is_not_asked(large: Peer) -> None:
+    large.middle, large.middle_fingerprint = "medium", "0" * 64
+
+    async def scenario() -> str:
+        async with bench(large, SURE, config=INFAAS, registration=registered(Store()), middle=True) as it:
+            await known(it.node)
+            return (await it.ask(target=MinAccuracy(0.9))).model
+
+    assert run(scenario) == "large"
 
 
 def test_without_a_datacenter_the_most_accurate_variant_answers_and_admits_it() -> None:
