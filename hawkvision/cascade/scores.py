@@ -7,7 +7,7 @@ need up to three times the escalations, and learned heads gained nothing (the pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from hawkvision.types import Logits
 from hawkvision.types import Score as Score
 
 Floats: TypeAlias = NDArray[np.float64]
+ROUNDING: Final = 1e-4
+"""By how much probabilities may miss a sum of 1, many times over."""
 Probabilities: TypeAlias = NDArray[np.float32]
 """(n, classes), rows summing to one."""
 
@@ -55,6 +57,17 @@ def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Proba
     """
     mean = np.asarray(np.mean(np.asarray(members), axis=0, dtype=np.float64), np.float32)
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
+
+
+def settled(total: Probabilities, missing: int) -> bool:
+    """Whether the first class of a sum (1, classes) of probabilities stays the first, whatever is added to it.
+
+    Args:
+        total: of the views, or members, that were seen; each adds 1 over all classes.
+        missing: how many will be added; each can take at most 1 from the lead.
+    """
+    second, first = np.partition(total[0], -2)[-2:]
+    return missing == 0 or float(first - second) > missing + ROUNDING
 
 
 def log_probabilities(probabilities: Probabilities) -> Logits:

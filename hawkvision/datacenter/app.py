@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hawkvision.cascade.scores import Probabilities
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.door import make_door, max_in_flight
@@ -40,19 +41,25 @@ class HandleVariants:
         self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
 
     async def ask(
-        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+        self,
+        wanted: Mapping[str, Views],
+        picture: bytes,
+        expires_at: float,
+        *,
+        piecemeal: bool,
+        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """See `looks.Variants.ask`. A rung's members are all in one group."""
         group, handle = self._groups[next(iter(wanted))]
         if piecemeal:
-            stream = handle.options(stream=True).piecemeal.remote(picture, wanted, expires_at)
+            stream = handle.options(stream=True).piecemeal.remote(picture, wanted, expires_at, so_far)
             try:
                 while (part := await _in_our_words(group, anext(stream, None))) is not None:
                     yield part
             finally:
                 stream.cancel()  # does nothing where it has ended
             return
-        response = handle.classify.remote(picture, wanted, expires_at)
+        response = handle.classify.remote(picture, wanted, expires_at, so_far)
         try:
             yield await _in_our_words(group, response)
         except asyncio.CancelledError:

@@ -31,26 +31,31 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from hawkvision.cascade.scores import Probabilities, Score, average, score
+from hawkvision.cascade.scores import Probabilities, Score, average, score, settled
 from hawkvision.datacenter.catalog import ServedRung
 from hawkvision.datacenter.replica import VariantAnswer, Views
 
-LEAST_TO_SETTLE: Final = 3
-"""Views that a rung wants, from which on it may settle before all are seen: a single one leads by at most 1."""
-ROUNDING: Final = 1e-4
-"""By how much probabilities of a view may miss a sum of 1, many times over."""
+NOTHING: Final = np.zeros((1, 1), np.float32)
+"""What was seen before a first look, of however many classes."""
 
 
 class Variants(Protocol):
     """The way to the variants' replicas."""
 
     def ask(
-        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+        self,
+        wanted: Mapping[str, Views],
+        picture: bytes,
+        expires_at: float,
+        *,
+        piecemeal: bool,
+        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """What each of a rung's variants makes of its views; `expires_at` is `time.time()`'s. Closing ends the work.
 
-        `piecemeal` asks for what is ready as soon as it says something, with both views of a variant apart; else all
-        answers come at once.
+        `piecemeal` asks for what is ready as soon as it says something; else all answers come at once. Both views of a
+        variant may come apart. `so_far` is the sum (1, classes) of what was seen before of the rung's views: once the
+        first class is settled, no more views are asked for. None asks for all of them.
 
         Raises:
             RequestError: for a picture that cannot be read.
@@ -137,8 +142,9 @@ async def _look(
         return look
     wanted = {m: views for m in rung.members if (views := _missing(rung, known.get(m, {}))) is not None}
     asked: list[VariantAnswer] = []
-    piecemeal = hear is not None or (not whole and _views(rung) >= LEAST_TO_SETTLE)
-    async with aclosing(variants.ask(wanted, picture, expires_at, piecemeal=piecemeal)) as parts:
+    so_far = None if whole else _total(rung, [*known.values()]) if known else NOTHING
+    asking = variants.ask(wanted, picture, expires_at, piecemeal=hear is not None, so_far=so_far)
+    async with aclosing(asking) as parts:
         async for part in parts:
             asked.extend(part)
             for answer in part:
@@ -180,8 +186,7 @@ def _looked(
     probabilities = average([_opinion(rung, its) for its in seen], rung.temperature)
     members = {member: dict(its) for member, its in known.items()}
     missing = _views(rung) - sum(_count(rung, its) for its in seen)
-    settled = missing == 0 or _lead(rung, seen) > missing + ROUNDING
-    return Look(rung, probabilities, members, tuple(asked), missing, settled)
+    return Look(rung, probabilities, members, tuple(asked), missing, settled(_total(rung, seen), missing))
 
 
 def _borrowed(rung: ServedRung, of: Look) -> Look:
@@ -196,15 +201,14 @@ def _count(rung: ServedRung, seen: Seen) -> int:
     return 2 if Views.BOTH in seen else len(seen)
 
 
-def _lead(rung: ServedRung, seen: Sequence[Seen]) -> float:
-    """By how much the first class leads the second in the sum over views, each of which adds 1 over all classes.
+def _total(rung: ServedRung, seen: Sequence[Seen]) -> Probabilities:
+    """The sum over all views (1, classes).
 
-    The opinion that counts members alike agrees: it is what the sum would come to if each missing view showed what
-    its member's other view did, or where there is none, what the others did on average.
+    An opinion that counts members alike has the same first class once that is settled: it is what the sum would come
+    to if each missing view showed what its member's other view did, or without one, what the others did on average.
     """
-    total = np.sum([_count(rung, its) * _opinion(rung, its).astype(np.float64) for its in seen], axis=0)
-    second, first = np.partition(total[0], -2)[-2:]
-    return float(first - second)
+    total: Probabilities = np.sum([_count(rung, its) * _opinion(rung, its) for its in seen], axis=0, dtype=np.float32)
+    return total
 
 
 def _opinion(rung: ServedRung, seen: Seen) -> Probabilities:

@@ -194,7 +194,7 @@ async def _open(
             for group in catalog.groups:
                 wanted = {group.variants[0].name: Views.UPRIGHT}
                 with contextlib.suppress(DeadlineMissed):
-                    await anext(variants.ask(wanted, b"", expires_at=0.0, piecemeal=False))
+                    await anext(variants.ask(wanted, b"", expires_at=0.0, piecemeal=False, so_far=None))
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from hawkvision.cascade.scores import Probabilities
 from hawkvision.datacenter.catalog import Catalog, ServedRung
 from hawkvision.datacenter.door import Door, DoorLimits
 from hawkvision.datacenter.replica import VariantAnswer, Views
@@ -38,7 +39,13 @@ class Fixed:
     asked: list[tuple[str, Views]] = field(default_factory=list)
 
     async def ask(
-        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+        self,
+        wanted: Mapping[str, Views],
+        picture: bytes,
+        expires_at: float,
+        *,
+        piecemeal: bool,
+        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.asked.extend(wanted.items())
         if self.full and "c" in wanted:
@@ -149,11 +156,17 @@ class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
     async def ask(
-        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+        self,
+        wanted: Mapping[str, Views],
+        picture: bytes,
+        expires_at: float,
+        *,
+        piecemeal: bool,
+        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         if not piecemeal and "b" in wanted:
             await asyncio.Event().wait()
-        async with aclosing(super().ask(wanted, picture, expires_at, piecemeal=piecemeal)) as parts:
+        async with aclosing(super().ask(wanted, picture, expires_at, piecemeal=piecemeal, so_far=so_far)) as parts:
             async for part in parts:
                 if part[0].variant == "b":
                     await asyncio.Event().wait()

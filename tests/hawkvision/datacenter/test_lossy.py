@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hawkvision.cascade.scores import Probabilities
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.app import application
 from hawkvision.datacenter.catalog import load_catalog
@@ -53,7 +54,13 @@ class Sure:
         self.pictures: list[bytes] = []
 
     async def ask(
-        self, wanted: Mapping[str, Views], picture: bytes, expires_at: float, *, piecemeal: bool
+        self,
+        wanted: Mapping[str, Views],
+        picture: bytes,
+        expires_at: float,
+        *,
+        piecemeal: bool,
+        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.pictures.append(picture)
         row = np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32)
