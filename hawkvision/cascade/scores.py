@@ -59,15 +59,16 @@ def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Proba
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
 
 
-def settled(total: Probabilities, missing: int) -> bool:
+def settled(total: Probabilities, missing: int, rounding: float = ROUNDING) -> bool:
     """Whether the first class of a sum (1, classes) of probabilities stays the first, whatever is added to it.
 
     Args:
         total: of the views, or members, that were seen; each adds 1 over all classes.
         missing: how many will be added; each can take at most 1 from the lead.
+        rounding: by how much all of them may miss that. Who stops for it must allow for more than who checks.
     """
     second, first = np.partition(total[0], -2)[-2:]
-    return missing == 0 or float(first - second) > missing + ROUNDING
+    return missing == 0 or float(first - second) > missing + rounding
 
 
 def log_probabilities(probabilities: Probabilities) -> Logits:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from hawkvision.artifacts import load_variant
-from hawkvision.cascade.scores import Probabilities, settled
+from hawkvision.cascade.scores import ROUNDING, Probabilities, settled
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
 from hawkvision.datacenter.model import Model
@@ -275,7 +275,7 @@ def _settled(so_far: Probabilities, found: Sequence[VariantAnswer], wanted: Mapp
     views = {Views.UPRIGHT: 1, Views.MIRROR: 1, Views.BOTH: 2}
     seen = sum(views[answer.views] for answer in found)
     total = so_far + sum(views[answer.views] * answer.probabilities for answer in found)
-    return settled(total, sum(map(views.__getitem__, wanted.values())) - seen)
+    return settled(total, sum(map(views.__getitem__, wanted.values())) - seen, rounding=2.0 * ROUNDING)
 
 
 def _retrieved(task: asyncio.Task[VariantAnswer]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities, average
+from hawkvision.cascade.scores import Probabilities, average, settled
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import catalog_of
 from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
@@ -109,6 +109,25 @@ def test_what_earlier_looks_have_settled_is_not_looked_at_any_further(
 
     # The no-op backend's views say nothing of either class, so nothing is settled without what came before.
     assert asyncio.run(scenario()) == ([1], 2, 3)
+
+
+@pytest.mark.parametrize("lead", np.linspace(0.9995, 1.0005, 41).tolist())
+def test_whoever_stops_looking_is_never_contradicted_by_who_checks(
+    manifest: Manifest, config: DatacenterConfig, lead: float
+) -> None:
+    so_far = np.zeros((1, manifest.classes), np.float32)
+    so_far[0, 2] = lead  # of two more views, one may be missing
+
+    async def scenario() -> bool:
+        wanted = {"small": Views.BOTH}
+        found = [
+            answered(part) async for part in replica(manifest, config).piecemeal(picture(), wanted, math.inf, so_far)
+        ]
+        seen = [answer for part in found for answer in part]
+        total = np.sum([so_far, *(answer.probabilities for answer in seen)], axis=0, dtype=np.float32)
+        return len(seen) == 2 or settled(total, 1)
+
+    assert asyncio.run(scenario())
 
 
 def test_a_bad_picture_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
