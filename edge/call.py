@@ -59,6 +59,8 @@ class Call:
         self.trace = trace
         self.hang_up = hang_up
         self.received = received
+        self.rung = node.best
+        """Who is asked in the datacenter, unless a middle rung looks first."""
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
 
     def answer(self) -> Coroutine[Any, Any, Answer]:
@@ -267,11 +269,6 @@ class Call:
             return None
         self._learn(escalated.reply, edge)
         return escalated
-
-    @property
-    def rung(self) -> str:
-        """Who is asked in the datacenter, unless a middle rung looks first."""
-        return self.node.best
 
     def _hop_request(
         self, body: bytes, reason: Reason, edge: Looked | None, wanted_ms: float | None, timeout_s: float

@@ -180,12 +180,6 @@ class InfaasCall(PatientCall):
     def __init__(self, worker: Worker, *request: Any) -> None:
         super().__init__(*request)
         self._worker = worker
-        self._rung = self.node.best
-
-    @property
-    def rung(self) -> str:
-        """See `Call.rung`: what was chosen of the datacenter's."""
-        return self._rung
 
     async def answer(self) -> Answer:
         """See `Call.answer`. Where the datacenter fails, the node's best choice answers in its place."""
@@ -194,7 +188,7 @@ class InfaasCall(PatientCall):
         chosen = self._choose(worker.elsewhere(node))
         reason: Reason | None = None
         if not chosen.local:
-            reason, self._rung = Reason.TARGET, chosen.name
+            reason, self.rung = Reason.TARGET, chosen.name
             escalated = await self._escalate(reason, None)
             if escalated is not None:
                 return from_datacenter(self, escalated, reason, None)

@@ -146,7 +146,7 @@ def measure_work(
 def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: Work, seconds: float = 1.0) -> Link:
     """What the way to an idle FPGA and back takes beside the device's own time, one picture after the other.
 
-    The median: one moment in which this machine stands still would make a mean of a slow link. `host` is what
+    The median: one moment in which this machine stands still would make a slow link of a mean. `host` is what
     `measure_work` found for it.
     """
     noise = np.random.default_rng(0).integers(0, 256, (16, *fpga.input_shape), dtype=np.uint8)

@@ -9,7 +9,7 @@ which is what a middle rung is there to save.
 
 Of members that have looked already, the second look asks only for what is missing: nothing if the views are the same,
 the mirror image alone if the first look was at the upright picture. So ImageNet's middle rung, its committee of upright
-views alone, is the first half of the committee's work, and costs those nothing whom it leaves to the committee.
+views alone, is the first half of the committee's work, and none of it is done twice where the committee must answer.
 
 A look ends as soon as its answer is settled: once the most probable class leads by more than all views that are still
 missing could make up, for each could take at most 1 from that lead. The label is the whole rung's, whatever the missing
@@ -150,7 +150,7 @@ async def _look(
             for answer in part:
                 known.setdefault(answer.variant, {})[answer.views] = answer.probabilities
             look = _looked(rung, known, asked)
-            if look.settled and not (whole and look.missing):
+            if look.settled:
                 return look
             if hear is not None:
                 hear((look,) if before is None else (before, look))

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -124,22 +125,12 @@ class Replica:
         and a missed deadline come back as values: Ray would log each raised error with its traceback, and let bad
         callers fill the disk.
         """
-        found: list[VariantAnswer] = []
-        stages = _stages(self._names(wanted), wanted)
-        # Nobody hears of the first view by itself.
-        at_once = [tuple(wanted.items())] if so_far is None else [(*stages[0], *sum(stages[1:2], ())), *stages[2:]]
+        stages = [wanted] if so_far is None else _stages(self._names(wanted), wanted, piecemeal=False)
         try:
-            with self._visit(expires_at) as visit:
-                inputs = {name: upright async for name, upright in self._inputs(picture, wanted)}
-                for stage in at_once:
-                    for name, views in stage:
-                        visit.ask(name, views, inputs[name], alone=len(stage) == 1)
-                    found.extend(await visit.answers())
-                    if so_far is not None and _settled(so_far, found, wanted):
-                        break
-                return tuple(found)
+            parts = [part async for part in self._staged(picture, wanted, expires_at, so_far, stages)]
         except (RequestError, DeadlineMissed) as error:
             return error
+        return tuple(chain.from_iterable(parts))
 
     async def piecemeal(
         self, picture: bytes, wanted: Mapping[str, Views], expires_at: float, so_far: Probabilities | None = None
@@ -150,26 +141,43 @@ class Replica:
         ImageNet's committee, on two cores of an Intel Xeon, has an opinion after 14 ms, one that is settled four times
         in five after 32, and all of it after 51, where `classify` takes 43, or 33 where it may end early (medians).
         """
-        stages = _stages(self._names(wanted), wanted)
-        ((first, views),) = stages[0]
-        inputs: dict[str, Pixels] = {}
-        found: list[VariantAnswer] = []
+        stages = _stages(self._names(wanted), wanted, piecemeal=True)
         try:
-            with self._visit(expires_at) as visit:
-                async for name, upright in self._inputs(picture, wanted):
-                    inputs[name] = upright
-                    if name == first:
-                        visit.ask(name, views, upright, alone=True)  # while the others are prepared
-                for stage in ((), *stages[1:]):
-                    for name, views in stage:
-                        visit.ask(name, views, inputs[name], alone=len(stage) == 1)
-                    part = await visit.answers()
+            async with aclosing(self._staged(picture, wanted, expires_at, so_far, stages)) as parts:
+                async for part in parts:
                     yield part
-                    found.extend(part)
-                    if so_far is not None and _settled(so_far, found, wanted):
-                        return
         except (RequestError, DeadlineMissed) as error:
             yield error
+
+    async def _staged(
+        self,
+        picture: bytes,
+        wanted: Mapping[str, Views],
+        expires_at: float,
+        so_far: Probabilities | None,
+        stages: Sequence[Mapping[str, Views]],
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        """The answers of each stage, until they are settled.
+
+        Raises:
+            RequestError, DeadlineMissed: as their names say.
+        """
+        inputs: dict[str, Pixels] = {}
+        found: list[VariantAnswer] = []
+        opening, *later = stages
+        with self._visit(expires_at) as visit:
+            async for name, upright in self._inputs(picture, wanted):
+                inputs[name] = upright
+                if name in opening:  # it looks while the others' inputs are prepared
+                    visit.ask(name, opening[name], upright, alone=len(opening) == 1)
+            for stage in ({}, *later):
+                for name, views in stage.items():
+                    visit.ask(name, views, inputs[name], alone=len(stage) == 1)
+                part = await visit.answers()
+                yield part
+                found.extend(part)
+                if so_far is not None and _settled(so_far, found, wanted):
+                    return
 
     def _names(self, wanted: Mapping[str, Views]) -> list[str]:
         """The wanted variants, the largest first."""
@@ -221,15 +229,14 @@ class _Visit:
         self._asked: list[asyncio.Task[VariantAnswer]] = []
         self._told = 0
 
-    def ask(self, name: str, views: Views, upright: Pixels, *, alone: bool) -> asyncio.Task[VariantAnswer]:
+    def ask(self, name: str, views: Views, upright: Pixels, *, alone: bool) -> None:
         """Put a question; `alone` says that no other variant looks at the picture meanwhile.
 
         Then it may have several cores, unless there are other pictures. Several variants share out the cores.
         """
         decode_ms = (time.perf_counter() - self._started) * 1e3
-        task = asyncio.create_task(self._answer(name, views, upright, decode_ms, alone=alone and self._lonely()))
-        self._asked.append(task)
-        return task
+        answering = self._answer(name, views, upright, decode_ms, alone=alone and self._lonely())
+        self._asked.append(asyncio.create_task(answering))
 
     async def answers(self) -> tuple[VariantAnswer, ...]:
         """The answers to all that was asked since the last time, in the order of the questions.
@@ -253,21 +260,26 @@ class _Visit:
         return VariantAnswer(name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size)
 
 
-def _stages(names: Sequence[str], wanted: Mapping[str, Views]) -> list[tuple[tuple[str, Views], ...]]:
+def _stages(names: Sequence[str], wanted: Mapping[str, Views], *, piecemeal: bool) -> list[dict[str, Views]]:
     """In which order variants look, of which the largest is the first of `names`, each stage side by side.
 
-    The largest one's upright view first, which is worth the most by itself. Then all upright views and the smallest
-    one's mirror image: more than half of all views, by which time most answers are settled. Then the rest. Where no
-    upright view is wanted, the smallest begins, and the rest follows.
+    All upright views and the smallest variant's mirror image: more than half of all views, by which time most answers
+    are settled. Then the rest. Whoever hears of parts gets the largest variant's upright view before all that, which is
+    worth the most by itself. Where no upright view is wanted, the smallest begins, and the rest follows.
     """
     upright = [(name, Views.UPRIGHT) for name in names if wanted[name] is not Views.MIRROR]
     mirror = [(name, Views.MIRROR) for name in reversed(names) if wanted[name] is not Views.UPRIGHT]
-    first = (upright or mirror).pop(0)
-    second = upright + (mirror[:1] if first[1] is Views.UPRIGHT else [])
-    rest = [look for look in mirror if look not in second]
-    if len(second) > 1 and second[-1][0] == second[-2][0]:
-        second[-2:] = [(second[-1][0], Views.BOTH)]
-    return [tuple(stage) for stage in ([first], second, rest) if stage]
+    looks = upright + mirror
+    cuts = (0, 1 if piecemeal else 0, min(len(upright) + 1, len(looks)), len(looks))
+    return [_together(looks[begin:end]) for begin, end in pairwise(cuts) if begin < end]
+
+
+def _together(looks: Sequence[tuple[str, Views]]) -> dict[str, Views]:
+    """Single views, with both of a variant as one question."""
+    found: dict[str, Views] = {}
+    for name, view in looks:
+        found[name] = Views.BOTH if name in found else view
+    return found
 
 
 def _settled(so_far: Probabilities, found: Sequence[VariantAnswer], wanted: Mapping[str, Views]) -> bool:

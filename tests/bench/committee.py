@@ -82,45 +82,42 @@ class Cell:
     model_s: float = 0.0
 
 
-def ways(tier: Tier, middle: tuple[str, float] | None, task: str) -> dict[str, HopRequest]:
-    """How a tier is asked, by name."""
-    patient = HopRequest(task=task, variant=tier.best)
+def ways(best: str, middle: tuple[str, float] | None, task: str) -> dict[str, HopRequest]:
+    """How tiers are asked, by name."""
+    patient = HopRequest(task=task, variant=best)
     hurried = msgspec.structs.replace(patient, deadline_ms=10_000.0, progressive=True)
     found = {"whole": patient, "parts": hurried}
-    if middle is not None and middle[0] in tier.rungs:
-        terms = Middle(Score.TOP1, middle[1], tier.best)
-        found[f"{middle[0]}@{middle[1]:g}"] = msgspec.structs.replace(hurried, variant=middle[0], middle=terms)
+    if middle is not None:
+        rung, score = middle
+        terms = Middle(Score.TOP1, score, best)
+        found[f"{rung}@{score:g}"] = msgspec.structs.replace(hurried, variant=rung, middle=terms)
     return found
 
 
 def study(
-    tiers: list[Tier], pictures: LabelledPictures, chosen: list[int], middle: tuple[str, float] | None, task: str
+    tiers: list[Tier], pictures: LabelledPictures, chosen: list[int], requests: dict[str, HopRequest]
 ) -> dict[tuple[str, str], Cell]:
-    """All pictures at all tiers, one way after the other."""
+    """All pictures at all tiers that have the rung, one way after the other."""
     cells: dict[tuple[str, str], Cell] = defaultdict(Cell)
-    for name in ("whole", "parts", *ways_of_middle(middle)):
-        asked = [(tier, ways(tier, middle, task)[name]) for tier in tiers if name in ways(tier, middle, task)]
+    for name, request in requests.items():
+        asked = [tier for tier in tiers if request.variant in tier.rungs]
         for i in chosen[:WARM_UP]:
-            for tier, request in asked:  # in turns: a tier closes connections that are idle
+            for tier in asked:  # in turns: a tier closes connections that are idle
                 tier.ask(pictures.bodies[i], request)
-        for tier, _ in asked:
+        for tier in asked:
             cells[name, tier.url].model_s = -tier.model_s()
         for turn, i in enumerate(track(chosen, name, transient=True)):
-            for tier, request in asked[turn % len(asked) :] + asked[: turn % len(asked)]:
+            first = turn % max(1, len(asked))
+            for tier in asked[first:] + asked[:first]:
                 reply, taken_ms = tier.ask(pictures.bodies[i], request)
                 cell = cells[name, tier.url]
                 cell.taken_ms.append(taken_ms)
                 cell.said.append(reply.top_k[0].index)
                 cell.right.append(reply.top_k[0].index == pictures.labels[i])
                 cell.by_best.append(reply.model == tier.best)
-        for tier, _ in asked:
+        for tier in asked:
             cells[name, tier.url].model_s += tier.model_s()
     return cells
-
-
-def ways_of_middle(middle: tuple[str, float] | None) -> tuple[str, ...]:
-    """The name of the way by a middle rung, if one was named."""
-    return () if middle is None else (f"{middle[0]}@{middle[1]:g}",)
 
 
 def show(cells: dict[tuple[str, str], Cell], console: Console) -> None:
@@ -159,7 +156,8 @@ def main() -> int:
     chosen = np.random.default_rng(words.seed).permutation(len(pictures))[: words.pictures].tolist()
     rung, _, score = (words.middle or "").partition("@")
     middle = (rung, float(score)) if words.middle else None
-    show(study([Tier(url) for url in words.url], pictures, chosen, middle, words.task), Console(width=140))
+    requests = ways(manifest.best, middle, words.task)
+    show(study([Tier(url) for url in words.url], pictures, chosen, requests), Console(width=140))
     return 0
 
 
