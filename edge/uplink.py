@@ -101,7 +101,7 @@ class Uplink:
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:
-                hop.link.patience.give_up_below = hop.link.patience_for_all.give_up_below = give_up_below
+                hop.link.patience.give_up_below = hop.link.patience_for_rest.give_up_below = give_up_below
         self._reducer = reducer
         self._classes = classes
         self._clock = clock
@@ -234,13 +234,15 @@ class Uplink:
         Raises:
             GivenUp: if nothing has.
         """
-        now = self._clock.now()
-        first_s = link.patience.worth_ms(timeout_s * 1e3, now) * 1e-3
-        whole_s = link.patience_for_all.worth_ms(timeout_s * 1e3, now) * 1e-3
-        whole_s = max(0.0, min(whole_s, timeout_s - SPARED_S))
+        first_s = link.patience.worth_ms(timeout_s * 1e3, self._clock.now()) * 1e-3
+
+        def rest_s(first_ms: float) -> float:
+            left_ms = (timeout_s - SPARED_S) * 1e3 - first_ms
+            return link.patience_for_rest.worth_ms(max(0.0, left_ms), self._clock.now()) * 1e-3
+
         task = asyncio.create_task(asking)
         try:
-            if await while_hopeful(task, so_far, first_s, whole_s):
+            if await while_hopeful(task, so_far, first_s, rest_s):
                 return task.result()
         except asyncio.CancelledError:
             task.cancel()
@@ -336,7 +338,6 @@ class Uplink:
             waited_s = min(self._clock.now() - started, timeout_s)
             if not question.patient:
                 hop.link.patience.late(waited_s * 1e3, self._clock.now())
-                hop.link.patience_for_all.late(waited_s * 1e3, self._clock.now())
             self._was_late(hop, request, waited_s, early=early)
             raise
         if status != 200:
@@ -356,10 +357,10 @@ class Uplink:
         if not question.patient:
             came_ms = question.so_far.first_ms  # over a lossy link one reply comes, though it was to be had sooner
             hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)
-            if answer.reply.complete:
-                hop.link.patience_for_all.answered(answer.round_trip_ms, now)
-            else:
-                hop.link.patience_for_all.late(min(now - started, question.timeout_s) * 1e3, now)
+            if came_ms is not None and answer.reply.complete:
+                hop.link.patience_for_rest.answered(answer.round_trip_ms - came_ms, now)
+            elif came_ms is not None:
+                hop.link.patience_for_rest.late(min(now - started, question.timeout_s) * 1e3 - came_ms, now)
         if hop is self._ways.http and question.request.deadline_ms is not None and early:
             self._ways.over_tcp(late=False)
         if answer.reply.complete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hawkvision.hop import HopReply
@@ -38,22 +39,19 @@ class SoFar:
         self.heard.set()
 
 
-async def while_hopeful(task: asyncio.Task[Escalated], so_far: SoFar, first_s: float, whole_s: float) -> bool:
+async def while_hopeful(
+    task: asyncio.Task[Escalated], so_far: SoFar, first_s: float, rest_s: Callable[[float], float]
+) -> bool:
     """Wait for the task; whether it ended while there was hope.
 
-    Until `first_s` it is worth waiting for anything at all, until `whole_s` for the whole. What comes when the whole is
-    hoped for no more ends the wait at once.
+    Until `first_s` it is worth waiting for anything at all. Once something was heard, `rest_s` is asked, with when that
+    was in milliseconds since the picture was sent, how long it is worth waiting for the whole.
     """
-    until_s = min(first_s, whole_s)
-    await asyncio.wait({task}, timeout=until_s)
-    if task.done():
-        return True
-    if so_far.latest is not None:
-        await asyncio.wait({task}, timeout=whole_s - until_s)
-    elif first_s > until_s:
-        hearing = asyncio.create_task(so_far.heard.wait())
-        try:
-            await asyncio.wait({task, hearing}, timeout=first_s - until_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hearing.cancel()
+    hearing = asyncio.create_task(so_far.heard.wait())
+    try:
+        await asyncio.wait({task, hearing}, timeout=first_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        hearing.cancel()
+    if not task.done() and so_far.first_ms is not None:
+        await asyncio.wait({task}, timeout=rest_s(so_far.first_ms))
     return task.done()

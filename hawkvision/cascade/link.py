@@ -49,8 +49,8 @@ class LinkEstimate:
     """Whether tries were late so often that waiting seldom pays; it takes tries in time to end that."""
     patience: Patience = field(default_factory=Patience)
     """How much of a wait pays. Whoever asks tells it what came of waits that may be cut short."""
-    patience_for_all: Patience = field(default_factory=lambda: Patience(may_not_wait=True))
-    """The same for who has the answer of some of a rung's members, and waits for that of all."""
+    patience_for_rest: Patience = field(default_factory=lambda: Patience(may_not_wait=True))
+    """The same for who has the answer of some of a rung's members, since then, and waits for that of all."""
     _kept: float = 1.0
     """The share of tries that were answered in time, as `in_time`, but time alone does not change it."""
     _vain_ms: float = 0.0
@@ -90,7 +90,7 @@ class LinkEstimate:
         """Pictures go this way from now on, after another one: what was late before says nothing."""
         self.in_time, self._kept, self.doubtful, self._vain_ms = 1.0, 1.0, False, 0.0
         self.patience.forget()
-        self.patience_for_all.forget()
+        self.patience_for_rest.forget()
 
     def doubts(self, wait_ms: float) -> bool:
         """Whether waiting so long has been in vain too often to be worth it."""

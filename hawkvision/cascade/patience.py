@@ -45,7 +45,10 @@ class _Wait:
 
 @dataclass(slots=True)
 class Patience:
-    """Remembers what waits came to: milliseconds since the picture was sent; `now` is seconds of a monotonic clock."""
+    """Remembers what waits came to, in milliseconds since they began; `now` is seconds of a monotonic clock.
+
+    A wait begins when the picture is sent, and that for the rest of an answer when the first of it is there.
+    """
 
     give_up_below: float = GIVE_UP_BELOW
     """Of those still awaited; 0 waits until the deadline."""

@@ -128,7 +128,7 @@ def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_
         async with bench(slow, UNSURE) as it:
             uplink = uplink_of(it)
             for _ in range(20):
-                uplink.link.patience_for_all.late(60_000.0, it.clock.now())
+                uplink.link.patience_for_rest.late(60_000.0, it.clock.now())
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             assert counted(it) == (1, 1)
             return answer, uplink._pending
@@ -139,22 +139,40 @@ def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_
     assert pending == 1, "the escalation goes on, to learn whether waiting pays again"
 
 
+@pytest.mark.parametrize(("deadline_ms", "index"), [(DEADLINE_MS, PART_CLASS), (PATIENT_MS, ANSWER_CLASS)])
+def test_the_rest_is_waited_for_where_it_usually_takes_less_than_there_is_time(
+    large: Peer, deadline_ms: float, index: int
+) -> None:
+    large.parts, large.delay_s = [PART_CLASS], 0.5  # before the deadline in either case, but that is not usual
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            patience = uplink_of(it).link.patience_for_rest
+            for _ in range(20):
+                patience.answered(DEADLINE_MS * 1.5, it.clock.now())
+            return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms)
+
+    answer = run(scenario)
+    assert (answer.index, answer.degraded) == (index, index == PART_CLASS)
+
+
 ANSWER = Escalated(HopReply((HopClass(PART_CLASS, 0.5),), "committee", HopTiming(1.0, 1.0, 1.0, 1.0), 1), 1.0)
 FOREVER_S = 60.0
 
 
 @pytest.mark.parametrize(
-    ("part", "first_s", "whole_s", "ended"),
+    ("part", "first_s", "rest_s", "ended"),
     [
         ("before", 0.0, FOREVER_S, True),  # it is worth waiting for the whole
         ("never", 0.0, FOREVER_S, False),  # but not for a first one
         ("before", FOREVER_S, 0.0, False),  # nor for the whole
         ("later", FOREVER_S, 0.0, False),  # then the first that comes ends the wait
         ("never", FOREVER_S, 0.0, True),  # unless nothing comes but the whole
+        ("later", FOREVER_S, FOREVER_S, True),  # it is waited for from the first on
     ],
 )
 def test_a_part_is_waited_for_as_long_as_there_is_hope_and_the_whole_as_long_as_for_it(
-    part: str, first_s: float, whole_s: float, ended: bool
+    part: str, first_s: float, rest_s: float, ended: bool
 ) -> None:
     async def scenario() -> bool:
         so_far, go_on = SoFar(), asyncio.Event()
@@ -165,12 +183,12 @@ def test_a_part_is_waited_for_as_long_as_there_is_hope_and_the_whole_as_long_as_
             await go_on.wait()
             if part == "later":
                 so_far.hear(ANSWER)
-                await asyncio.Event().wait()
+                await (asyncio.sleep(0.0) if ended else asyncio.Event().wait())
             return ANSWER
 
         task = asyncio.create_task(ask())
         await asyncio.sleep(0)
-        waiting = asyncio.create_task(while_hopeful(task, so_far, first_s, whole_s))
+        waiting = asyncio.create_task(while_hopeful(task, so_far, first_s, lambda _: rest_s))
         await asyncio.wait({waiting}, timeout=0.05)  # what ends at once has ended
         go_on.set()
         result = await waiting
@@ -186,7 +204,7 @@ def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
     async def scenario() -> int:
         async with bench(large, UNSURE) as it:
             uplink = uplink_of(it)
-            patience = uplink.link.patience_for_all
+            patience = uplink.link.patience_for_rest
             for _ in range(20):
                 patience.late(60_000.0, it.clock.now())
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
