@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,10 @@ MACHINE: Final = ("system", "hawkvision/datacenter", "loadgen")
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.
 settings.register_profile("hawkvision", deadline=None)
 settings.load_profile("hawkvision")
+
+# A shell makes what it starts in the background deaf to Ctrl-C, which processes inherit; tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
