@@ -9,7 +9,9 @@ On one machine (`run.up`) the door is hosted by the process that started Ray; in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
+from itertools import groupby
 from typing import Any, TypeVar
 
 from ray import serve
@@ -20,11 +22,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.cascade.scores import Probabilities
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.door import make_door, max_in_flight
-from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
+from hawkvision.datacenter.opinions import Errand, VariantAnswer
+from hawkvision.datacenter.replica import Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 
 APP_NAME = "hawkvision"
@@ -41,30 +43,38 @@ class HandleVariants:
         self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
 
     async def ask(
-        self,
-        wanted: Mapping[str, Views],
-        picture: bytes,
-        expires_at: float,
-        *,
-        piecemeal: bool,
-        so_far: Probabilities | None,
+        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        """See `looks.Variants.ask`. A rung's members are all in one group."""
-        group, handle = self._groups[next(iter(wanted))]
-        if piecemeal:
-            stream = handle.options(stream=True).piecemeal.remote(picture, wanted, expires_at, so_far)
-            try:
-                while (part := await _in_our_words(group, anext(stream, None))) is not None:
+        """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
+        for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
+            asking = _piece_by_piece if piecemeal else _at_once
+            async with aclosing(asking(group, handle, picture, tuple(its), expires_at)) as parts:
+                async for part in parts:
                     yield part
-            finally:
-                stream.cancel()  # does nothing where it has ended
-            return
-        response = handle.classify.remote(picture, wanted, expires_at, so_far)
-        try:
-            yield await _in_our_words(group, response)
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
+
+
+async def _piece_by_piece(
+    group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
+) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at)
+    try:
+        while (part := await _in_our_words(group, anext(stream, None))) is not None:
+            yield part
+    finally:
+        stream.cancel()  # does nothing where it has ended
+
+
+async def _at_once(
+    group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
+) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+    response = handle.classify.remote(picture, errands, expires_at)
+    try:
+        parts: tuple[tuple[VariantAnswer, ...], ...] = await _in_our_words(group, response)
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    for part in parts:
+        yield part
 
 
 async def _in_our_words(group: str, answering: Awaitable[AnswerT | HawkVisionError]) -> AnswerT:

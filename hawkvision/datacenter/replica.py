@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from hawkvision.artifacts import load_variant
-from hawkvision.cascade.scores import ROUNDING, Probabilities, settled
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
 from hawkvision.datacenter.model import Model
+from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
 from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Pixels
@@ -38,14 +38,6 @@ from hawkvision.vision.wide import divides, open_wide, usable_cores
 
 # Two threads decode while others infer: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
-
-
-class Views(StrEnum):
-    """Which images of a picture a variant looks at; of both, the probabilities are averaged."""
-
-    UPRIGHT = "upright"
-    MIRROR = "mirror"
-    BOTH = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +54,6 @@ class GroupSettings:
     batch_wait_ms: float
     max_pixels: int
     intra_op_threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class VariantAnswer:
-    """A variant's probabilities (1, classes) for these views, and where the time went, in milliseconds."""
-
-    variant: str
-    views: Views
-    probabilities: Probabilities
-    decode_ms: float
-    queue_ms: float
-    infer_ms: float
-    batch_size: int
 
 
 def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> GroupSettings:
@@ -115,73 +94,78 @@ class Replica:
         """Pictures."""
 
     async def classify(
-        self, picture: bytes, wanted: Mapping[str, Views], expires_at: float, so_far: Probabilities | None = None
-    ) -> tuple[VariantAnswer, ...] | HawkVisionError:
-        """What each variant makes of its views of the picture.
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float
+    ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
+        """What the variants make of the picture, errand by errand (`Errand` says when one ends), in parts.
 
-        With `so_far`, the sum (1, classes) of what earlier looks saw, or zeros, views are asked for only until no other
-        could change the first class. `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's
-        router too; the nodes of a cluster are assumed to agree to within milliseconds. A picture that cannot be read
-        and a missed deadline come back as values: Ray would log each raised error with its traceback, and let bad
-        callers fill the disk.
+        `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's router too; the nodes of a
+        cluster are assumed to agree to within milliseconds. A picture that cannot be read and a missed deadline come
+        back as values: Ray would log each raised error with its traceback, and let bad callers fill the disk.
         """
-        stages = [wanted] if so_far is None else _stages(self._names(wanted), wanted, piecemeal=False)
         try:
-            parts = [part async for part in self._staged(picture, wanted, expires_at, so_far, stages)]
+            return tuple([part async for part in self._walk(picture, errands, expires_at, piecemeal=False)])
         except (RequestError, DeadlineMissed) as error:
             return error
-        return tuple(chain.from_iterable(parts))
 
     async def piecemeal(
-        self, picture: bytes, wanted: Mapping[str, Views], expires_at: float, so_far: Probabilities | None = None
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
-        """As `classify`, but in parts (`_stages`), each told as soon as it is there; after an error nothing comes.
+        """As `classify`, but in smaller parts (`_stages`), each told as soon as it is there; an error is the last.
 
         The first view is looked at by itself, on all the cores that its variant makes use of, the others side by side.
-        ImageNet's committee, on two cores of an Intel Xeon, has an opinion after 14 ms, one that is settled four times
-        in five after 32, and all of it after 51, where `classify` takes 43, or 33 where it may end early (medians).
+        On two cores of an AMD EPYC, ImageNet's committee has an opinion after 14 ms, and ends after 29 where that is
+        settled (medians over HTTP; four pictures in five), or 40, where `classify` takes 25 and 38.
         """
-        stages = _stages(self._names(wanted), wanted, piecemeal=True)
         try:
-            async with aclosing(self._staged(picture, wanted, expires_at, so_far, stages)) as parts:
+            async with aclosing(self._walk(picture, errands, expires_at, piecemeal=True)) as parts:
                 async for part in parts:
                     yield part
         except (RequestError, DeadlineMissed) as error:
             yield error
 
-    async def _staged(
-        self,
-        picture: bytes,
-        wanted: Mapping[str, Views],
-        expires_at: float,
-        so_far: Probabilities | None,
-        stages: Sequence[Mapping[str, Views]],
+    async def _walk(
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        """The answers of each stage, until they are settled.
+        """The answers of each stage of each errand, as long as there is not enough.
 
         Raises:
             RequestError, DeadlineMissed: as their names say.
         """
         inputs: dict[str, Pixels] = {}
-        found: list[VariantAnswer] = []
-        opening, *later = stages
+        seen: dict[str, Seen] = {}
+        (opening, *later), *others = [self._stages(errand, piecemeal=piecemeal) for errand in errands]
         with self._visit(expires_at) as visit:
-            async for name, upright in self._inputs(picture, wanted):
+            async for name, upright in self._inputs(picture, errands):
                 inputs[name] = upright
                 if name in opening:  # it looks while the others' inputs are prepared
                     visit.ask(name, opening[name], upright, alone=len(opening) == 1)
-            for stage in ({}, *later):
-                for name, views in stage.items():
-                    visit.ask(name, views, inputs[name], alone=len(stage) == 1)
-                part = await visit.answers()
-                yield part
-                found.extend(part)
-                if so_far is not None and _settled(so_far, found, wanted):
+            for errand, stages in zip(errands, (deque([{}, *later]), *map(deque, others)), strict=True):
+                if seen and enough(errand, seen):
                     return
+                while stages:
+                    stage = self._next_stage(errand, seen, stages)
+                    for name, views in stage.items():
+                        visit.ask(name, views, inputs[name], alone=len(stage) == 1)
+                    part = await visit.answers()
+                    yield part
+                    for answer in part:
+                        seen.setdefault(answer.variant, {})[answer.views] = answer.probabilities
+                    if enough(errand, seen):
+                        return
 
-    def _names(self, wanted: Mapping[str, Views]) -> list[str]:
-        """The wanted variants, the largest first."""
-        return [name for name in self._models if name in wanted]
+    def _stages(self, errand: Errand, *, piecemeal: bool) -> list[dict[str, Views]]:
+        """In which order variants look; with a bar all at once."""
+        names = [name for name in self._models if name in errand.wanted]
+        return _stages(names, errand.wanted, piecemeal=piecemeal) if errand.bar is None else [dict(errand.wanted)]
+
+    def _next_stage(
+        self, errand: Errand, seen: Mapping[str, Seen], stages: deque[dict[str, Views]]
+    ) -> Mapping[str, Views]:
+        """The first of those that are left, together with what follows up to where it is likely to be enough."""
+        stage = stages.popleft()
+        while stages and stage and not likely_enough(errand, seen, stage):
+            stage = _together([*stage.items(), *stages.popleft().items()])
+        return {name: stage[name] for name in self._models if name in stage}
 
     @contextmanager
     def _visit(self, expires_at: float) -> Iterator[_Visit]:
@@ -204,13 +188,13 @@ class Replica:
     def _lonely(self) -> bool:
         return self._inside == 1
 
-    async def _inputs(self, picture: bytes, wanted: Mapping[str, Views]) -> AsyncIterator[tuple[str, Pixels]]:
-        """The picture as each variant takes it in, (height, width, 3), the largest variant first.
+    async def _inputs(self, picture: bytes, errands: Sequence[Errand]) -> AsyncIterator[tuple[str, Pixels]]:
+        """The picture as each variant takes it in, (height, width, 3); of each errand the largest variant first.
 
         Raises:
             RequestError: if it cannot be read.
         """
-        names = self._names(wanted)
+        names = list(dict.fromkeys(name for errand in errands for name in self._models if name in errand.wanted))
         inputs = load_inputs(picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels)
         loop = asyncio.get_running_loop()
         for name in names:
@@ -264,8 +248,9 @@ def _stages(names: Sequence[str], wanted: Mapping[str, Views], *, piecemeal: boo
     """In which order variants look, of which the largest is the first of `names`, each stage side by side.
 
     All upright views and the smallest variant's mirror image: more than half of all views, by which time most answers
-    are settled. Then the rest. Whoever hears of parts gets the largest variant's upright view before all that, which is
-    worth the most by itself. Where no upright view is wanted, the smallest begins, and the rest follows.
+    are settled. Then the rest, unless it is seen before that nothing will be settled by then (`Replica._next_stage`).
+    Whoever hears of parts gets the largest variant's upright view before all that, which is worth the most by itself.
+    Where no upright view is wanted, the smallest begins, and the rest follows.
     """
     upright = [(name, Views.UPRIGHT) for name in names if wanted[name] is not Views.MIRROR]
     mirror = [(name, Views.MIRROR) for name in reversed(names) if wanted[name] is not Views.UPRIGHT]
@@ -280,14 +265,6 @@ def _together(looks: Sequence[tuple[str, Views]]) -> dict[str, Views]:
     for name, view in looks:
         found[name] = Views.BOTH if name in found else view
     return found
-
-
-def _settled(so_far: Probabilities, found: Sequence[VariantAnswer], wanted: Mapping[str, Views]) -> bool:
-    """Whether what nobody has looked at yet can change the first class no more."""
-    views = {Views.UPRIGHT: 1, Views.MIRROR: 1, Views.BOTH: 2}
-    seen = sum(views[answer.views] for answer in found)
-    total = so_far + sum(views[answer.views] * answer.probabilities for answer in found)
-    return settled(total, sum(map(views.__getitem__, wanted.values())) - seen, rounding=2.0 * ROUNDING)
 
 
 def _retrieved(task: asyncio.Task[VariantAnswer]) -> None:

@@ -46,7 +46,7 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.door import Door, make_door
 from hawkvision.datacenter.lossy import LossyDoor
-from hawkvision.datacenter.replica import Views
+from hawkvision.datacenter.opinions import errands_of
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
 from hawkvision.manifest import cache_dir
@@ -192,9 +192,10 @@ async def _open(
         if await step(lambda: _all_running(catalog)):
             # The first call through a handle connects, 60 ms; an expired request pays that and does nothing else.
             for group in catalog.groups:
-                wanted = {group.variants[0].name: Views.UPRIGHT}
+                rung = catalog.rung(group.name)
+                assert rung is not None, "a group is named after one of its rungs"
                 with contextlib.suppress(DeadlineMissed):
-                    await anext(variants.ask(wanted, b"", expires_at=0.0, piecemeal=False, so_far=None))
+                    await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):

@@ -19,9 +19,9 @@ from typing import Final, TypeVar
 
 from hawkvision.cascade.scores import top_classes
 from hawkvision.datacenter.catalog import Catalog, ServedRung
-from hawkvision.datacenter.looks import Look, Second, Variants, look_up_to_twice
+from hawkvision.datacenter.looks import Second, Variants, look_up_to_twice
 from hawkvision.datacenter.metrics import DatacenterMetrics
-from hawkvision.datacenter.replica import VariantAnswer
+from hawkvision.datacenter.opinions import Look, VariantAnswer
 from hawkvision.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
 from hawkvision.hop import HopClass, HopReply, HopRequest, HopTiming, PassedOver
 from hawkvision.types import Score

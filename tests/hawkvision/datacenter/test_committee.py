@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -17,10 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from hawkvision.cascade.scores import Probabilities
 from hawkvision.datacenter.catalog import Catalog, ServedRung
 from hawkvision.datacenter.door import Door, DoorLimits
-from hawkvision.datacenter.replica import VariantAnswer, Views
+from hawkvision.datacenter.opinions import Errand, VariantAnswer, Views
 from hawkvision.errors import Overloaded
 from hawkvision.hop import HopReply, PassedOver
 from hawkvision.types import Logits
@@ -40,19 +39,21 @@ class Fixed:
 
     async def ask(
         self,
-        wanted: Mapping[str, Views],
+        errands: Sequence[Errand],
         picture: bytes,
         expires_at: float,
         *,
         piecemeal: bool,
-        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        self.asked.extend(wanted.items())
-        if self.full and "c" in wanted:
-            raise Overloaded("the queue of 'c' is full", 1.0)
-        answers = tuple(VariantAnswer(v, views, self.rows[v][None], 1.0, 2.0, 3.0, 4) for v, views in wanted.items())
-        for part in [(answer,) for answer in answers] if piecemeal else [answers]:
-            yield part
+        for errand in errands:
+            self.asked.extend(errand.wanted.items())
+            if self.full and "c" in errand.wanted:
+                raise Overloaded("the queue of 'c' is full", 1.0)
+            answers = tuple(
+                VariantAnswer(v, views, self.rows[v][None], 1.0, 2.0, 3.0, 4) for v, views in errand.wanted.items()
+            )
+            for part in [(answer,) for answer in answers] if piecemeal else [answers]:
+                yield part
 
 
 def door(variants: Fixed, temperature: float = 1.0) -> Door:
@@ -156,19 +157,11 @@ class Stuck(Fixed):
     """Variants of which "b" never answers."""
 
     async def ask(
-        self,
-        wanted: Mapping[str, Views],
-        picture: bytes,
-        expires_at: float,
-        *,
-        piecemeal: bool,
-        so_far: Probabilities | None,
+        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        if not piecemeal and "b" in wanted:
-            await asyncio.Event().wait()
-        async with aclosing(super().ask(wanted, picture, expires_at, piecemeal=piecemeal, so_far=so_far)) as parts:
+        async with aclosing(super().ask(errands, picture, expires_at, piecemeal=piecemeal)) as parts:
             async for part in parts:
-                if part[0].variant == "b":
+                if any(answer.variant == "b" for answer in part):
                     await asyncio.Event().wait()
                 yield part
 

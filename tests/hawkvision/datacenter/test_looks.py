@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.scores import Probabilities, Score, average, score
+from hawkvision.cascade.scores import Score, average, score
 from hawkvision.datacenter.catalog import ServedRung
-from hawkvision.datacenter.looks import Look, Second, look_up_to_twice
-from hawkvision.datacenter.replica import VariantAnswer, Views
+from hawkvision.datacenter.looks import Second, look_up_to_twice
+from hawkvision.datacenter.opinions import Errand, Look, VariantAnswer, Views
 from hawkvision.errors import DeadlineMissed
 from hawkvision.types import Logits
 
@@ -41,26 +41,21 @@ class Drawn:
     expiries: set[float] = field(default_factory=set)
 
     async def ask(
-        self,
-        wanted: Mapping[str, Views],
-        picture: bytes,
-        expires_at: float,
-        *,
-        piecemeal: bool,
-        so_far: Probabilities | None,
+        self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        self.asked.extend(wanted.items())
         self.expiries.add(expires_at)
-        answers = tuple(self.answer(variant, picture, views) for variant, views in wanted.items())
-        if not piecemeal:
-            yield answers
-            return
-        for answer in answers:
-            if answer.views is not Views.BOTH:
-                yield (answer,)
+        for errand in errands:
+            self.asked.extend(errand.wanted.items())
+            answers = tuple(self.answer(variant, picture, views) for variant, views in errand.wanted.items())
+            if not piecemeal:
+                yield answers
                 continue
-            for view in (Views.UPRIGHT, Views.MIRROR):
-                yield (self.answer(answer.variant, picture, view),)
+            for answer in answers:
+                if answer.views is not Views.BOTH:
+                    yield (answer,)
+                    continue
+                for view in (Views.UPRIGHT, Views.MIRROR):
+                    yield (self.answer(answer.variant, picture, view),)
 
     def answer(self, variant: str, picture: bytes, views: Views) -> VariantAnswer:
         one, other = row(picture, variant, Views.UPRIGHT), row(picture, variant, Views.MIRROR)

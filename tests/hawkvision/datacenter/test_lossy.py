@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,12 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.app import application
 from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.lossy import LossyDoor, useful_side
-from hawkvision.datacenter.replica import VariantAnswer, Views
+from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import ConfigError
 from hawkvision.hop import HopReply, HopRequest, Middle
@@ -55,20 +54,21 @@ class Sure:
 
     async def ask(
         self,
-        wanted: Mapping[str, Views],
+        errands: Sequence[Errand],
         picture: bytes,
         expires_at: float,
         *,
         piecemeal: bool,
-        so_far: Probabilities | None,
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         self.pictures.append(picture)
         row = np.array([[0.0, 0.0, 0.9, 0.1] + [0.0] * 6], np.float32)
-        answers = tuple(VariantAnswer(variant, views, row, 1.0, 2.0, 3.0, 4) for variant, views in wanted.items())
-        if piecemeal:
-            yield answers[:1]
-        await self.gate.wait()
-        yield answers
+        for errand in errands:
+            wanted = errand.wanted.items()
+            answers = tuple(VariantAnswer(variant, views, row, 1.0, 2.0, 3.0, 4) for variant, views in wanted)
+            if piecemeal:
+                yield answers[:1]
+            await self.gate.wait()
+            yield answers
 
 
 @asynccontextmanager

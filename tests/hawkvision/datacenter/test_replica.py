@@ -11,17 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.scores import Probabilities, average, settled
+from hawkvision.cascade.scores import Probabilities, Score, average
 from hawkvision.config import DatacenterConfig
-from hawkvision.datacenter.catalog import catalog_of
-from hawkvision.datacenter.replica import Replica, VariantAnswer, Views, settings_of
+from hawkvision.datacenter.catalog import ServedRung, catalog_of
+from hawkvision.datacenter.opinions import Bar, Errand, VariantAnswer, Views, errands_of
+from hawkvision.datacenter.replica import Replica, settings_of
 from hawkvision.errors import BadImage, DeadlineMissed, HawkVisionError, UnsupportedMedia
 from hawkvision.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import picture
 from tests.hawkvision.vision.graphs import tiny_classifier
 
-UPRIGHT = {"small": Views.UPRIGHT}
-BOTH = {"small": Views.BOTH, "medium": Views.BOTH}
+SMALL = ServedRung("small", ("small",))
+COMMITTEE = ServedRung("committee", ("small", "medium"), mirrored=True)
+UPRIGHT, BOTH = errands_of(SMALL), errands_of(COMMITTEE)
+NEVER = Bar(Score.TOP1, math.inf)
 
 
 def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
@@ -31,7 +34,7 @@ def replica(manifest: Manifest, config: DatacenterConfig) -> Replica:
 
 
 def test_a_bad_picture_does_not_fail_its_neighbours(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def together() -> list[tuple[VariantAnswer, ...] | HawkVisionError]:
+    async def together() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
         bodies = [picture(), b"not a picture", picture(), picture()[:600]]
         return await asyncio.gather(*[loaded.classify(b, BOTH, math.inf) for b in bodies])
@@ -50,13 +53,13 @@ def test_an_expired_request_is_not_even_decoded(manifest: Manifest, config: Data
 
 
 def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config: DatacenterConfig) -> None:
-    async def each() -> list[tuple[VariantAnswer, ...] | HawkVisionError]:
+    async def each() -> list[tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError]:
         loaded = replica(manifest, config)
-        return await asyncio.gather(*[loaded.classify(picture(), {"small": views}, math.inf) for views in Views])
+        looks = [(Errand(COMMITTEE, {"small": views}),) for views in Views]
+        return await asyncio.gather(*[loaded.classify(picture(), look, math.inf) for look in looks])
 
-    for answers in asyncio.run(each()):
-        assert isinstance(answers, tuple)
-        (answer,) = answers
+    for parts in asyncio.run(each()):
+        (answer,) = answered(parts)
         assert answer.probabilities.shape == (1, 10)
         assert abs(float(answer.probabilities.sum()) - 1.0) < 1e-5
 
@@ -64,66 +67,85 @@ def test_probabilities_sum_to_one_whatever_the_views(manifest: Manifest, config:
 U, M = Views.UPRIGHT, Views.MIRROR
 
 
+def opinionated(manifest: Manifest) -> Manifest:
+    """The no-op backend shows the same in each view; so sharpened, it is as good as certain."""
+    variants = tuple(msgspec.structs.replace(v, temperature=0.01) for v in manifest.variants)
+    return msgspec.structs.replace(manifest, variants=variants)
+
+
+def asked(parts: Sequence[tuple[VariantAnswer, ...] | HawkVisionError]) -> list[tuple[str, Views]]:
+    return [(answer.variant, answer.views) for part in parts if isinstance(part, tuple) for answer in part]
+
+
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("wanted", "sure", "unsure"),
     [
         (
             {"small": Views.BOTH, "medium": Views.BOTH},
-            [[("small", U)], [("medium", Views.BOTH)], [("small", M)]],
+            [[("small", U)], [("medium", Views.BOTH)]],
+            [[("small", U)], [("small", M), ("medium", Views.BOTH)]],
         ),
-        ({"small": U, "medium": U}, [[("small", U)], [("medium", U)]]),
-        ({"small": M, "medium": M}, [[("medium", M)], [("small", M)]]),
-        ({"small": M, "medium": Views.BOTH}, [[("medium", U)], [("medium", M)], [("small", M)]]),
-        ({"medium": Views.BOTH}, [[("medium", U)], [("medium", M)]]),
+        ({"small": U, "medium": U}, [[("small", U)], [("medium", U)]], [[("small", U)], [("medium", U)]]),
+        ({"small": M, "medium": M}, [[("medium", M)], [("small", M)]], [[("medium", M)], [("small", M)]]),
+        (
+            {"small": M, "medium": Views.BOTH},
+            [[("medium", U)], [("small", M), ("medium", M)]],  # three views of four settle it, two never do
+            [[("medium", U)], [("small", M), ("medium", M)]],
+        ),
     ],
 )
-def test_the_largest_variant_begins_and_the_smallest_looks_first_at_the_mirror_image(
+def test_the_largest_variant_begins_and_all_others_follow_at_once_unless_some_are_likely_to_settle_it(
     manifest: Manifest,
     config: DatacenterConfig,
     wanted: dict[str, Views],
-    expected: list[list[tuple[str, Views]]],
+    sure: list[list[tuple[str, Views]]],
+    unsure: list[list[tuple[str, Views]]],
 ) -> None:
     sizes = {"small": 2_000, "medium": 1_000}
     variants = tuple(msgspec.structs.replace(v, bytes=sizes[v.name]) for v in manifest.variants)
+    sized = msgspec.structs.replace(manifest, variants=variants)
 
-    async def parts() -> list[list[tuple[str, Views]]]:
-        loaded = replica(msgspec.structs.replace(manifest, variants=variants), config)
-        heard = [part async for part in loaded.piecemeal(picture(), wanted, math.inf)]
-        return [[(a.variant, a.views) for a in part] for part in heard if isinstance(part, tuple)]
+    async def parts(of: Manifest) -> list[list[tuple[str, Views]]]:
+        loaded = replica(of, config)
+        heard = [part async for part in loaded.piecemeal(picture(), (Errand(COMMITTEE, wanted),), math.inf)]
+        return [asked([part]) for part in heard]
 
-    assert asyncio.run(parts()) == expected
+    assert asyncio.run(parts(opinionated(sized))) == sure
+    assert asyncio.run(parts(sized)) == unsure
 
 
-def test_what_earlier_looks_have_settled_is_not_looked_at_any_further(
-    manifest: Manifest, config: DatacenterConfig
+@pytest.mark.parametrize(
+    ("errands", "sure", "unsure"),
+    [
+        (BOTH, 3, 4),  # of four views, one may be missing; both views of one may be one answer
+        (errands_of(SMALL, COMMITTEE, Bar(Score.TOP1, 0.9)), 1, 4),
+        (errands_of(SMALL, COMMITTEE, NEVER), 3, 4),
+    ],
+)
+def test_nobody_looks_any_further_once_there_is_enough(
+    manifest: Manifest, config: DatacenterConfig, errands: tuple[Errand, ...], sure: int, unsure: int
 ) -> None:
-    lead = np.zeros((1, manifest.classes), np.float32)
-    lead[0, 2] = 3.5  # of four views, one may be missing
+    async def views(of: Manifest) -> set[int]:
+        loaded = replica(of, config)
+        parts = [part async for part in loaded.piecemeal(picture(), errands, math.inf)]
+        at_once = await loaded.classify(picture(), errands, math.inf)
+        assert isinstance(at_once, tuple)
+        return {sum(2 if its is Views.BOTH else 1 for _, its in asked(each)) for each in (parts, at_once)}
 
-    async def scenario() -> tuple[list[int], int, int]:
+    assert asyncio.run(views(opinionated(manifest))) == {sure}
+    assert asyncio.run(views(manifest)) == {unsure}
+
+
+def test_two_looks_are_one_visit_and_no_part_belongs_to_both(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def heard() -> list[list[tuple[str, Views]]]:
         loaded = replica(manifest, config)
-        parts = [answered(part) async for part in loaded.piecemeal(picture(), BOTH, math.inf, lead)]
-        open_ = np.zeros_like(lead)
-        told = [len(answered(await loaded.classify(picture(), BOTH, math.inf, so_far))) for so_far in (lead, open_)]
-        return [len(part) for part in parts], told[0], told[1]
+        errands = errands_of(ServedRung("upright", ("small", "medium")), COMMITTEE, NEVER)
+        parts = [part async for part in loaded.piecemeal(picture(), errands, math.inf)]
+        return [asked([part]) for part in parts]
 
-    # The no-op backend's views say nothing of either class, so nothing is settled without what came before.
-    assert asyncio.run(scenario()) == ([1], 2, 3)
-
-
-@pytest.mark.parametrize("lead", np.linspace(0.9995, 1.0005, 41).tolist())
-def test_whoever_stops_looking_is_never_contradicted_by_who_checks(
-    manifest: Manifest, config: DatacenterConfig, lead: float
-) -> None:
-    so_far = np.zeros((1, manifest.classes), np.float32)
-    so_far[0, 2] = lead  # of two more views, one may be missing
-
-    async def scenario() -> bool:
-        parts = replica(manifest, config).piecemeal(picture(), {"small": Views.BOTH}, math.inf, so_far)
-        first, *more = [answer async for part in parts for answer in answered(part)]
-        return bool(more) or settled(so_far + first.probabilities, 1)
-
-    assert asyncio.run(scenario())
+    first, *second = asyncio.run(heard())
+    assert sorted(first) == [("medium", U), ("small", U)]
+    assert sorted(each for part in second for each in part) == [("medium", M), ("small", M)]
 
 
 def test_a_bad_picture_is_an_error_and_no_parts(manifest: Manifest, config: DatacenterConfig) -> None:
@@ -155,26 +177,26 @@ def test_a_picture_gets_the_same_answers_in_parts_and_beside_others_and_on_howev
 
     async def scenario() -> list[dict[str, Probabilities]]:
         loaded = replica(real, config)
-        assert [loaded._models[name].wide is not None for name in BOTH] == [threads > 1] * 2
-        one_by_one = [await loaded.classify(picture(), {name: Views.BOTH}, math.inf) for name in BOTH]
+        assert [loaded._models[name].wide is not None for name in COMMITTEE.members] == [threads > 1] * 2
+        singly = [errands_of(ServedRung(name, (name,), mirrored=True)) for name in COMMITTEE.members]
+        one_by_one = [await loaded.classify(picture(), errands, math.inf) for errands in singly]
         beside = await asyncio.gather(*(loaded.classify(picture(), BOTH, math.inf) for _ in range(5)))
         parts = [part async for part in loaded.piecemeal(picture(), BOTH, math.inf)]
-        together = [answer for part in parts for answer in answered(part)]
         return [
-            seen([answer for part in one_by_one for answer in answered(part)]),
-            seen(together),
+            seen([answer for each in one_by_one for answer in answered(each)]),
+            seen([answer for part in parts if isinstance(part, tuple) for answer in part]),
             *(seen(answered(answers)) for answers in beside),
         ]
 
     first, *others = asyncio.run(scenario())
     for other in others:
-        for name in BOTH:
+        for name in COMMITTEE.members:
             np.testing.assert_allclose(other[name], first[name], rtol=1e-5)
 
 
-def answered(part: tuple[VariantAnswer, ...] | HawkVisionError) -> tuple[VariantAnswer, ...]:
-    assert isinstance(part, tuple)
-    return part
+def answered(parts: tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError) -> tuple[VariantAnswer, ...]:
+    assert isinstance(parts, tuple)
+    return tuple(answer for part in parts for answer in part)
 
 
 def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
