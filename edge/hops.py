@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 import aiohttp
 import msgspec
 
+from edge.arrival import Connector, sending, tracing
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import EscalationFailed, NotFound
 from hawkvision.hop import (
@@ -97,7 +98,8 @@ class HttpHop:
         self._closed = False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0),
+            connector=Connector(limit=connections, keepalive_timeout=60.0),
+            trace_configs=[tracing()],
             headers=headers,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -157,13 +159,17 @@ class HttpHop:
     ) -> tuple[int, bytes]:
         """`begun` says that it need not wait for others: it has a connection, or makes one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        async with self._free:
-            begun.set()
-            url = f"{self.url}{INFER_PATH}"
-            async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
-                if response.content_type == PROGRESSIVE_TYPE:
-                    return response.status, await read_lines(response.content, hear)
-                return response.status, await _read(response)
+        try:
+            async with self._free:
+                begun.set()
+                url = f"{self.url}{INFER_PATH}"
+                async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
+                    if response.content_type == PROGRESSIVE_TYPE:
+                        return response.status, await read_lines(response.content, hear)
+                    return response.status, await _read(response)
+        finally:
+            if (picture := sending.get()) is not None:
+                picture.done()
 
     def _may_run_out(self, body: bytes) -> bool:
         """On half of the connections at most, the smaller half, and with pictures that memory hardly notices."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge.arrival import Sending, sending, watch
 from edge.hops import Hop, HopBroken, HopLate, HttpHop
 from edge.lossy_hop import TooLargeForDatagrams
 from edge.replies import checked, refused
@@ -43,6 +45,8 @@ PACE_GAIN: Final = 0.05
 SPARED_S: Final = 0.01
 """How long before the end of its wait who has something takes that: a busy machine makes waits longer than they should
 be, and who holds an answer need not be late. With half of it, 0.6 % of answers over a crowded network were."""
+FIRST_AMONG: Final = 64
+"""Answers of which the quickest says how early a picture must arrive."""
 OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
 
@@ -62,6 +66,8 @@ class _Question:
     exact: bool
     patient: bool
     so_far: SoFar
+    picture: Sending | None
+    """If whoever waits would like to know whether it arrives."""
 
 
 class Uplink:
@@ -101,7 +107,7 @@ class Uplink:
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:
-                hop.link.patience.give_up_below = hop.link.patience_for_rest.give_up_below = give_up_below
+                hop.link.give_up_below(give_up_below)
         self._reducer = reducer
         self._classes = classes
         self._clock = clock
@@ -114,6 +120,8 @@ class Uplink:
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
+        self._first_ms: deque[float] = deque(maxlen=FIRST_AMONG)
+        """How long the tier itself took for the first of its last answers."""
         self._rest_ms = 0.0
         """How much later than its first members a whole rung answers."""
         self._metrics = metrics
@@ -212,28 +220,39 @@ class Uplink:
         self._pending += 1
         if self._metrics is not None:
             self._metrics.uplink_bytes.inc(len(body))
-        hop, so_far = self._ways.hop, SoFar()
-        asking = self._asked(hop, _Question(body, request, trace, timeout_s, exact, patient, so_far))
-        if patient:
-            return await asking
-        return await self._while_hopeful(asking, hop.link, so_far, timeout_s)
+        hop = self._ways.hop
+        picture = None if patient or hop is not self._ways.http else Sending()
+        question = _Question(body, request, trace, timeout_s, exact, patient, SoFar(), picture)
+        asking = self._asked(hop, question)
+        return await (asking if patient else self._while_hopeful(asking, hop.link, question))
 
     async def _asked(self, hop: Hop, question: _Question) -> Escalated:
+        watching = None if question.picture is None else asyncio.create_task(self._watched(question.picture, question))
+        sending.set(question.picture)
         try:
             return await self._infer(hop, question)
         except TooLargeForDatagrams:
             return await self._infer(self._ways.http, question)
         finally:
             self._pending -= 1
+            if watching is not None:
+                watching.cancel()
+
+    async def _watched(self, picture: Sending, question: _Question) -> None:
+        """It must arrive so early that the quickest answer would be in time."""
+        latest_ms = question.timeout_s * 1e3 - min(self._first_ms, default=0.0)
+        await watch(picture, self._ways.http.link.patience_for_arrival, latest_ms, self._clock)
 
     async def _while_hopeful(
-        self, asking: Coroutine[Any, Any, Escalated], link: LinkEstimate, so_far: SoFar, timeout_s: float
+        self, asking: Coroutine[Any, Any, Escalated], link: LinkEstimate, question: _Question
     ) -> Escalated:
         """Its outcome if that comes while there is hope, or what has come by then; it goes on alone.
 
         Raises:
             GivenUp: if nothing has.
         """
+        timeout_s, so_far, picture, started = question.timeout_s, question.so_far, question.picture, self._clock.now()
+        stuck = None if picture is None else picture.stuck
         first_s = link.patience.worth_ms(timeout_s * 1e3, self._clock.now()) * 1e-3
 
         def rest_s(first_ms: float) -> float:
@@ -242,7 +261,7 @@ class Uplink:
 
         task = asyncio.create_task(asking)
         try:
-            if await while_hopeful(task, so_far, first_s, rest_s):
+            if await while_hopeful(task, so_far, first_s, rest_s, stuck):
                 return task.result()
         except asyncio.CancelledError:
             task.cancel()
@@ -252,7 +271,9 @@ class Uplink:
         task.add_done_callback(self._came_too_late)
         if so_far.latest is not None:
             return so_far.latest
-        raise GivenUp(f"no answer after {first_s * 1e3:.0f} ms; few of those that take so long come in time")
+        why = "the picture has not arrived" if stuck is not None and stuck.is_set() else "there is no answer"
+        waited_ms = (self._clock.now() - started) * 1e3
+        raise GivenUp(f"{why} after {waited_ms:.0f} ms; few of those that take so long come in time")
 
     def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
         self._given_up.discard(task)
@@ -352,8 +373,10 @@ class Uplink:
 
     def _was_answered(self, hop: Hop, question: _Question, answer: Escalated, started: float, *, early: bool) -> None:
         """Learn from it; `early`: it should have been in time."""
-        now, first_ms = self._clock.now(), answer.until_first_ms
+        now, first_ms, timing = self._clock.now(), answer.until_first_ms, answer.reply.timing_ms
         hop.link.succeeded(first_ms, now)
+        if hop is self._ways.http:
+            self._first_ms.append(timing.total if timing.first is None else timing.first)
         if not question.patient:
             came_ms = question.so_far.first_ms  # over a lossy link one reply comes, though it was to be had sooner
             hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)

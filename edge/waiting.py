@@ -40,18 +40,24 @@ class SoFar:
 
 
 async def while_hopeful(
-    task: asyncio.Task[Escalated], so_far: SoFar, first_s: float, rest_s: Callable[[float], float]
+    task: asyncio.Task[Escalated],
+    so_far: SoFar,
+    first_s: float,
+    rest_s: Callable[[float], float],
+    stuck: asyncio.Event | None = None,
 ) -> bool:
     """Wait for the task; whether it ended while there was hope.
 
-    Until `first_s` it is worth waiting for anything at all. Once something was heard, `rest_s` is asked, with when that
-    was in milliseconds since the picture was sent, how long it is worth waiting for the whole.
+    Until `first_s` it is worth waiting for anything at all, unless the picture is `stuck` on the way. Once something
+    was heard, `rest_s` is asked, with when that was in milliseconds since the picture was sent, how long it is worth
+    waiting for the whole.
     """
-    hearing = asyncio.create_task(so_far.heard.wait())
+    events = [asyncio.create_task(event.wait()) for event in (so_far.heard, stuck) if event is not None]
     try:
-        await asyncio.wait({task, hearing}, timeout=first_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *events}, timeout=first_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        hearing.cancel()
+        for event in events:
+            event.cancel()
     if not task.done() and so_far.first_ms is not None:
         await asyncio.wait({task}, timeout=rest_s(so_far.first_ms))
     return task.done()

@@ -51,6 +51,8 @@ class LinkEstimate:
     """How much of a wait pays. Whoever asks tells it what came of waits that may be cut short."""
     patience_for_rest: Patience = field(default_factory=lambda: Patience(may_not_wait=True))
     """The same for who has the answer of some of a rung's members, since then, and waits for that of all."""
+    patience_for_arrival: Patience = field(default_factory=Patience)
+    """The same for a picture's arrival there, which is seen before any answer, and must be early enough for one."""
     _kept: float = 1.0
     """The share of tries that were answered in time, as `in_time`, but time alone does not change it."""
     _vain_ms: float = 0.0
@@ -89,8 +91,17 @@ class LinkEstimate:
     def changed(self) -> None:
         """Pictures go this way from now on, after another one: what was late before says nothing."""
         self.in_time, self._kept, self.doubtful, self._vain_ms = 1.0, 1.0, False, 0.0
-        self.patience.forget()
-        self.patience_for_rest.forget()
+        for patience in self._patiences:
+            patience.forget()
+
+    def give_up_below(self, share: float) -> None:
+        """How little hope ends a wait, see `Patience`."""
+        for patience in self._patiences:
+            patience.give_up_below = share
+
+    @property
+    def _patiences(self) -> tuple[Patience, ...]:
+        return self.patience, self.patience_for_rest, self.patience_for_arrival
 
     def doubts(self, wait_ms: float) -> bool:
         """Whether waiting so long has been in vain too often to be worth it."""

@@ -1,0 +1,125 @@
+"""Whether a picture has arrived at the datacenter, as far as TCP can tell: what its end has not acknowledged yet.
+
+Whoever waits for an answer learns this sooner than that the answer is late. In a spell in which nothing gets through,
+pictures lie in the kernel's buffer, and an edge that looks gives up long before the deadline. A proxy in between
+acknowledges in the datacenter's place; then a picture is taken to have arrived too early, never too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from hawkvision.cascade.patience import Patience
+from hawkvision.clock import Clock
+
+if TYPE_CHECKING:
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
+
+LOOK_S: Final = 0.004
+"""Between two looks at the kernel's buffer, which take some ten microseconds each."""
+LATE_SEGMENTS: Final = 2
+"""Segments whose acknowledgement a receiver may delay, until the next one or for up to half a second (RFC 9293
+§3.8.6.3)."""
+OUTQ: Final = getattr(termios, "TIOCOUTQ", None)
+"""Linux's SIOCOUTQ (tcp(7)): bytes of the send buffer that are not acknowledged, sent or not."""
+
+
+class Sending:
+    """One picture on its way over a TCP connection that it has to itself meanwhile."""
+
+    def __init__(self) -> None:
+        """Of a picture that has not got a connection yet."""
+        self.stuck = asyncio.Event()
+        """Set once there is hardly any hope that it arrives soon enough."""
+        self._transport: asyncio.WriteTransport | None = None
+        self._written = False
+        self._over = False
+
+    def over(self, transport: asyncio.WriteTransport | None) -> None:
+        """It has a connection now, and will be written to it."""
+        self._transport = transport
+
+    def written(self) -> None:
+        """It is in the transport's buffer, or the kernel's."""
+        self._written = True
+
+    def done(self) -> None:
+        """The exchange has ended, and the connection is another picture's."""
+        self._over = True
+
+    def arrived(self) -> bool:
+        """Whether all of it is there but what nobody need acknowledge yet; also where that cannot be told."""
+        if self._over or OUTQ is None:
+            return True
+        transport = self._transport
+        if transport is None or not self._written:
+            return False
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is None:
+            return True
+        try:
+            segment = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), OUTQ, b"\0\0\0\0"))
+        except (OSError, ValueError):  # no TCP, or closed meanwhile
+            return True
+        return bool(transport.get_write_buffer_size() + unacknowledged <= LATE_SEGMENTS * segment)
+
+
+sending: ContextVar[Sending | None] = ContextVar("sending", default=None)
+"""What the exchange of the current task sends."""
+
+
+def tracing() -> aiohttp.TraceConfig:
+    """Tells `sending` that it is written."""
+
+    async def written(*_: object) -> None:
+        waiting = sending.get()
+        if waiting is not None:
+            waiting.written()  # the writing follows before anything else is done on this loop
+
+    config = aiohttp.TraceConfig()
+    config.on_request_chunk_sent.append(written)
+    return config
+
+
+class Connector(aiohttp.TCPConnector):
+    """Tells `sending` which connection it got."""
+
+    async def connect(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's own signature
+    ) -> Connection:
+        """See `aiohttp.TCPConnector.connect`."""
+        connection = await super().connect(req, traces, timeout)
+        waiting = sending.get()
+        if waiting is not None:
+            waiting.over(connection.transport)
+        return connection
+
+
+async def watch(picture: Sending, patience: Patience, latest_ms: float, clock: Clock) -> None:
+    """Learn when a picture arrives, and call it stuck once few that are not there by then arrive before `latest_ms`."""
+    begun = clock.now()
+    worth_ms = patience.worth_ms(latest_ms, begun)
+    waited_ms = 0.0
+    while not picture.arrived():
+        if waited_ms >= worth_ms and patience.give_up_below > 0.0:
+            picture.stuck.set()
+        if waited_ms >= latest_ms:
+            patience.late(waited_ms, clock.now())
+            return
+        await asyncio.sleep(LOOK_S)
+        waited_ms = (clock.now() - begun) * 1e3
+    patience.answered(waited_ms, clock.now())

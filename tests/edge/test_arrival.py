@@ -1,0 +1,191 @@
+"""What the sender's kernel knows of a picture's way, over real sockets whose other end reads when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+import pytest
+import uvloop
+
+from edge.arrival import Sending, watch
+from edge.uplink import GivenUp, Uplink
+from hawkvision.cascade.patience import Patience
+from hawkvision.clock import MonotonicClock
+from hawkvision.errors import EscalationFailed
+from hawkvision.hop import HopRequest
+from hawkvision.trace import start_trace
+from tests.edge.peer import Peer, running_peer
+from tests.waiting import until
+
+LARGE = bytes(16 * 1024 * 1024)
+"""More than any two sockets' buffers hold."""
+DEADLINE_S = 60.0
+HURRIED = HopRequest(variant="committee", deadline_ms=DEADLINE_S * 1e3)
+
+
+ResultT = TypeVar("ResultT")
+
+
+class Run(Protocol):
+    def __call__(self, main: Coroutine[Any, Any, ResultT]) -> ResultT: ...
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """As `asyncio.run`, on either loop: their transports are alike, but have no class in common."""
+
+    def running(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(main)
+
+    return running
+
+
+@asynccontextmanager
+async def deaf_peer() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]]:
+    """A connection, and its other end, of which nobody reads."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        other, _ = await asyncio.get_running_loop().sock_accept(listener)
+        with other:
+            yield reader, writer, other
+            writer.transport.abort()
+
+
+async def read(other: socket.socket, size: int) -> None:
+    while size:
+        size -= len(await asyncio.get_running_loop().sock_recv(other, min(size, 1 << 20)))
+
+
+def test_a_picture_has_arrived_when_the_other_end_has_taken_it(run: Run) -> None:
+    async def scenario() -> tuple[list[bool], bool]:
+        async with deaf_peer() as (_, writer, other):
+            picture = Sending()
+            picture.over(writer.transport)
+            before = [picture.arrived()]  # nothing is on the way, but nothing has been written
+            picture.written()
+            writer.write(LARGE)
+            before.append(picture.arrived())
+            await read(other, len(LARGE))
+            await until(picture.arrived)
+            return before, picture.arrived()
+
+    assert run(scenario()) == ([False, False], True)
+
+
+def test_a_picture_without_a_connection_is_under_way_and_one_whose_exchange_has_ended_is_not() -> None:
+    picture = Sending()
+    assert not picture.arrived()
+    picture.done()
+    assert picture.arrived()
+
+
+def test_what_cannot_be_told_of_a_closed_connection_is_no_reason_to_give_up(run: Run) -> None:
+    async def scenario() -> bool:
+        async with deaf_peer() as (_, writer, _):
+            picture = Sending()
+            picture.over(writer.transport)
+            picture.written()
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+            return picture.arrived()
+
+    assert run(scenario())
+
+
+def test_arrivals_are_learned_and_so_is_what_did_not_arrive_early_enough(run: Run) -> None:
+    clock, patience = MonotonicClock(), Patience()
+
+    async def scenario() -> bool:
+        there, under_way = Sending(), Sending()
+        there.done()
+        await watch(there, patience, 1e9, clock)
+        await watch(under_way, patience, 10.0, clock)
+        return under_way.stuck.is_set() and not there.stuck.is_set()
+
+    assert run(scenario())
+    assert [(wait.answered, wait.ms >= 10.0) for wait in patience._waits] == [(True, False), (False, True)]
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with running_peer() as peer:
+        yield peer
+
+
+@asynccontextmanager
+async def uplink_to(url: str, give_up_below: float = 0.25) -> AsyncIterator[Uplink]:
+    uplink = Uplink(url, None, connections=2, classes=1000, clock=MonotonicClock(), give_up_below=give_up_below)
+    try:
+        yield uplink
+    finally:
+        await uplink.close()
+
+
+async def to_a_deaf_peer(give_up_below: float, timeout_s: float) -> tuple[EscalationFailed, int]:
+    """What comes of a picture that nobody takes, when pictures arrived at once so far, and those still under way."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        async with uplink_to(f"http://{host}:{port}", give_up_below) as uplink:
+            now = uplink._clock.now()
+            uplink._first_ms.append(250.0)
+            for _ in range(8):
+                uplink.link.patience_for_arrival.answered(1.0, now)
+                uplink.link.patience_for_arrival.late(DEADLINE_S * 1e3, now)
+            with pytest.raises(EscalationFailed) as caught:
+                await uplink.infer(LARGE, HURRIED, start_trace(), timeout_s, patient=False)
+            return caught.value, uplink._pending
+
+
+def test_who_waits_gives_up_when_a_picture_is_stuck_on_the_way_and_the_picture_travels_on(run: Run) -> None:
+    error, pending = run(asyncio.wait_for(to_a_deaf_peer(0.25, DEADLINE_S), DEADLINE_S / 2))
+    assert isinstance(error, GivenUp)
+    assert "has not arrived" in str(error)
+    assert pending == 1
+
+
+def test_who_wants_to_wait_until_the_deadline_does(run: Run) -> None:
+    error, _ = run(to_a_deaf_peer(0.0, 0.3))
+    assert "not arrived" not in str(error)
+
+
+def test_a_picture_that_arrives_is_waited_for_however_long_the_answer_takes(run: Run, peer: Peer) -> None:
+    async def scenario() -> int:
+        async with uplink_to(peer.url) as uplink:
+            now = uplink._clock.now()
+            for _ in range(8):
+                uplink.link.patience_for_arrival.late(DEADLINE_S * 1e3, now)
+                uplink.link.patience_for_arrival.answered(100.0, now)
+            peer.delay_s = 0.3
+            answer = await uplink.infer(b"picture", HURRIED, start_trace(), DEADLINE_S, patient=False)
+            return answer.reply.top_k[0].index
+
+    assert run(scenario()) == 7
+
+
+def test_each_picture_over_a_kept_connection_is_told_of_its_own_arrival(run: Run, peer: Peer) -> None:
+    async def scenario() -> list[bool]:
+        async with uplink_to(peer.url) as uplink:
+            waits = uplink.link.patience_for_arrival._waits
+
+            async def ask(before: int) -> None:
+                peer.held = True
+                asking = asyncio.create_task(
+                    uplink.infer(b"picture", HURRIED, start_trace(), DEADLINE_S, patient=False)
+                )
+                await until(lambda: len(waits) > before)  # while its answer is still awaited
+                peer.held = False
+                await asking
+
+            for pictures in range(3):
+                await ask(pictures)
+            return [wait.answered for wait in waits]
+
+    assert run(scenario()) == [True] * 3
+    assert len(peer.ports) == 1
