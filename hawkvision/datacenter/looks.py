@@ -3,9 +3,9 @@
     first rung ── score ≥ accept_score ──► its answer
         └─────── less ──► second rung ──► the second's answer, whatever its score
 
-Both looks are asked for in one call, under the same deadline; the second begins, in the same visit to the replica, when
-the first has ended below the bar. To begin it at once would answer sooner where it is needed, and waste its work where
-it is not, which is what a middle rung is there to save.
+Both looks are asked for at once, under the same deadline; the second begins when the first has ended below the bar, in
+the same visit to the replica if that has the models of both rungs. To begin it at once would answer sooner where it is
+needed, and waste its work where it is not, which is what a middle rung is there to save.
 
 Of members that have looked already, the second look asks only for what is missing: nothing if the views are the same,
 the mirror image alone if the first look was at the upright picture. So ImageNet's middle rung, its committee of upright

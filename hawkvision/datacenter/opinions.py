@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ class Views(StrEnum):
     UPRIGHT = "upright"
     MIRROR = "mirror"
     BOTH = "both"
+
+
+_VIEWS: Final = {Views.UPRIGHT: 1, Views.MIRROR: 1, Views.BOTH: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ def likely_enough(errand: Errand, seen: Mapping[str, Seen], more: Mapping[str, V
     views = [known[m] for m in errand.rung.members if m in known]
     total, count = _total(errand.rung, views)[0], sum(_count(errand.rung, its) for its in views)
     second, first = np.partition(total, -2)[-2:]
-    then = count + sum(2 if its is Views.BOTH else 1 for its in more.values())
+    then = count + sum(_VIEWS[its] for its in more.values())
     return float(first - second) / count * then > views_of(errand.rung) - then
 
 
@@ -162,9 +165,7 @@ def _missing(rung: ServedRung, seen: Collection[Views]) -> Views | None:
 
 def _count(rung: ServedRung, seen: Seen) -> int:
     """Views among what a member saw."""
-    if not rung.mirrored:
-        return 1
-    return 2 if Views.BOTH in seen else len(seen)
+    return sum(_VIEWS[its] for its in _counted(rung, seen))
 
 
 def _total(rung: ServedRung, seen: Sequence[Seen]) -> Probabilities:

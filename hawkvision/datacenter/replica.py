@@ -133,19 +133,26 @@ class Replica:
         """
         inputs: dict[str, Pixels] = {}
         seen: dict[str, Seen] = {}
-        (opening, *later), *others = [self._stages(errand, piecemeal=piecemeal) for errand in errands]
+        loop = asyncio.get_running_loop()
+        names = list(dict.fromkeys(name for errand in errands for name in self._models if name in errand.wanted))
+        prepared = load_inputs(picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels)
         with self._visit(expires_at) as visit:
-            async for name, upright in self._inputs(picture, errands):
-                inputs[name] = upright
-                if name in opening:  # it looks while the others' inputs are prepared
-                    visit.ask(name, opening[name], upright, alone=len(opening) == 1)
-            for errand, stages in zip(errands, (deque([{}, *later]), *map(deque, others)), strict=True):
-                if seen and enough(errand, seen):
+            for errand in errands:
+                stages = self._stages(errand, piecemeal=piecemeal)
+                if enough(errand, seen):
                     return
+                opening = {} if seen else stages[0]
+                begun = time.perf_counter()
+                for name in [name for name in names if name in errand.wanted and name not in inputs]:
+                    inputs[name] = await loop.run_in_executor(self._decoding, _next, prepared)
+                    visit.prepared(name, (time.perf_counter() - begun) * 1e3)
+                    if name in opening:  # it looks while the others' inputs are prepared
+                        visit.ask(name, opening[name], inputs[name], alone=len(opening) == 1)
                 while stages:
                     stage = self._next_stage(errand, seen, stages)
-                    for name, views in stage.items():
-                        visit.ask(name, views, inputs[name], alone=len(stage) == 1)
+                    for name in [name for name in stage if name not in opening]:
+                        visit.ask(name, stage[name], inputs[name], alone=len(stage) == 1)
+                    opening = {}
                     part = await visit.answers()
                     yield part
                     for answer in part:
@@ -153,17 +160,18 @@ class Replica:
                     if enough(errand, seen):
                         return
 
-    def _stages(self, errand: Errand, *, piecemeal: bool) -> list[dict[str, Views]]:
+    def _stages(self, errand: Errand, *, piecemeal: bool) -> deque[dict[str, Views]]:
         """In which order variants look; with a bar all at once."""
-        names = [name for name in self._models if name in errand.wanted]
-        return _stages(names, errand.wanted, piecemeal=piecemeal) if errand.bar is None else [dict(errand.wanted)]
+        if errand.bar is not None:
+            return deque([dict(errand.wanted)])
+        return deque(_stages([name for name in self._models if name in errand.wanted], errand.wanted, piecemeal))
 
     def _next_stage(
         self, errand: Errand, seen: Mapping[str, Seen], stages: deque[dict[str, Views]]
     ) -> Mapping[str, Views]:
         """The first of those that are left, together with what follows up to where it is likely to be enough."""
         stage = stages.popleft()
-        while stages and stage and not likely_enough(errand, seen, stage):
+        while stages and not likely_enough(errand, seen, stage):
             stage = _together([*stage.items(), *stages.popleft().items()])
         return {name: stage[name] for name in self._models if name in stage}
 
@@ -188,37 +196,29 @@ class Replica:
     def _lonely(self) -> bool:
         return self._inside == 1
 
-    async def _inputs(self, picture: bytes, errands: Sequence[Errand]) -> AsyncIterator[tuple[str, Pixels]]:
-        """The picture as each variant takes it in, (height, width, 3); of each errand the largest variant first.
-
-        Raises:
-            RequestError: if it cannot be read.
-        """
-        names = list(dict.fromkeys(name for errand in errands for name in self._models if name in errand.wanted))
-        inputs = load_inputs(picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels)
-        loop = asyncio.get_running_loop()
-        for name in names:
-            yield name, await loop.run_in_executor(self._decoding, _next, inputs)
-
 
 class _Visit:
     """One picture's questions to the variants. Made by `Replica._visit`."""
 
     def __init__(self, models: Mapping[str, Model], expires_at: float, lonely: Callable[[], bool]) -> None:
-        """Note when the visit began; `expires_at` is monotonic, and `lonely` tells whether no other picture is here."""
+        """`expires_at` is monotonic, and `lonely` tells whether no other picture is here."""
         self._models = models
         self._expires_at = expires_at
         self._lonely = lonely
-        self._started = time.perf_counter()
+        self._decode_ms: dict[str, float] = {}
         self._asked: list[asyncio.Task[VariantAnswer]] = []
         self._told = 0
+
+    def prepared(self, name: str, decode_ms: float) -> None:
+        """A variant's input is ready, so long after its preparation began; the next answer says so."""
+        self._decode_ms[name] = decode_ms
 
     def ask(self, name: str, views: Views, upright: Pixels, *, alone: bool) -> None:
         """Put a question; `alone` says that no other variant looks at the picture meanwhile.
 
         Then it may have several cores, unless there are other pictures. Several variants share out the cores.
         """
-        decode_ms = (time.perf_counter() - self._started) * 1e3
+        decode_ms = self._decode_ms.pop(name, 0.0)
         answering = self._answer(name, views, upright, decode_ms, alone=alone and self._lonely())
         self._asked.append(asyncio.create_task(answering))
 
@@ -244,7 +244,7 @@ class _Visit:
         return VariantAnswer(name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size)
 
 
-def _stages(names: Sequence[str], wanted: Mapping[str, Views], *, piecemeal: bool) -> list[dict[str, Views]]:
+def _stages(names: Sequence[str], wanted: Mapping[str, Views], piecemeal: bool) -> list[dict[str, Views]]:
     """In which order variants look, of which the largest is the first of `names`, each stage side by side.
 
     All upright views and the smallest variant's mirror image: more than half of all views, by which time most answers

@@ -80,6 +80,9 @@ def test_a_progressive_reply_ends_with_the_answer_that_a_plain_one_is(
     lines = [msgspec.json.decode(line, type=HopReply) for line in reply.body.splitlines()]
     assert [line.complete for line in lines] == [False] * (len(lines) - 1) + [True]
     assert len(lines) >= 2
+    for each in (plain, *lines):
+        timing = each.timing_ms
+        assert timing.decode + timing.queue + timing.infer <= timing.total
     assert lines[-1].model == plain.model
     assert [c.index for c in lines[-1].top_k] == [c.index for c in plain.top_k]
     assert [c.confidence for c in lines[-1].top_k] == pytest.approx([c.confidence for c in plain.top_k], rel=1e-5)
