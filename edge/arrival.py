@@ -41,11 +41,13 @@ class Sending:
         """Of a picture that has not got a connection yet."""
         self.stuck = asyncio.Event()
         """Set once there is hardly any hope that it arrives soon enough."""
+        self.arrived_at: float | None = None
+        """When that was seen, in seconds of the clock that `watch` was given; a look later than it was so, at most."""
         self._transport: asyncio.WriteTransport | None = None
         self._written = False
-        self._over = False
+        self._ended = False
 
-    def over(self, transport: asyncio.WriteTransport | None) -> None:
+    def connected(self, transport: asyncio.WriteTransport | None) -> None:
         """It has a connection now, and will be written to it."""
         self._transport = transport
 
@@ -53,26 +55,32 @@ class Sending:
         """It is in the transport's buffer, or the kernel's."""
         self._written = True
 
-    def done(self) -> None:
-        """The exchange has ended, and the connection is another picture's."""
-        self._over = True
+    def end(self) -> None:
+        """The exchange is over, and the connection is another picture's."""
+        self._ended = True
 
-    def arrived(self) -> bool:
-        """Whether all of it is there but what nobody need acknowledge yet; also where that cannot be told."""
-        if self._over or OUTQ is None:
-            return True
+    @property
+    def under_way(self) -> bool:
+        """Whether some of it is not there yet, beyond what nobody need acknowledge; False where that cannot be told."""
+        if self._ended or OUTQ is None:
+            return False
         transport = self._transport
         if transport is None or not self._written:
-            return False
+            return True
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is None:
-            return True
+            return False
         try:
             segment = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
             (unacknowledged,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), OUTQ, b"\0\0\0\0"))
         except (OSError, ValueError):  # no TCP, or closed meanwhile
-            return True
-        return bool(transport.get_write_buffer_size() + unacknowledged <= LATE_SEGMENTS * segment)
+            return False
+        return bool(transport.get_write_buffer_size() + unacknowledged > LATE_SEGMENTS * segment)
+
+    def arrived(self, now: float) -> None:
+        """It is there, unless all that is known is that the exchange is over."""
+        if not self._ended:
+            self.arrived_at = now
 
 
 sending: ContextVar[Sending | None] = ContextVar("sending", default=None)
@@ -83,9 +91,9 @@ def tracing() -> aiohttp.TraceConfig:
     """Tells `sending` that it is written."""
 
     async def written(*_: object) -> None:
-        waiting = sending.get()
-        if waiting is not None:
-            waiting.written()  # the writing follows before anything else is done on this loop
+        picture = sending.get()
+        if picture is not None:
+            picture.written()  # the writing follows before anything else is done on this loop
 
     config = aiohttp.TraceConfig()
     config.on_request_chunk_sent.append(written)
@@ -103,23 +111,27 @@ class Connector(aiohttp.TCPConnector):
     ) -> Connection:
         """See `aiohttp.TCPConnector.connect`."""
         connection = await super().connect(req, traces, timeout)
-        waiting = sending.get()
-        if waiting is not None:
-            waiting.over(connection.transport)
+        picture = sending.get()
+        if picture is not None:
+            picture.connected(connection.transport)
         return connection
 
 
 async def watch(picture: Sending, patience: Patience, latest_ms: float, clock: Clock) -> None:
-    """Learn when a picture arrives, and call it stuck once few that are not there by then arrive before `latest_ms`."""
-    begun = clock.now()
+    """Learn when a picture arrives, and call it stuck once few that are under way so long arrive before `latest_ms`.
+
+    It ends with the exchange at the latest.
+    """
+    begun, waited_ms, in_time = clock.now(), 0.0, True
     worth_ms = patience.worth_ms(latest_ms, begun)
-    waited_ms = 0.0
-    while not picture.arrived():
-        if waited_ms >= worth_ms and patience.give_up_below > 0.0:
+    while picture.under_way:
+        if waited_ms >= worth_ms:
             picture.stuck.set()
-        if waited_ms >= latest_ms:
+        if waited_ms >= latest_ms and in_time:
             patience.late(waited_ms, clock.now())
-            return
+            in_time = False
         await asyncio.sleep(LOOK_S)
         waited_ms = (clock.now() - begun) * 1e3
-    patience.answered(waited_ms, clock.now())
+    picture.arrived(clock.now())
+    if in_time:
+        patience.answered(waited_ms, clock.now())

@@ -169,7 +169,7 @@ class HttpHop:
                     return response.status, await _read(response)
         finally:
             if (picture := sending.get()) is not None:
-                picture.done()
+                picture.end()
 
     def _may_run_out(self, body: bytes) -> bool:
         """On half of the connections at most, the smaller half, and with pictures that memory hardly notices."""

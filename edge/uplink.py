@@ -45,7 +45,7 @@ PACE_GAIN: Final = 0.05
 SPARED_S: Final = 0.01
 """How long before the end of its wait who has something takes that: a busy machine makes waits longer than they should
 be, and who holds an answer need not be late. With half of it, 0.6 % of answers over a crowded network were."""
-FIRST_AMONG: Final = 64
+QUICKEST_AMONG: Final = 64
 """Answers of which the quickest says how early a picture must arrive."""
 OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
@@ -107,7 +107,7 @@ class Uplink:
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:
-                hop.link.give_up_below(give_up_below)
+                hop.link.set_give_up_below(give_up_below)
         self._reducer = reducer
         self._classes = classes
         self._clock = clock
@@ -120,8 +120,8 @@ class Uplink:
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
-        self._first_ms: deque[float] = deque(maxlen=FIRST_AMONG)
-        """How long the tier itself took for the first of its last answers."""
+        self._since_arrival_ms: deque[float] = deque(maxlen=QUICKEST_AMONG)
+        """From when a picture was seen to have arrived, how long its first answer took: work, and no way there."""
         self._rest_ms = 0.0
         """How much later than its first members a whole rung answers."""
         self._metrics = metrics
@@ -221,7 +221,8 @@ class Uplink:
         if self._metrics is not None:
             self._metrics.uplink_bytes.inc(len(body))
         hop = self._ways.hop
-        picture = None if patient or hop is not self._ways.http else Sending()
+        watched = not patient and hop is self._ways.http and hop.link.patience_for_arrival.give_up_below > 0.0
+        picture = Sending() if watched else None
         question = _Question(body, request, trace, timeout_s, exact, patient, SoFar(), picture)
         asking = self._asked(hop, question)
         return await (asking if patient else self._while_hopeful(asking, hop.link, question))
@@ -240,7 +241,7 @@ class Uplink:
 
     async def _watched(self, picture: Sending, question: _Question) -> None:
         """It must arrive so early that the quickest answer would be in time."""
-        latest_ms = question.timeout_s * 1e3 - min(self._first_ms, default=0.0)
+        latest_ms = question.timeout_s * 1e3 - min(self._since_arrival_ms, default=0.0)
         await watch(picture, self._ways.http.link.patience_for_arrival, latest_ms, self._clock)
 
     async def _while_hopeful(
@@ -373,10 +374,8 @@ class Uplink:
 
     def _was_answered(self, hop: Hop, question: _Question, answer: Escalated, started: float, *, early: bool) -> None:
         """Learn from it; `early`: it should have been in time."""
-        now, first_ms, timing = self._clock.now(), answer.until_first_ms, answer.reply.timing_ms
+        now, first_ms, picture = self._clock.now(), answer.until_first_ms, question.picture
         hop.link.succeeded(first_ms, now)
-        if hop is self._ways.http:
-            self._first_ms.append(timing.total if timing.first is None else timing.first)
         if not question.patient:
             came_ms = question.so_far.first_ms  # over a lossy link one reply comes, though it was to be had sooner
             hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)
@@ -384,6 +383,9 @@ class Uplink:
                 hop.link.patience_for_rest.answered(answer.round_trip_ms - came_ms, now)
             elif came_ms is not None:
                 hop.link.patience_for_rest.late(min(now - started, question.timeout_s) * 1e3 - came_ms, now)
+            if picture is not None and picture.arrived_at is not None:
+                heard_ms = answer.round_trip_ms if came_ms is None else came_ms
+                self._since_arrival_ms.append(max(0.0, heard_ms - (picture.arrived_at - started) * 1e3))
         if hop is self._ways.http and question.request.deadline_ms is not None and early:
             self._ways.over_tcp(late=False)
         if answer.reply.complete:

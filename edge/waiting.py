@@ -52,12 +52,12 @@ async def while_hopeful(
     was heard, `rest_s` is asked, with when that was in milliseconds since the picture was sent, how long it is worth
     waiting for the whole.
     """
-    events = [asyncio.create_task(event.wait()) for event in (so_far.heard, stuck) if event is not None]
+    others = [asyncio.create_task(event.wait()) for event in (so_far.heard, stuck) if event is not None]
     try:
-        await asyncio.wait({task, *events}, timeout=first_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *others}, timeout=first_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for event in events:
-            event.cancel()
+        for other in others:
+            other.cancel()
     if not task.done() and so_far.first_ms is not None:
         await asyncio.wait({task}, timeout=rest_s(so_far.first_ms))
     return task.done()

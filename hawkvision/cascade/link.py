@@ -94,8 +94,8 @@ class LinkEstimate:
         for patience in self._patiences:
             patience.forget()
 
-    def give_up_below(self, share: float) -> None:
-        """How little hope ends a wait, see `Patience`."""
+    def set_give_up_below(self, share: float) -> None:
+        """How little hope ends a wait of any kind, see `Patience`."""
         for patience in self._patiences:
             patience.give_up_below = share
 

@@ -24,6 +24,7 @@ from tests.waiting import until
 LARGE = bytes(16 * 1024 * 1024)
 """More than any two sockets' buffers hold."""
 DEADLINE_S = 60.0
+HELD_S = 0.02
 HURRIED = HopRequest(variant="committee", deadline_ms=DEADLINE_S * 1e3)
 
 
@@ -62,55 +63,73 @@ async def read(other: socket.socket, size: int) -> None:
         size -= len(await asyncio.get_running_loop().sock_recv(other, min(size, 1 << 20)))
 
 
-def test_a_picture_has_arrived_when_the_other_end_has_taken_it(run: Run) -> None:
+def test_a_picture_is_under_way_until_the_other_end_has_taken_it(run: Run) -> None:
     async def scenario() -> tuple[list[bool], bool]:
         async with deaf_peer() as (_, writer, other):
             picture = Sending()
-            picture.over(writer.transport)
-            before = [picture.arrived()]  # nothing is on the way, but nothing has been written
+            picture.connected(writer.transport)
+            before = [picture.under_way]  # nothing waits to be acknowledged, but nothing has been written
             picture.written()
             writer.write(LARGE)
-            before.append(picture.arrived())
+            before.append(picture.under_way)
             await read(other, len(LARGE))
-            await until(picture.arrived)
-            return before, picture.arrived()
+            await until(lambda: not picture.under_way)
+            return before, picture.under_way
 
-    assert run(scenario()) == ([False, False], True)
+    assert run(scenario()) == ([True, True], False)
 
 
 def test_a_picture_without_a_connection_is_under_way_and_one_whose_exchange_has_ended_is_not() -> None:
     picture = Sending()
-    assert not picture.arrived()
-    picture.done()
-    assert picture.arrived()
+    assert picture.under_way
+    picture.end()
+    assert not picture.under_way
 
 
 def test_what_cannot_be_told_of_a_closed_connection_is_no_reason_to_give_up(run: Run) -> None:
     async def scenario() -> bool:
         async with deaf_peer() as (_, writer, _):
             picture = Sending()
-            picture.over(writer.transport)
+            picture.connected(writer.transport)
             picture.written()
             writer.transport.abort()
             with suppress(OSError):
                 await writer.wait_closed()
-            return picture.arrived()
+            return picture.under_way
 
-    assert run(scenario())
+    assert run(scenario()) is False
 
 
 def test_arrivals_are_learned_and_so_is_what_did_not_arrive_early_enough(run: Run) -> None:
     clock, patience = MonotonicClock(), Patience()
 
-    async def scenario() -> bool:
-        there, under_way = Sending(), Sending()
-        there.done()
-        await watch(there, patience, 1e9, clock)
-        await watch(under_way, patience, 10.0, clock)
-        return under_way.stuck.is_set() and not there.stuck.is_set()
+    async def scenario() -> tuple[Sending, Sending]:
+        async with deaf_peer() as (_, writer, other):
+            there, late = Sending(), Sending()
+            there.connected(writer.transport)
+            there.written()
+            await watch(there, patience, 1e9, clock)
+            late.connected(writer.transport)
+            late.written()
+            writer.write(LARGE)
+            watching = asyncio.create_task(watch(late, patience, 10.0, clock))
+            await until(late.stuck.is_set)
+            await read(other, len(LARGE))
+            await watching
+            return there, late
 
-    assert run(scenario())
+    there, late = run(scenario())
     assert [(wait.answered, wait.ms >= 10.0) for wait in patience._waits] == [(True, False), (False, True)]
+    assert (there.stuck.is_set(), late.stuck.is_set()) == (False, True)
+    assert there.arrived_at is not None
+    assert late.arrived_at is not None, "it is looked at to the end, for what the tier takes from then on"
+
+
+def test_of_an_exchange_that_has_ended_nobody_knows_when_the_picture_arrived() -> None:
+    picture = Sending()
+    picture.end()
+    asyncio.run(watch(picture, Patience(), 1e9, MonotonicClock()))
+    assert picture.arrived_at is None
 
 
 @pytest.fixture
@@ -134,7 +153,7 @@ async def to_a_deaf_peer(give_up_below: float, timeout_s: float) -> tuple[Escala
         host, port = listener.getsockname()
         async with uplink_to(f"http://{host}:{port}", give_up_below) as uplink:
             now = uplink._clock.now()
-            uplink._first_ms.append(250.0)
+            uplink._since_arrival_ms.append(250.0)
             for _ in range(8):
                 uplink.link.patience_for_arrival.answered(1.0, now)
                 uplink.link.patience_for_arrival.late(DEADLINE_S * 1e3, now)
@@ -155,22 +174,8 @@ def test_who_wants_to_wait_until_the_deadline_does(run: Run) -> None:
     assert "not arrived" not in str(error)
 
 
-def test_a_picture_that_arrives_is_waited_for_however_long_the_answer_takes(run: Run, peer: Peer) -> None:
-    async def scenario() -> int:
-        async with uplink_to(peer.url) as uplink:
-            now = uplink._clock.now()
-            for _ in range(8):
-                uplink.link.patience_for_arrival.late(DEADLINE_S * 1e3, now)
-                uplink.link.patience_for_arrival.answered(100.0, now)
-            peer.delay_s = 0.3
-            answer = await uplink.infer(b"picture", HURRIED, start_trace(), DEADLINE_S, patient=False)
-            return answer.reply.top_k[0].index
-
-    assert run(scenario()) == 7
-
-
-def test_each_picture_over_a_kept_connection_is_told_of_its_own_arrival(run: Run, peer: Peer) -> None:
-    async def scenario() -> list[bool]:
+def test_each_picture_over_a_kept_connection_arrives_by_itself_and_is_waited_for(run: Run, peer: Peer) -> None:
+    async def scenario() -> tuple[list[bool], list[bool]]:
         async with uplink_to(peer.url) as uplink:
             waits = uplink.link.patience_for_arrival._waits
 
@@ -180,12 +185,14 @@ def test_each_picture_over_a_kept_connection_is_told_of_its_own_arrival(run: Run
                     uplink.infer(b"picture", HURRIED, start_trace(), DEADLINE_S, patient=False)
                 )
                 await until(lambda: len(waits) > before)  # while its answer is still awaited
+                peer.delay_s = HELD_S
                 peer.held = False
                 await asking
 
             for pictures in range(3):
                 await ask(pictures)
-            return [wait.answered for wait in waits]
+            took_ms = uplink._since_arrival_ms
+            return [wait.answered for wait in waits], [HELD_S * 1e3 <= ms < DEADLINE_S * 1e3 for ms in took_ms]
 
-    assert run(scenario()) == [True] * 3
+    assert run(scenario()) == ([True] * 3, [True] * 3)
     assert len(peer.ports) == 1
