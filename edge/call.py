@@ -217,8 +217,8 @@ class Call:
         node = self.node
         assert node.uplink is not None
         timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
-        request = self._hop_request(self.body, reason, edge, timeout_s * 1e3, timeout_s)
-        exact = request.middle is not None
+        exact = node.uplink.carries_whole(self.body, timeout_s)
+        request = self._hop_request(reason, edge, timeout_s * 1e3, exact=exact)
         if node.uplink.try_out(self.body, self.header, request, self.trace.child(), timeout_s, exact=exact):
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
 
@@ -254,8 +254,8 @@ class Call:
         metrics.escalations.labels(node.task, reason.value).inc()
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        request = self._hop_request(body, reason, edge, wanted_ms, timeout_s)
-        exact = request.middle is not None
+        exact = wanted_ms is None or node.uplink.carries_whole(body, timeout_s)
+        request = self._hop_request(reason, edge, wanted_ms, exact=exact)
         # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
         patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE
         asking = node.uplink.infer(body, request, self.trace.child(), timeout_s, exact=exact, patient=patient)
@@ -270,17 +270,11 @@ class Call:
         self._learn(escalated.reply, edge)
         return escalated
 
-    def _hop_request(
-        self, body: bytes, reason: Reason, edge: Looked | None, wanted_ms: float | None, timeout_s: float
-    ) -> HopRequest:
-        """What is asked; a middle rung only about the very bytes of `body`, the only ones its certificate knows."""
-        node = self.node
-        assert node.uplink is not None
-        middle = None if reason is Reason.EDGE_BUSY else self._middle(edge)
-        if middle is not None and wanted_ms is not None and not node.uplink.carries_whole(body, timeout_s):
-            middle = None
+    def _hop_request(self, reason: Reason, edge: Looked | None, wanted_ms: float | None, *, exact: bool) -> HopRequest:
+        """What is asked; a middle rung only about a picture's very bytes, the only ones its certificate knows."""
+        middle = self._middle(edge) if exact and reason is not Reason.EDGE_BUSY else None
         return HopRequest(
-            task=node.task,
+            task=self.node.task,
             variant=self.rung if middle is None or self.route.middle is None else self.route.middle.rung,
             deadline_ms=wanted_ms,
             top_k=self.request.top_k,

@@ -8,9 +8,7 @@ second while pictures are escalated, one a second while none are, some 80 bytes 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -45,12 +43,6 @@ CONNECT_S: Final = 10.0
 SILENT_S: Final = 2.0
 """Of a peer that leaves probes unanswered before it counts as gone. Outages of radio links are shorter."""
 
-WHOLE_SHARE: Final = 0.25
-"""Of the deadline, what a picture's very bytes with their parity may take of the link. They are two to three times as
-many as at quality 80, but only on whole pictures a middle rung may answer, 25 ms sooner than the best one."""
-WHOLE_PAUSE_S: Final = 2.0
-"""After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
-
 _STATUSES: Final = {Status.OK: 200, Status.OVERLOADED: Overloaded.status, Status.EXPIRED: 504}
 """As HTTP says it; what is not here is a defect of this end or of the wire."""
 
@@ -74,7 +66,6 @@ class LossyHop:
         self.link = LinkEstimate(up=False)
         self._http = http
         self._complained = False
-        self._whole_from = -math.inf
         self._lossy = LossyLink(urlsplit(http.url).hostname or "", self._discover, api_key=api_key)
 
     @property
@@ -89,13 +80,8 @@ class LossyHop:
         return view.connected and view.silent_s < SILENT_S
 
     def carries_whole(self, body: bytes, deadline_s: float) -> bool:
-        """Whether a picture may as well travel as it is: the link is quick, and loses hardly more than parity mends.
-
-        Sent so, it arrives whole or not at all.
-        """
-        if monotonic() < self._whole_from:
-            return False
-        return self._lossy.whole_s(body, deadline_s) <= WHOLE_SHARE * deadline_s
+        """See `LossyLink.carries_whole`."""
+        return self._lossy.carries_whole(body, deadline_s)
 
     async def send(
         self,
@@ -131,8 +117,6 @@ class LossyHop:
             raise HopLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
         except HawkVisionError as error:
             raise HopBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
-        if status is Status.EXPIRED and exact:
-            self._whole_from = monotonic() + WHOLE_PAUSE_S
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload

@@ -66,19 +66,22 @@ class LossyWay:
         return _reply_of(status.name, body, self.url)
 
     async def _ask(self, picture: bytes | Pixels, question: Question) -> tuple[Status, bytes]:
-        """Without a deadline there is time to repair all losses, so an encoded picture goes as it is, if it fits."""
+        """An encoded picture goes as it is over a quick link, and where it fits and there is time to repair all losses,
+        for without a deadline there is.
+        """
+        deadline_s = question.deadline_s
         ask = partial(
             self._link.ask,
             question.template,
             picture,
             meta=question.meta,
-            deadline_s=question.deadline_s,
+            deadline_s=deadline_s,
             timeout_s=self._timeout_s,
         )
-        if question.deadline_s is None:
+        if deadline_s is None:
             with contextlib.suppress(TooLarge):
                 return await ask(exact=True)
-        return await ask()
+        return await ask(exact=deadline_s is not None and self._link.carries_whole(picture, deadline_s))
 
     async def connect(self) -> None:
         """Connect now.

@@ -243,6 +243,13 @@ def test_over_a_quick_link_pictures_travel_whole_and_a_middle_rung_may_answer(pe
     assert peer.datagrams[-1][1] == LARGE
 
 
+def test_over_a_quick_link_pictures_travel_whole_to_the_best_rung_too_and_are_promised_as_over_http(peer: Peer) -> None:
+    answer, compared = escalated(peer, LARGE, conditions=False, deadline_ms=5_000.0)
+    assert compared
+    assert (answer.tier, answer.accuracy.status, answer.degraded) == (Tier.DC, PromiseStatus.HELD, False)
+    assert peer.datagrams[-1][1] == LARGE
+
+
 @pytest.mark.parametrize(
     ("body", "deadline_s", "whole"),
     [(LARGE, 2.0, True), (LARGE, 0.03, False), (HUGE, 2.0, False)],

@@ -325,6 +325,26 @@ def test_a_cameras_own_header_is_used_from_its_second_picture_on() -> None:
     assert qualities[-1] is None
 
 
+def test_a_picture_may_go_as_it_is_once_the_link_is_known_to_be_quick_and_not_after_one_was_late() -> None:
+    pixels = np.zeros((300, 400, 3), np.uint8)
+
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            assert not link.carries_whole(LARGE, 2.0), "nothing is known of the link"
+            async with asyncio.timeout(30.0):  # a machine that stood still is remembered as loss, or as a slow link
+                while not link.carries_whole(LARGE, 2.0):
+                    await link.ask(b"", LARGE, exact=True)
+            assert not link.carries_whole(LARGE, 0.03), "no time is left for the peer"
+            assert not link.carries_whole(pixels, 2.0)
+            assert await link.ask(b"", LARGE, exact=True, deadline_s=2.0) == (Status.OK, b"")
+            assert server.arrived[-1].arrived == Complete(LARGE, None)
+            with pytest.raises(TimeoutError):
+                await link.ask(b"never", LARGE, exact=True, deadline_s=0.1)
+            assert not link.carries_whole(LARGE, 2.0)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("body", [b"", b"GIF89a", b"\xff\xd8\xff\xe0"])
 def test_what_is_no_picture_is_refused_before_anything_is_sent(body: bytes) -> None:
     async def scenario() -> int:

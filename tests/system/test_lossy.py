@@ -40,6 +40,8 @@ from tests.pictures import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
 
 PICTURE = encoded(height=200, width=300)
+MOST_UNTIL_KNOWN = 40
+"""Pictures that are sent before the link must be known to be quick: a machine that stood still is taken for loss."""
 NOOP = ("edge", "--port", "0", "--lossy-port", "0", "--backend", "noop")
 
 
@@ -331,3 +333,16 @@ def test_pictures_escalate_as_they_were_received(node: ServerProcess, deadline_m
     assert (answer.tier, "cat" in answer.label) == (Tier.DC, True)
     coded_anew = deadline_ms is not None
     assert answer.degraded == coded_anew, "the best rung on a picture coded anew is below itself on the original"
+
+
+@pytest.mark.slow
+def test_over_a_quick_link_a_picture_with_a_deadline_is_answered_and_promised_as_over_http(node: ServerProcess) -> None:
+    with Client(node.url) as http, Client(node.url, transport="lossy") as lossy:
+        wait_for_certificates(http)
+        wanted = http.classify(CAT, quality="best")
+        for _ in range(MOST_UNTIL_KNOWN):
+            answer = lossy.classify(CAT, quality="best", deadline_ms=20_000.0)
+            if not answer.degraded:
+                break
+    assert (answer.label, answer.accuracy, answer.degraded) == (wanted.label, wanted.accuracy, False)
+    assert answer.accuracy.status is PromiseStatus.HELD
