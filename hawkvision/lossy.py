@@ -23,7 +23,7 @@ from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
-from hawkvision.transport.receiver import Status
+from hawkvision.transport.receiver import MAX_NACKS, Status
 from hawkvision.transport.redundancy import FINE, SELDOM, LinkState, incomplete
 from hawkvision.transport.udp import Route
 from hawkvision.vision.image import probe
@@ -49,6 +49,11 @@ LATE_S: Final = 0.5
 WHOLE_SHARE: Final = 0.25
 """Of the deadline, what a picture's very bytes with their parity may take of the link. They are two to three times as
 many as at quality 80, but only of whole pictures is the full accuracy promised, and may a middle rung answer."""
+LITTLE_PARITY: Final = 0.15
+"""Of a picture whose losses can be mended by sending again. More takes the link's time: after a burst of loss plans
+have three times a picture's bytes of it."""
+REPAIR_S: Final = 0.006
+"""What a round of that takes beside a round trip: the peer waits so long for what was overtaken, and a little more."""
 WHOLE_PAUSE_S: Final = 2.0
 """After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
 MAX_HEADERS: Final = 64
@@ -168,14 +173,17 @@ class LossyLink:
 
     def carries_whole(self, picture: Picture, deadline_s: float) -> bool:
         """Whether a picture may as well travel as it is, `exact`: the link is quick, and loses hardly more than parity
-        mends. Sent so, it arrives whole or not at all.
+        mends, or what is sent again. Sent so, it arrives whole or not at all.
 
         Raises:
             BadImage, UnsupportedMedia: if it is no picture.
         """
-        if not isinstance(picture, bytes) or asyncio.get_running_loop().time() < self._whole_from:
+        connection = self._alive()
+        if connection is None or not isinstance(picture, bytes):
             return False
-        return self._whole_s(picture, deadline_s) <= WHOLE_SHARE * deadline_s
+        if asyncio.get_running_loop().time() < self._whole_from:
+            return False
+        return self._whole_parity(connection, picture, deadline_s) is not None
 
     async def probe(self, timeout_s: float) -> None:
         """Connect if there is no connection, and send a small datagram: `state` stays true while no pictures go.
@@ -222,6 +230,9 @@ class LossyLink:
     ) -> Coded:
         client = connection.client
         plan = self._plan = self._planned(connection, picture, deadline_s)
+        if exact and isinstance(picture, bytes) and deadline_s is not None:
+            parity = self._whole_parity(connection, picture, deadline_s)
+            plan = plan if parity is None else replace(plan, parity=parity)
         room, side = fragment_room(meta), client.useful_side
         prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
@@ -242,24 +253,33 @@ class LossyLink:
         if exact:
             self._whole_from = asyncio.get_running_loop().time() + WHOLE_PAUSE_S
 
-    def _whole_s(self, picture: bytes, deadline_s: float) -> float:
-        """How long the link takes to carry a picture's very bytes, with the parity that it would get now.
+    def _whole_parity(self, connection: _Connection, picture: bytes, deadline_s: float) -> float | None:
+        """With which parity a picture's very bytes arrive in time, but for `SELDOM`.
 
-        Infinite where that leaves the peer too little time, where more than `SELDOM` would arrive incomplete or nobody
-        knows how many, where it does not fit, and where the picture would get a base or less than a fine quality.
+        With little where there is time to send again what is lost, else with as much as makes up for it. None where
+        both take too long, where nobody knows what is lost, and where the picture does not fit.
         """
-        connection = self._alive()
-        if connection is None:
-            return math.inf
-        client, plan = connection.client, self._planned(connection, picture, deadline_s)
+        client = connection.client
+        plan = self._planned(connection, picture, deadline_s)
+        link, rtt_s = self._planner.held(_seen(client), asyncio.get_running_loop().time()), client.rtt_s()
+        if not link.known or rtt_s is None:
+            return None
         k = -(-len(picture) // fragment_room(bytes(MAX_META)))
-        if plan.base or plan.quality < FINE or math.ceil(k * (1.0 + plan.parity)) > MAX_SYMBOLS:
-            return math.inf
-        link = self._planner.held(_seen(client), asyncio.get_running_loop().time())
-        if not link.known or incomplete(k, k + parity_count(k, plan.parity), link) > SELDOM:
-            return math.inf
-        carry_s = client.spare_s(math.ceil(len(picture) * (1.0 + plan.parity)) + client.queued_bytes)
-        return carry_s if carry_s <= deadline_s - (client.rtt_s() or 0.0) - ANSWER_S else math.inf
+        left_s = deadline_s - rtt_s - ANSWER_S
+        most_s = min(left_s, WHOLE_SHARE * deadline_s)
+
+        def carry_s(parity: float) -> float:
+            if math.ceil(k * (1.0 + parity)) > MAX_SYMBOLS:
+                return math.inf
+            return client.spare_s(math.ceil(len(picture) * (1.0 + parity)) + client.queued_bytes)
+
+        little = LITTLE_PARITY if plan.base else min(LITTLE_PARITY, plan.parity)
+        if carry_s(little) <= most_s:
+            rounds = min(MAX_NACKS, math.floor((left_s - carry_s(little)) / (rtt_s + REPAIR_S)))
+            if rounds and k * link.loss ** (1 + rounds) <= SELDOM:
+                return little
+        enough = not plan.base and plan.quality >= FINE and carry_s(plan.parity) <= most_s
+        return plan.parity if enough and incomplete(k, k + parity_count(k, plan.parity), link) <= SELDOM else None
 
     # ----------------------------------------------------------------------------------------- connection
 

@@ -345,6 +345,29 @@ def test_a_picture_may_go_as_it_is_once_the_link_is_known_to_be_quick_and_not_af
     run(scenario)
 
 
+def test_over_a_quick_link_that_loses_in_bursts_pictures_go_as_they_are_and_what_is_lost_is_sent_again() -> None:
+    async def scenario() -> tuple[int, int]:
+        async with serving() as server:
+            spec = LinkSpec.parse("rate=40mbit,delay=1ms,loss=3%,burst=20,queue=400kB,seed=11")
+            async with UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
+                server.port = relay.address[1]
+                link = LossyLink("127.0.0.1", server.discover)
+                try:
+                    async with asyncio.timeout(30.0):
+                        while link.state().loss == 0.0 or not link.carries_whole(LARGE, 5.0):
+                            await link.ask(b"", LARGE, deadline_s=5.0, exact=True)
+                    before = link.sent_bytes
+                    replies = [await link.ask(b"", LARGE, deadline_s=5.0, exact=True) for _ in range(20)]
+                    assert all(status is Status.OK for status, _ in replies)
+                    assert all(each.arrived == Complete(LARGE, None) for each in server.arrived)
+                    return link.sent_bytes - before, 20 * len(LARGE)
+                finally:
+                    await link.close()
+
+    sent, asked = run(scenario)
+    assert sent < 1.6 * asked, "plans for such bursts have as much parity as picture, and more"
+
+
 @pytest.mark.parametrize("body", [b"", b"GIF89a", b"\xff\xd8\xff\xe0"])
 def test_what_is_no_picture_is_refused_before_anything_is_sent(body: bytes) -> None:
     async def scenario() -> int:
