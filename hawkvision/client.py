@@ -13,10 +13,11 @@ travel unchanged, as the raw body, and fields as query parameters. A refusal is 
 
 With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
 link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
-models make use of and coded anew where that is needed, so that the answer says what was received. `deadline_ms` then
-covers the link, both ways, from when the picture begins to leave, and fragments that would come too late are not sent.
-If too little arrives in time for any answer, or none comes back, that is `DeadlineMissed` whatever `on_miss` says,
-except for `wait`, which sends and waits without regard to the link's deadline.
+models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
+says what was received. `deadline_ms` then covers the link, both ways, from when the picture begins to leave, and
+fragments that would come too late are not sent. If too little arrives in time for any answer, or none comes back, that
+is `DeadlineMissed` whatever `on_miss` says, except for `wait`, which sends and waits without regard to the link's
+deadline.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class LossyWay:
         return _reply_of(status.name, body, self.url)
 
     async def _ask(self, picture: bytes | Pixels, question: Question) -> tuple[Status, bytes]:
-        """An encoded picture goes as it is over a quick link, and where it fits and there is time to repair all losses,
-        for without a deadline there is.
+        """An encoded picture goes as it is where it fits and there is time to repair all losses, for without a deadline
+        there is; with one, over a quick link, unless the question is fast.
         """
         deadline_s = question.deadline_s
         ask = partial(
@@ -81,7 +81,8 @@ class LossyWay:
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
                 return await ask(exact=True)
-        return await ask(exact=deadline_s is not None and self._link.carries_whole(picture, deadline_s))
+        whole = deadline_s is not None and not question.fast and self._link.carries_whole(picture, deadline_s)
+        return await ask(exact=whole)
 
     async def connect(self) -> None:
         """Connect now.

@@ -62,6 +62,8 @@ class Question:
     template: bytes
     meta: bytes
     deadline_s: float | None
+    fast: bool = False
+    """Whether speed counts before accuracy, and a picture coded anew will do where there is time for it whole."""
 
 
 def lossy_question(query: dict[str, str]) -> Question:
@@ -81,7 +83,8 @@ def lossy_question(query: dict[str, str]) -> Question:
         shared.pop("stream", None)
     else:
         meta = b""
-    return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s)
+    fast = shared.get("quality") == Quality.FAST.value
+    return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast)
 
 
 async def encoded(picture: Picture) -> bytes:

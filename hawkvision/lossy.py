@@ -49,9 +49,9 @@ LATE_S: Final = 0.5
 WHOLE_SHARE: Final = 0.25
 """Of the deadline, what a picture's very bytes with their parity may take of the link. They are two to three times as
 many as at quality 80, but only of whole pictures is the full accuracy promised, and may a middle rung answer."""
-LITTLE_PARITY: Final = 0.15
-"""Of a picture whose losses can be mended by sending again. More takes the link's time: after a burst of loss plans
-have three times a picture's bytes of it."""
+SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
+"""Of a picture that travels as it is, if so much is enough. If not, and there is time to send again what is lost, the
+least: after a burst of loss plans have three times a picture's bytes, which take longer than sending again."""
 REPAIR_S: Final = 0.006
 """What a round of that takes beside a round trip: the peer waits so long for what was overtaken, and a little more."""
 WHOLE_PAUSE_S: Final = 2.0
@@ -254,10 +254,10 @@ class LossyLink:
             self._whole_from = asyncio.get_running_loop().time() + WHOLE_PAUSE_S
 
     def _whole_parity(self, connection: _Connection, picture: bytes, deadline_s: float) -> float | None:
-        """With which parity a picture's very bytes arrive in time, but for `SELDOM`.
+        """With which parity a picture's very bytes arrive in time, but for `SELDOM`: some, the least where what it does
+        not mend can be sent again, else the plan's.
 
-        With little where there is time to send again what is lost, else with as much as makes up for it. None where
-        both take too long, where nobody knows what is lost, and where the picture does not fit.
+        None where all that takes too long, where nobody knows what is lost, and where the picture does not fit.
         """
         client = connection.client
         plan = self._planned(connection, picture, deadline_s)
@@ -273,13 +273,18 @@ class LossyLink:
                 return math.inf
             return client.spare_s(math.ceil(len(picture) * (1.0 + parity)) + client.queued_bytes)
 
-        little = LITTLE_PARITY if plan.base else min(LITTLE_PARITY, plan.parity)
+        def mends(parity: float) -> bool:
+            return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= SELDOM
+
+        enough = next(filter(mends, SOME_PARITY), None)
+        if enough is not None:
+            return enough
+        little = SOME_PARITY[0]
         if carry_s(little) <= most_s:
             rounds = min(MAX_NACKS, math.floor((left_s - carry_s(little)) / (rtt_s + REPAIR_S)))
             if rounds and k * link.loss ** (1 + rounds) <= SELDOM:
                 return little
-        enough = not plan.base and plan.quality >= FINE and carry_s(plan.parity) <= most_s
-        return plan.parity if enough and incomplete(k, k + parity_count(k, plan.parity), link) <= SELDOM else None
+        return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None
 
     # ----------------------------------------------------------------------------------------- connection
 

@@ -17,6 +17,7 @@ from hawkvision.lossy_plan import SMALL_FRAGMENTS
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.erasure import MAX_SYMBOLS
 from hawkvision.transport.redundancy import FINE, QUALITIES
+from hawkvision.types import Quality
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.test_lossy import ROOM, serving
@@ -36,7 +37,9 @@ def noisy(side: int = SIDE) -> bytes:
 BODY: Final = noisy()
 
 
-async def arrivals(body: bytes, spec: LinkSpec, deadline_ms: float | None, n: int) -> list[Complete | Partial]:
+async def arrivals(
+    body: bytes, spec: LinkSpec, deadline_ms: float | None, n: int, quality: Quality | None = None
+) -> list[Complete | Partial]:
     """What arrived of a picture that a client sent n times, each after the answer to the one before."""
     async with serving() as server, UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
         server.port = relay.address[1]
@@ -46,16 +49,25 @@ async def arrivals(body: bytes, spec: LinkSpec, deadline_ms: float | None, n: in
 
         way = LossyWay("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
         for _ in range(n):
-            await way.exchange(body, lossy_question(query_fields(deadline_ms=deadline_ms)))
+            await way.exchange(body, lossy_question(query_fields(deadline_ms=deadline_ms, quality=quality)))
         await way.close()
     return [each.arrived for each in server.arrived if isinstance(each.arrived, Complete | Partial)]
 
 
-def test_before_a_deadline_it_is_coded_anew_as_well_as_the_link_allows() -> None:
-    quick, slow = (LinkSpec.parse(f"rate={rate},delay=2ms,seed=1") for rate in ("100mbit", "1mbit"))
-    fine = asyncio.run(arrivals(BODY, quick, deadline_ms=4_000.0, n=2 * KNOWN_AFTER))
-    assert QUALITIES[0] in {each.quality for each in fine}, "at least once, should the machine stall"
-    coarse = asyncio.run(arrivals(BODY, slow, deadline_ms=400.0, n=4))[-1].quality
+QUICK, SLOW = (LinkSpec.parse(f"rate={rate},delay=2ms,seed=1") for rate in ("100mbit", "1mbit"))
+
+
+def test_before_a_deadline_it_travels_as_it_is_once_the_link_is_known_to_be_quick() -> None:
+    came = asyncio.run(arrivals(BODY, QUICK, deadline_ms=4_000.0, n=2 * KNOWN_AFTER))
+    assert came[0] != Complete(BODY, None)
+    assert Complete(BODY, None) in came, "at least once, should the machine stall"
+
+
+def test_before_a_deadline_it_is_coded_anew_as_well_as_the_link_allows_where_it_is_slow_or_speed_is_wanted() -> None:
+    fast = asyncio.run(arrivals(BODY, QUICK, deadline_ms=4_000.0, n=2 * KNOWN_AFTER, quality=Quality.FAST))
+    assert Complete(BODY, None) not in fast
+    assert QUALITIES[0] in {each.quality for each in fast}, "at least once, should the machine stall"
+    coarse = asyncio.run(arrivals(BODY, SLOW, deadline_ms=400.0, n=4))[-1].quality
     assert coarse is not None
     assert coarse < FINE
 
