@@ -15,6 +15,7 @@ from hawkvision.errors import ConfigError, DeadlineMissed, NotReady, Overloaded,
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.lossy import LossyLink
 from hawkvision.transport.client import ConnectionLost
+from hawkvision.transport.jpeg_header import cut
 from hawkvision.transport.receiver import Status
 from hawkvision.types import Pixels
 
@@ -67,7 +68,8 @@ class LossyWay:
 
     async def _ask(self, picture: bytes | Pixels, question: Question) -> tuple[Status, bytes]:
         """An encoded picture goes as it is where it fits and there is time to repair all losses, for without a deadline
-        there is; with one, over a quick link, unless the question is fast.
+        there is; with one, over a quick link, unless the question is fast or it travels undamaged in any case, cut
+        along restart markers, of which parts can be shown.
         """
         deadline_s = question.deadline_s
         ask = partial(
@@ -81,8 +83,12 @@ class LossyWay:
         if deadline_s is None:
             with contextlib.suppress(TooLarge):
                 return await ask(exact=True)
-        whole = deadline_s is not None and not question.fast and self._link.carries_whole(picture, deadline_s)
-        return await ask(exact=whole)
+        return await ask(exact=not question.fast and self._may_travel_whole(picture, deadline_s))
+
+    def _may_travel_whole(self, picture: bytes | Pixels, deadline_s: float | None) -> bool:
+        if deadline_s is None or not isinstance(picture, bytes) or not self._link.carries_whole(picture, deadline_s):
+            return False
+        return cut(picture) is None
 
     async def connect(self) -> None:
         """Connect now.

@@ -18,13 +18,23 @@ from typing import Final, TypeAlias
 
 from hawkvision.errors import HawkVisionError
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy_plan import ANSWER_S, Picture, Planner, plain_bytes, prepare_off_loop, spare_ratio
+from hawkvision.lossy_plan import (
+    ANSWER_S,
+    SMALL_FRAGMENTS,
+    Picture,
+    Planner,
+    plain_bytes,
+    prepare_off_loop,
+    repairs,
+    spare_ratio,
+)
 from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
-from hawkvision.transport.receiver import MAX_NACKS, Status
+from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import FINE, SELDOM, LinkState, incomplete
+from hawkvision.transport.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.transport.udp import Route
 from hawkvision.vision.image import probe
 
@@ -47,13 +57,13 @@ LOOK_S: Final = 0.25
 LATE_S: Final = 0.5
 """How long after its deadline an answer is still waited for."""
 WHOLE_SHARE: Final = 0.25
-"""Of the deadline, what a picture's very bytes with their parity may take of the link. They are two to three times as
-many as at quality 80, but only of whole pictures is the full accuracy promised, and may a middle rung answer."""
+WHOLE_MOST_S: Final = 0.25
+"""Of the deadline, and in all, what a picture's very bytes with their parity may take of the link. They are two to
+three times as many as at quality 80, but only of whole pictures is the full accuracy promised, and may a middle rung
+answer. Other questions wait behind them, and may be in a hurry."""
 SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
 """Of a picture that travels as it is, if so much is enough. If not, and there is time to send again what is lost, the
 least: after a burst of loss plans have three times a picture's bytes, which take longer than sending again."""
-REPAIR_S: Final = 0.006
-"""What a round of that takes beside a round trip: the peer waits so long for what was overtaken, and a little more."""
 WHOLE_PAUSE_S: Final = 2.0
 """After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
 MAX_HEADERS: Final = 64
@@ -162,12 +172,9 @@ class LossyLink:
             except ConnectionLost:
                 if attempt + 1 == MAX_ASKS or self._closed:
                     raise
-            except TimeoutError:
-                self._was_late(exact=exact)
-                raise
             else:
-                if status is Status.EXPIRED:
-                    self._was_late(exact=exact)
+                if exact and status is Status.EXPIRED:
+                    self._whole_from = loop.time() + WHOLE_PAUSE_S
                 return status, answer
         raise AssertionError("the last attempt returns or raises")
 
@@ -249,10 +256,6 @@ class LossyLink:
         spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
         return self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
 
-    def _was_late(self, *, exact: bool) -> None:
-        if exact:
-            self._whole_from = asyncio.get_running_loop().time() + WHOLE_PAUSE_S
-
     def _whole_parity(self, connection: _Connection, picture: bytes, deadline_s: float) -> float | None:
         """With which parity a picture's very bytes arrive in time, but for `SELDOM`: some, the least where what it does
         not mend can be sent again, else the plan's.
@@ -266,7 +269,7 @@ class LossyLink:
             return None
         k = -(-len(picture) // fragment_room(bytes(MAX_META)))
         left_s = deadline_s - rtt_s - ANSWER_S
-        most_s = min(left_s, WHOLE_SHARE * deadline_s)
+        most_s = min(left_s, WHOLE_SHARE * deadline_s, WHOLE_MOST_S)
 
         def carry_s(parity: float) -> float:
             if math.ceil(k * (1.0 + parity)) > MAX_SYMBOLS:
@@ -279,9 +282,10 @@ class LossyLink:
         enough = next(filter(mends, SOME_PARITY), None)
         if enough is not None:
             return enough
-        little = SOME_PARITY[0]
+        little = plan.parity if k <= SMALL_FRAGMENTS else SOME_PARITY[0]
         if carry_s(little) <= most_s:
-            rounds = min(MAX_NACKS, math.floor((left_s - carry_s(little)) / (rtt_s + REPAIR_S)))
+            spread_s = PARITY_SPREAD_S if link.burst > BURSTY else 0.0
+            rounds = repairs(left_s - carry_s(little) - spread_s, client.timeout_s())
             if rounds and k * link.loss ** (1 + rounds) <= SELDOM:
                 return little
         return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None

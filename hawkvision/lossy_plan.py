@@ -18,6 +18,7 @@ import numpy as np
 from hawkvision.errors import BadField, TooLarge
 from hawkvision.transport.coding import Coded, Plan, encode, opaque, reframe
 from hawkvision.transport.erasure import MAX_SYMBOLS
+from hawkvision.transport.receiver import MAX_NACKS, REPAIR_GROWTH
 from hawkvision.transport.redundancy import FINE, FINE_SIZE, LinkState, choose
 from hawkvision.types import Pixels
 from hawkvision.vision.image import decode, probe
@@ -46,6 +47,8 @@ ANSWER_S: Final = 0.035
 fragments that are overdue."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
+
+_ROUNDS: Final = range(1, MAX_NACKS + 1)
 
 CALM_S: Final = 5.0
 """How long the loss must have stayed clearly lower before parity is taken back."""
@@ -151,6 +154,14 @@ def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0) ->
     # Plans reckon in pictures of quality 85, `plain_s` is of a fine one.
     in_time = max(0.0, deadline_s - rtt_s - ANSWER_S) / max(plain_s, 1e-9) * FINE_SIZE
     return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
+
+
+def repairs(left_s: float, timeout_s: float) -> int:
+    """How often a receiver can ask for what is missing of a picture so that it comes in the time that is left.
+
+    It waits as long for each answer as its path takes to give up, and longer from time to time.
+    """
+    return sum(left_s >= timeout_s * (REPAIR_GROWTH**number - 1.0) / (REPAIR_GROWTH - 1.0) for number in _ROUNDS)
 
 
 class Planner:

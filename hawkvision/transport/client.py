@@ -143,6 +143,10 @@ class LossyClient:
         """The best living path's smoothed round trip."""
         return self.sender.channel.best(monotonic()).rate.rtt_s
 
+    def timeout_s(self) -> float:
+        """After which the best living path counts a datagram as lost."""
+        return self.sender.channel.best(monotonic()).rate.timeout_s()
+
     def silent_s(self) -> float:
         """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
         since = [path.waiting_since for path in self.sender.channel.paths.values()]

@@ -40,6 +40,8 @@ MAX_REGISTERED_BYTES: Final = 256 * 1024
 """Of a session's templates and JPEG headers: 255 headers of 0.6 KB, as cameras that optimise their tables send, fit."""
 MAX_NACKS: Final = 4
 """Rounds of asking for what is missing, each only if its repair would still come in time."""
+REPAIR_GROWTH: Final = 1.5
+"""Of the wait for what was asked for, from round to round."""
 ABANDONED_S: Final = 10.0
 """Without a deadline and without news a picture is given up."""
 GIVE_UP_S: Final = 10.0
@@ -328,7 +330,7 @@ class Receiver:
         in_time = now + (0.0 if assembly.deadline is None else repair_s) < until
         if in_time and assembly.nacks < MAX_NACKS:
             assembly.nacks += 1
-            assembly.check_at = min(until, now + repair_s * 1.5 ** (assembly.nacks - 1))
+            assembly.check_at = min(until, now + repair_s * REPAIR_GROWTH ** (assembly.nacks - 1))
             nack = encode(Nack(number, missing(format_, assembly.symbols)))
             paths = self._two_best(now)
             if len(paths) == 1 and self._copies(now) > 1:
