@@ -68,9 +68,12 @@ class LossMeter:
 
     def __init__(self) -> None:
         self._blocks: deque[_Outcomes] = deque([_Outcomes(0.0)])
+        self._estimate: LossEstimate | None = None
+        """Of these blocks, once somebody asked: senders do for every datagram, and it changes with reports."""
 
     def observe(self, received: int, lost: int, runs: Sequence[int], now: float) -> None:
         """Count outcomes; `runs` are lengths of lost runs."""
+        self._estimate = None
         block = self._blocks[-1]
         if block.received + block.lost >= self.BLOCK:
             block = _Outcomes(now)
@@ -91,6 +94,7 @@ class LossMeter:
 
         Those are the latest of the losses counted; ones that are no longer counted are ignored.
         """
+        self._estimate = None
         for block in reversed(self._blocks):
             late, whole = min(received, block.lost), min(runs, block.runs)
             block.lost -= late
@@ -105,6 +109,11 @@ class LossMeter:
     @property
     def estimate(self) -> LossEstimate:
         """The state of the path."""
+        if self._estimate is None:
+            self._estimate = self._estimated()
+        return self._estimate
+
+    def _estimated(self) -> LossEstimate:
         outcomes = self._outcomes()
         lost = sum(block.lost for block in self._blocks)
         runs = sum(block.runs for block in self._blocks)
@@ -222,6 +231,9 @@ class Trains:
         self._trains: list[_Train] = []
         self._starts: list[float] = []
         self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self.speed: float | None = None
+        """Bytes per second of the bottleneck, the median of the samples; None before a train of at least five was seen.
+        Kept, for senders ask for every datagram."""
         self.spread_at: float | None = None
         """When a train last showed the link itself."""
         self.in_flight = 0.0
@@ -274,17 +286,14 @@ class Trains:
         known = self.speed
         if spread or (known is not None and rate > known):
             self._samples.append(rate)
+            self.speed = statistics.median(self._samples)
         if spread:
             self.spread_at = now
 
     def forget(self) -> None:
         """The path may be another now."""
         self._samples.clear()
-
-    @property
-    def speed(self) -> float | None:
-        """Bytes per second of the bottleneck; None before a train of at least five was seen."""
-        return statistics.median(self._samples) if self._samples else None
+        self.speed = None
 
     def _drop(self, count: int) -> None:
         self.in_flight -= sum(train.outstanding for train in self._trains[:count])
