@@ -63,7 +63,7 @@ three times as many as at quality 80, but only of whole pictures is the full acc
 answer. Other questions wait behind them, and may be in a hurry."""
 SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
 """Of a picture that travels as it is, if so much is enough. If not, and there is time to send again what is lost, the
-least: after a burst of loss plans have three times a picture's bytes, which take longer than sending again."""
+least: after a burst of loss plans have up to three times a picture's bytes, 17 ms of 40 Mbit/s for one of 28 KB."""
 WHOLE_PAUSE_S: Final = 2.0
 """After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
 MAX_HEADERS: Final = 64
@@ -190,7 +190,8 @@ class LossyLink:
             return False
         if asyncio.get_running_loop().time() < self._whole_from:
             return False
-        return self._whole_parity(connection, picture, deadline_s) is not None
+        plan = self._planned(connection, picture, deadline_s)
+        return self._whole_parity(connection, plan, len(picture), deadline_s) is not None
 
     async def probe(self, timeout_s: float) -> None:
         """Connect if there is no connection, and send a small datagram: `state` stays true while no pictures go.
@@ -236,10 +237,11 @@ class LossyLink:
         self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
     ) -> Coded:
         client = connection.client
-        plan = self._plan = self._planned(connection, picture, deadline_s)
+        plan = self._planned(connection, picture, deadline_s)
         if exact and isinstance(picture, bytes) and deadline_s is not None:
-            parity = self._whole_parity(connection, picture, deadline_s)
+            parity = self._whole_parity(connection, plan, len(picture), deadline_s)
             plan = plan if parity is None else replace(plan, parity=parity)
+        self._plan = plan
         room, side = fragment_room(meta), client.useful_side
         prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
@@ -256,25 +258,24 @@ class LossyLink:
         spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
         return self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
 
-    def _whole_parity(self, connection: _Connection, picture: bytes, deadline_s: float) -> float | None:
-        """With which parity a picture's very bytes arrive in time, but for `SELDOM`: some, the least where what it does
-        not mend can be sent again, else the plan's.
+    def _whole_parity(self, connection: _Connection, plan: Plan, size: int, deadline_s: float) -> float | None:
+        """With which parity so many bytes arrive in time as they are, but for `SELDOM`: some, the least where what it
+        does not mend can be sent again, else the plan's. Losses of different rounds are taken to be independent.
 
         None where all that takes too long, where nobody knows what is lost, and where the picture does not fit.
         """
         client = connection.client
-        plan = self._planned(connection, picture, deadline_s)
         link, rtt_s = self._planner.held(_seen(client), asyncio.get_running_loop().time()), client.rtt_s()
         if not link.known or rtt_s is None:
             return None
-        k = -(-len(picture) // fragment_room(bytes(MAX_META)))
+        k = -(-size // fragment_room(bytes(MAX_META)))
         left_s = deadline_s - rtt_s - ANSWER_S
         most_s = min(left_s, WHOLE_SHARE * deadline_s, WHOLE_MOST_S)
 
         def carry_s(parity: float) -> float:
             if math.ceil(k * (1.0 + parity)) > MAX_SYMBOLS:
                 return math.inf
-            return client.spare_s(math.ceil(len(picture) * (1.0 + parity)) + client.queued_bytes)
+            return client.spare_s(math.ceil(size * (1.0 + parity)) + client.queued_bytes)
 
         def mends(parity: float) -> bool:
             return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= SELDOM

@@ -48,8 +48,6 @@ fragments that are overdue."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
 """At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
 
-_ROUNDS: Final = range(1, MAX_NACKS + 1)
-
 CALM_S: Final = 5.0
 """How long the loss must have stayed clearly lower before parity is taken back."""
 CLEARLY: Final = 1.25
@@ -159,9 +157,13 @@ def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0) ->
 def repairs(left_s: float, timeout_s: float) -> int:
     """How often a receiver can ask for what is missing of a picture so that it comes in the time that is left.
 
-    It waits as long for each answer as its path takes to give up, and longer from time to time.
+    It waits as long for what it asked for as its path takes to give up, and longer from round to round.
     """
-    return sum(left_s >= timeout_s * (REPAIR_GROWTH**number - 1.0) / (REPAIR_GROWTH - 1.0) for number in _ROUNDS)
+    for done in range(MAX_NACKS):
+        left_s -= timeout_s * REPAIR_GROWTH**done
+        if left_s < 0.0:
+            return done
+    return MAX_NACKS
 
 
 class Planner:

@@ -20,7 +20,7 @@ from hawkvision.transport.redundancy import FINE, QUALITIES
 from hawkvision.types import Quality
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
-from tests.hawkvision.test_lossy import ROOM, serving
+from tests.hawkvision.test_lossy import ROOM, serving, with_restarts
 
 SIDE: Final = 256
 KNOWN_AFTER: Final = 12
@@ -61,6 +61,12 @@ def test_before_a_deadline_it_travels_as_it_is_once_the_link_is_known_to_be_quic
     came = asyncio.run(arrivals(BODY, QUICK, deadline_ms=4_000.0, n=2 * KNOWN_AFTER))
     assert came[0] != Complete(BODY, None)
     assert Complete(BODY, None) in came, "at least once, should the machine stall"
+
+
+def test_a_jpeg_that_is_cut_along_its_restart_markers_stays_so_over_a_quick_link_for_parts_of_it_can_be_shown() -> None:
+    body = with_restarts(quality=90)
+    came = asyncio.run(arrivals(body, QUICK, deadline_ms=4_000.0, n=2 * KNOWN_AFTER))
+    assert Complete(body, None) not in came
 
 
 def test_before_a_deadline_it_is_coded_anew_as_well_as_the_link_allows_where_it_is_slow_or_speed_is_wanted() -> None:
