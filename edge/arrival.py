@@ -1,8 +1,8 @@
-"""Whether a picture has arrived at the datacenter, as far as TCP can tell: what its end has not acknowledged yet.
+"""Whether a picture has arrived at the datacenter, as far as its transport can tell: what was acknowledged or reported.
 
 Whoever waits for an answer learns this sooner than that the answer is late. In a spell in which nothing gets through,
-pictures lie in the kernel's buffer, and an edge that looks gives up long before the deadline. A proxy in between
-acknowledges in the datacenter's place; then a picture is taken to have arrived too early, never too late.
+pictures lie in the kernel's buffer, and an edge that looks gives up long before the deadline. Over TCP, a proxy in
+between acknowledges in the datacenter's place; then a picture is taken to have arrived too early, never too late.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import aiohttp
 
 from hawkvision.cascade.patience import Patience
 from hawkvision.clock import Clock
+from hawkvision.transport.sender import Delivery
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -35,7 +36,7 @@ OUTQ: Final = getattr(termios, "TIOCOUTQ", None)
 
 
 class Sending:
-    """One picture on its way over a TCP connection that it has to itself meanwhile."""
+    """One picture on its way: as datagrams, or over a TCP connection that it has to itself meanwhile."""
 
     def __init__(self) -> None:
         """Of a picture that has not got a connection yet."""
@@ -43,6 +44,7 @@ class Sending:
         """Set once there is hardly any hope that it arrives soon enough."""
         self.arrived_at: float | None = None
         """When that was seen, in seconds of the clock that `watch` was given; a look later than it was so, at most."""
+        self._delivery: Delivery | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._written = False
         self._ended = False
@@ -55,6 +57,11 @@ class Sending:
         """It is in the transport's buffer, or the kernel's."""
         self._written = True
 
+    def by_datagrams(self) -> Delivery:
+        """It goes as datagrams, whose sender tells what this returns."""
+        self._delivery = Delivery()
+        return self._delivery
+
     def end(self) -> None:
         """The exchange is over, and the connection is another picture's."""
         self._ended = True
@@ -62,6 +69,8 @@ class Sending:
     @property
     def under_way(self) -> bool:
         """Whether some of it is not there yet, beyond what nobody need acknowledge; False where that cannot be told."""
+        if self._delivery is not None:
+            return not (self._ended or self._delivery.complete)
         if self._ended or OUTQ is None:
             return False
         transport = self._transport

@@ -26,6 +26,7 @@ from hawkvision.hop import (
     Transports,
 )
 from hawkvision.trace import TraceContext
+from hawkvision.transport.client import unheard
 
 CONNECT_TIMEOUT_S: Final = 1.0
 MAX_REPLY_BYTES: Final = 1024 * 1024
@@ -40,10 +41,6 @@ ListingT = TypeVar("ListingT")
 
 _rungs_decoder = msgspec.json.Decoder(Rungs)
 _transports_decoder = msgspec.json.Decoder(Transports)
-
-
-def unheard(_: bytes) -> None:
-    """For those who want the last body only."""
 
 
 class HopBroken(EscalationFailed):

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge.hops import HopBroken, HopLate, HttpHop, unheard
+from edge.arrival import sending
+from edge.hops import HopBroken, HopLate, HttpHop
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import (
     BadImage,
@@ -27,7 +28,7 @@ from hawkvision.errors import (
 from hawkvision.hop import HopRequest, LossyOffer
 from hawkvision.lossy import LinkView, LossyLink
 from hawkvision.trace import TraceContext
-from hawkvision.transport.client import ConnectionLost
+from hawkvision.transport.client import ConnectionLost, unheard
 from hawkvision.transport.receiver import Status
 
 log = logging.getLogger("hawkvision.edge")
@@ -91,7 +92,7 @@ class LossyHop:
         timeout_s: float,
         *,
         exact: bool,
-        hear: Callable[[bytes], None] = unheard,  # noqa: ARG002  there is one reply
+        hear: Callable[[bytes], None] = unheard,
     ) -> tuple[int, bytes]:
         """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
 
@@ -99,6 +100,7 @@ class LossyHop:
             TooLargeForDatagrams: as its name says.
         """
         deadline_s = None if request.deadline_ms is None else min(request.deadline_ms * 1e-3, timeout_s)
+        picture = sending.get()
         asking = self._lossy.ask(
             request.template(),
             body,
@@ -106,6 +108,8 @@ class LossyHop:
             deadline_s=deadline_s,
             timeout_s=timeout_s,
             exact=exact or deadline_s is None,
+            hear=hear,
+            delivery=None if picture is None else picture.by_datagrams(),
         )
         try:
             status, payload = await asking
@@ -117,6 +121,9 @@ class LossyHop:
             raise HopLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
         except HawkVisionError as error:
             raise HopBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
+        finally:
+            if picture is not None:
+                picture.end()
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload

@@ -120,7 +120,9 @@ class Uplink:
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
-        self._since_arrival_ms: deque[float] = deque(maxlen=QUICKEST_AMONG)
+        self._since_arrival_ms: dict[Hop, deque[float]] = {
+            hop: deque(maxlen=QUICKEST_AMONG) for hop in hops if hop is not None
+        }
         """From when a picture was seen to have arrived, how long its first answer took: work, and no way there."""
         self._rest_ms = 0.0
         """How much later than its first members a whole rung answers."""
@@ -221,14 +223,18 @@ class Uplink:
         if self._metrics is not None:
             self._metrics.uplink_bytes.inc(len(body))
         hop = self._ways.hop
-        watched = not patient and hop is self._ways.http and hop.link.patience_for_arrival.give_up_below > 0.0
+        # Of a picture that is coded anew, part will do: whether all of it arrives says little.
+        whole = exact or hop is self._ways.http
+        watched = whole and not patient and hop.link.patience_for_arrival.give_up_below > 0.0
         picture = Sending() if watched else None
         question = _Question(body, request, trace, timeout_s, exact, patient, SoFar(), picture)
         asking = self._asked(hop, question)
         return await (asking if patient else self._while_hopeful(asking, hop.link, question))
 
     async def _asked(self, hop: Hop, question: _Question) -> Escalated:
-        watching = None if question.picture is None else asyncio.create_task(self._watched(question.picture, question))
+        watching = (
+            None if question.picture is None else asyncio.create_task(self._watched(hop, question.picture, question))
+        )
         sending.set(question.picture)
         try:
             return await self._infer(hop, question)
@@ -239,10 +245,10 @@ class Uplink:
             if watching is not None:
                 watching.cancel()
 
-    async def _watched(self, picture: Sending, question: _Question) -> None:
+    async def _watched(self, hop: Hop, picture: Sending, question: _Question) -> None:
         """It must arrive so early that the quickest answer would be in time."""
-        latest_ms = question.timeout_s * 1e3 - min(self._since_arrival_ms, default=0.0)
-        await watch(picture, self._ways.http.link.patience_for_arrival, latest_ms, self._clock)
+        latest_ms = question.timeout_s * 1e3 - min(self._since_arrival_ms[hop], default=0.0)
+        await watch(picture, hop.link.patience_for_arrival, latest_ms, self._clock)
 
     async def _while_hopeful(
         self, asking: Coroutine[Any, Any, Escalated], link: LinkEstimate, question: _Question
@@ -377,7 +383,7 @@ class Uplink:
         now, first_ms, picture = self._clock.now(), answer.until_first_ms, question.picture
         hop.link.succeeded(first_ms, now)
         if not question.patient:
-            came_ms = question.so_far.first_ms  # over a lossy link one reply comes, though it was to be had sooner
+            came_ms = question.so_far.first_ms  # none if the first was lost, or all that came
             hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)
             if came_ms is not None and answer.reply.complete:
                 hop.link.patience_for_rest.answered(answer.round_trip_ms - came_ms, now)
@@ -385,7 +391,7 @@ class Uplink:
                 hop.link.patience_for_rest.late(min(now - started, question.timeout_s) * 1e3 - came_ms, now)
             if picture is not None and picture.arrived_at is not None:
                 heard_ms = answer.round_trip_ms if came_ms is None else came_ms
-                self._since_arrival_ms.append(max(0.0, heard_ms - (picture.arrived_at - started) * 1e3))
+                self._since_arrival_ms[hop].append(max(0.0, heard_ms - (picture.arrived_at - started) * 1e3))
         if hop is self._ways.http and question.request.deadline_ms is not None and early:
             self._ways.over_tcp(late=False)
         if answer.reply.complete:

@@ -57,8 +57,9 @@ its meta, big-endian:
     │        │ 2: prg │                 │           │           │        │                     │
     └────────┴────────┴─────────────────┴───────────┴───────────┴────────┴─────────────────────┘
 
-The deadline is the fragments' own. A progressive request (2) has one reply there, too: what there is just before it.
-Replies and errors are the same bodies, errors with their `status` beside `code`.
+The deadline is the fragments' own. Of a progressive request (2), incomplete replies come as interims, as far as they
+arrive; the answer is the complete one, or what there is just before the deadline. Replies and errors are the same
+bodies, errors with their `status` beside `code`.
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ from hawkvision.lossy_plan import (
     repairs,
     spare_ratio,
 )
-from hawkvision.transport.client import ConnectionLost, LossyClient
+from hawkvision.transport.client import ConnectionLost, LossyClient, unheard
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import FINE, SELDOM, LinkState, incomplete
-from hawkvision.transport.sender import BURSTY, PARITY_SPREAD_S
+from hawkvision.transport.sender import BURSTY, PARITY_SPREAD_S, Delivery
 from hawkvision.transport.udp import Route
 from hawkvision.vision.image import probe
 
@@ -131,6 +131,8 @@ class LossyLink:
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
         exact: bool = False,
+        hear: Callable[[bytes], None] = unheard,
+        delivery: Delivery | None = None,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
 
@@ -141,6 +143,8 @@ class LossyLink:
             deadline_s: of the answer, counted from when there is a connection: preparing the picture takes of it.
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
+            hear: called with what the peer says before its answer, if it does and that arrives.
+            delivery: learns when the picture is there.
 
         Raises:
             RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
@@ -166,6 +170,8 @@ class LossyLink:
                 meta=meta,
                 deadline_s=None if deadline is None else max(0.0, deadline - now),
                 timeout_s=max(0.0, until - now),
+                hear=hear,
+                delivery=delivery,
             )
             try:
                 status, answer = await self._watched(connection, asyncio.ensure_future(asking))

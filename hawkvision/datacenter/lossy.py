@@ -20,7 +20,7 @@ from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
-from hawkvision.transport.coding import Expired, Partial
+from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, load_identity, own_identity
 from hawkvision.transport.receiver import Status
@@ -87,7 +87,7 @@ class LossyDoor:
             best = await _at_its_best(incoming)
             reply = await self._look(best, asked)
             status = 200
-            return Status.OK, msgspec.json.encode(reply)
+            return Status.OK, reply
         except HawkVisionError as error:
             status = error.status
             raise
@@ -98,7 +98,7 @@ class LossyDoor:
         finally:
             self._tier.count(PATH, variant, status, time.perf_counter() - started)
 
-    async def _look(self, incoming: Incoming, asked: HopRequest) -> HopReply:
+    async def _look(self, incoming: Incoming, asked: HopRequest) -> bytes:
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired), "the transport answers these by itself"
         if incoming.deadline is not None:
@@ -107,9 +107,8 @@ class LossyDoor:
         with self._tier.admit(asked) as visit:
             if len(arrived.body) > self._max_body_bytes:
                 raise TooLarge(f"the picture has {len(arrived.body)} bytes; at most {self._max_body_bytes} are read")
-            reply = await visit.look(arrived.body)
-        fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
-        return msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality)
+            reply = await visit.look(arrived.body, lambda so_far: incoming.say(_encoded(so_far, arrived)))
+        return _encoded(reply, arrived)
 
     async def close(self, drain_s: float) -> None:
         """Answer what is inside, at most so long, and end all connections."""
@@ -121,6 +120,12 @@ class LossyDoor:
 def useful_side(catalog: Catalog) -> int:
     """Pixels of the shorter side of which the most demanding variant makes use."""
     return max(math.ceil(max(v.input.height, v.input.width) / v.input.crop_fraction) for v in catalog.variants)
+
+
+def _encoded(reply: HopReply, arrived: Complete | Partial) -> bytes:
+    """The body of a reply to what arrived of a picture."""
+    fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
+    return msgspec.json.encode(msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality))
 
 
 async def _at_its_best(incoming: Incoming) -> Incoming:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import Secret, is_sealed, peek
-from hawkvision.transport.sender import Sender
+from hawkvision.transport.sender import Delivery, Sender
 from hawkvision.transport.udp import TICK_S, PathSocket, Route, open_path, send
 from hawkvision.transport.wire import WireError
 
@@ -34,6 +34,10 @@ WATCH_S: Final = 1.0
 SILENT_S: Final = 5.0
 """Of silence on all paths, while they are probed, after which a client connects anew. A restarted server does not know
 the old session and says nothing to it."""
+
+
+def unheard(_: bytes) -> None:
+    """For those who want the answer only."""
 
 
 class ConnectionLost(HawkVisionError):
@@ -52,6 +56,7 @@ class LossyClient:
         self._protocol: ClientProtocol | None = None
         self._ready: asyncio.Future[Welcome] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[tuple[Status, bytes]]] = {}
+        self._hearing: dict[int, Callable[[bytes], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._room = asyncio.Event()
@@ -176,6 +181,8 @@ class LossyClient:
         meta: bytes = b"",
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
+        hear: Callable[[bytes], None] = unheard,
+        delivery: Delivery | None = None,
     ) -> tuple[Status, bytes]:
         """Send a picture, and wait for its answer.
 
@@ -185,6 +192,8 @@ class LossyClient:
             meta: what belongs to this picture alone, at most `MAX_META` bytes.
             deadline_s: from now; what would arrive later is not sent.
             timeout_s: how long to wait at most.
+            hear: called with what the server says before the answer, if it does.
+            delivery: learns when the picture is there.
 
         Raises:
             TimeoutError: if no answer came.
@@ -203,12 +212,14 @@ class LossyClient:
                         raise ConnectionLost(self.lost)
                 now = monotonic()
                 deadline = None if deadline_s is None else started + deadline_s
-                number = sender.submit(self._template(template), coded, deadline, meta, now)
+                number = sender.submit(self._template(template), coded, deadline, meta, now, delivery)
                 future: asyncio.Future[tuple[Status, bytes]] = self._loop.create_future()
-                self._waiting[number] = future
+                self._waiting[number], self._hearing[number] = future, hear
                 self._pump()
                 return await future
         finally:
+            if number is not None:
+                self._hearing.pop(number, None)
             if number is not None and self._waiting.pop(number, None) is not None and self.lost is None:
                 sender.cancel(number)
                 self._soon()
@@ -311,6 +322,11 @@ class LossyClient:
             self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
 
     def _deliver(self) -> None:
+        while self.sender.said:
+            said = self.sender.said.popleft()
+            hear = self._hearing.get(said.picture)
+            if hear is not None:
+                hear(said.body)
         while self.sender.answered:
             answer = self.sender.answered.popleft()
             future = self._waiting.pop(answer.picture, None)

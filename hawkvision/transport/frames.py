@@ -37,6 +37,7 @@ class Type(IntEnum):
     CANCEL = 6
     CHALLENGE = 7
     RESPONSE = 8
+    INTERIM = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,17 @@ class AnswerPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Interim:
+    """What can be said of a picture before its answer is there."""
+
+    picture: int
+    number: int
+    """0..255: counts a picture's interims, each of which stands in the place of those before."""
+    body: bytes
+    """At most `INTERIM_ROOM` bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Asks for a report."""
 
@@ -115,7 +127,7 @@ class Response:
     token: bytes
 
 
-Frame: TypeAlias = Fragment | Report | Nack | AnswerPart | Ping | Cancel | Challenge | Response
+Frame: TypeAlias = Fragment | Report | Nack | AnswerPart | Interim | Ping | Cancel | Challenge | Response
 
 #   type template picture  j k n kind quality interval width height base_k tables left rest = 22 bytes, then meta
 _FRAGMENT: Final = struct.Struct("!BBIBBBBBBHHBBHH")
@@ -123,9 +135,12 @@ _META_FLAG: Final = 0x80
 _REPORT: Final = struct.Struct("!BBHIIIB")
 _NACK: Final = struct.Struct("!BIB")
 _ANSWER: Final = struct.Struct("!BIBBBH")
+_INTERIM: Final = struct.Struct("!BIBH")
 _CANCEL: Final = struct.Struct("!BI")
 ANSWER_ROOM: Final = FRAGMENT_ROOM + FRAGMENT_HEADER_BYTES - _ANSWER.size
 """Bytes of an answer in one datagram."""
+INTERIM_ROOM: Final = ANSWER_ROOM
+"""Bytes of an interim, which is one datagram's."""
 REPORT_BYTES: Final = _REPORT.size + 2 * MAX_REPORTED
 
 
@@ -145,6 +160,8 @@ def encode(frame: Frame) -> bytes:
             return _NACK.pack(Type.NACK, picture, len(missing)) + bytes(missing)
         case AnswerPart(picture, status, part, parts, body):
             return _ANSWER.pack(Type.ANSWER, picture, status, part, parts, len(body)) + body
+        case Interim(picture, number, body):
+            return _INTERIM.pack(Type.INTERIM, picture, number, len(body)) + body
         case Ping():
             return bytes([Type.PING])
         case Cancel(picture):
@@ -190,6 +207,10 @@ def _decode_one(kind: Type, data: bytes, at: int) -> tuple[Frame, int]:
             _need(part < parts <= MAX_ANSWER_PARTS, f"part {part} of {parts} answer parts, of at most 64")
             end = at + _ANSWER.size + size
             return AnswerPart(picture, status, part, parts, _bytes(data, at + _ANSWER.size, end)), end
+        case Type.INTERIM:
+            _, picture, number, size = _INTERIM.unpack_from(data, at)
+            end = at + _INTERIM.size + size
+            return Interim(picture, number, _bytes(data, at + _INTERIM.size, end)), end
         case Type.PING:
             return Ping(), at + 1
         case Type.CANCEL:

@@ -5,7 +5,8 @@
                                   └─ no repair fits, or the deadline nears ────────────► final event (Partial, Expired)
 
 An answer ends a picture, whatever still arrives of it. It goes out in as many copies as the measured loss asks for,
-then again at growing intervals until the peer reports one of them or `GIVE_UP_S` is over.
+then again at growing intervals until the peer reports one of them or `GIVE_UP_S` is over. Interims, before it, go out
+in as many copies and never again.
 
 Bounds: `MAX_ASSEMBLING` pictures and `MAX_SESSION_BYTES` per session, a `Budget` of bytes for all sessions together.
 A picture beyond them is answered with `Status.OVERLOADED`, never dropped in silence.
@@ -24,7 +25,18 @@ import msgspec
 
 from hawkvision.transport.channel import UNKNOWN_RTT_S, Channel, Path
 from hawkvision.transport.coding import Arrived, Complete, Expired, PictureFormat, decode, missing
-from hawkvision.transport.frames import ANSWER_ROOM, MAX_ANSWER_PARTS, AnswerPart, Cancel, Fragment, Frame, Nack, encode
+from hawkvision.transport.frames import (
+    ANSWER_ROOM,
+    INTERIM_ROOM,
+    MAX_ANSWER_PARTS,
+    AnswerPart,
+    Cancel,
+    Fragment,
+    Frame,
+    Interim,
+    Nack,
+    encode,
+)
 from hawkvision.transport.seal import Header
 from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
 
@@ -50,6 +62,8 @@ MISSED_ANSWERS: Final = 0.005
 """Copies are sent until fewer than this share of answers would miss at the measured loss."""
 RETRY_GROWTH: Final = 1.5
 LONGEST_RETRY_S: Final = 2.0
+MAX_INTERIMS: Final = 256
+"""Of one picture: as many as have numbers."""
 COPY_SPACING_S: Final = 0.003
 """Between copies: a burst of loss is often shorter."""
 GUARD_LEAST_S: Final = 0.004
@@ -119,6 +133,12 @@ class _Assembly:
     last_at: float = 0.0
     done: bool = False
     """The final event went out; what comes now is of no use."""
+    interims: int = 0
+    """That were said of it."""
+    interim: bytes = b""
+    """The latest."""
+    interim_copies: list[float] = field(default_factory=list)
+    """When it is to leave."""
 
 
 @dataclass(slots=True)
@@ -216,6 +236,18 @@ class Receiver:
                 self.unheard.append((oldest, unheard.status, unheard.body))
             self._end(oldest)
 
+    def interim(self, number: int, body: bytes, now: float) -> None:
+        """Say what is known of a picture that was handed over, before its answer; a later one takes its place.
+
+        Nothing is said that does not fit into one datagram, nor after the answer: whoever listens must do without.
+        """
+        assembly = self._assembling.get(number)
+        if assembly is None or len(body) > INTERIM_ROOM or assembly.interims >= MAX_INTERIMS:
+            return
+        assembly.interim = encode(Interim(number, assembly.interims, body))
+        assembly.interims += 1
+        assembly.interim_copies = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
+
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams to send now, each with its path."""
         self.channel.expire(now)
@@ -223,6 +255,7 @@ class Receiver:
         for number, assembly in list(self._assembling.items()):
             if assembly.check_at <= now:
                 yield from self._check(number, assembly, now)
+            yield from self._send_interim(assembly, now)
         for number, answer in list(self._answers.items()):
             yield from self._send_answer(number, answer, now)
         yield from self.channel.due(now)
@@ -230,7 +263,7 @@ class Receiver:
     def next_timer(self, now: float) -> float:
         """When `poll` has something to do again; +∞ for never."""
         times = list(self.channel.timers(now))
-        times.extend(assembly.check_at for assembly in self._assembling.values())
+        times.extend(min(a.check_at, *a.interim_copies, math.inf) for a in self._assembling.values())
         times.extend(min(answer.copies, default=answer.again_at) for answer in self._answers.values())
         return min(times, default=math.inf)
 
@@ -426,6 +459,12 @@ class Receiver:
                 yield from self._send_answer(number, answer, now)
             else:
                 self._end(number)
+
+    def _send_interim(self, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
+        copies, paths = assembly.interim_copies, self._two_best(now)
+        while copies and copies[0] <= now:
+            copies.pop(0)
+            yield from self._send(paths[len(copies) % len(paths)], assembly.interim, now)
 
     def _send(
         self, path: Path[_Part], frame: bytes, now: float, token: _Part | None = None

@@ -27,6 +27,7 @@ from hawkvision.transport.frames import (
     Cancel,
     Fragment,
     Frame,
+    Interim,
     Nack,
     Ping,
     encode,
@@ -62,6 +63,22 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What was said of a picture whose answer is still to come."""
+
+    picture: int
+    body: bytes
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Whether a picture is there, as far as reports tell; they take a round trip and up to 8 ms."""
+
+    complete: bool = False
+    """Whether as many of its fragments were reported as restore it."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Which fragment a datagram held."""
 
@@ -92,6 +109,9 @@ class _Picture:
     last_at: float = -math.inf
     """Before which its last fragment will not leave."""
     parts: dict[int, AnswerPart] = field(default_factory=dict)
+    delivery: Delivery = field(default_factory=Delivery)
+    heard: int = -1
+    """The latest interim's number."""
 
     @property
     def alive(self) -> int:
@@ -108,11 +128,12 @@ class _Queued:
 
 
 class Sender:
-    """Sends pictures over a channel. Events are taken from `answered`."""
+    """Sends pictures over a channel. Events are taken from `said` and `answered`."""
 
     def __init__(self, channel: Channel[_Place]) -> None:
         self.channel = channel
         self.answered: deque[Answered] = deque()
+        self.said: deque[Said] = deque(maxlen=MAX_PICTURES)
         self._pictures: dict[int, _Picture] = {}
         self._queue: list[_Queued] = []  # a heap; each fragment is in it once at most
         self._cancels: deque[int] = deque(maxlen=MAX_PICTURES)
@@ -145,8 +166,16 @@ class Sender:
         for path in self.channel.paths.values():
             self.channel.replies.append((path.number, self.channel.send(path, encode(Ping()), now)))
 
-    def submit(self, template: int, coded: Coded, deadline: float | None, meta: bytes, now: float) -> int:
-        """Queue a picture, and return its number.
+    def submit(
+        self,
+        template: int,
+        coded: Coded,
+        deadline: float | None,
+        meta: bytes,
+        now: float,
+        delivery: Delivery | None = None,
+    ) -> int:
+        """Queue a picture, and return its number; `delivery` is told when it is there.
 
         Raises:
             WireError: if the meta is too long, or a symbol for a datagram beside it.
@@ -159,6 +188,8 @@ class Sender:
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
         picture = _Picture(number, template, coded, meta, deadline, [_Fragment() for _ in coded.symbols])
+        if delivery is not None:
+            picture.delivery = delivery
         self._pictures[number] = picture
         k, n = coded.format.k, coded.format.n
         spread = PARITY_SPREAD_S if self.loss(now).known and self.loss(now).burst > BURSTY else 0.0
@@ -266,6 +297,11 @@ class Sender:
         match frame:
             case AnswerPart():
                 self._take_part(frame, now)
+            case Interim(number, count, body):
+                picture = self._pictures.get(number)
+                if picture is not None and count > picture.heard:
+                    picture.heard = count
+                    self.said.append(Said(number, body))
             case Nack(number, asked):
                 picture = self._pictures.get(number)
                 if picture is None:
@@ -312,6 +348,9 @@ class Sender:
                 fragment.delivered = fragment.delivered or delivered
                 touched.add(place.picture)
             places.clear()
+        for number in touched:
+            picture = self._pictures[number]
+            picture.delivery.complete = sum(f.delivered for f in picture.fragments) >= picture.coded.format.k
         for number, picture in self._pictures.items():
             if number in touched or picture.repair_at <= now:
                 self._repair(picture, now)

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
@@ -30,6 +31,10 @@ from hawkvision.transport.udp import TICK_S, send
 log = logging.getLogger("hawkvision.transport")
 
 
+def _said_to_nobody(_: bytes) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """A picture for the handler. Times are of `time.monotonic`, from which event loops take theirs, more coarsely."""
@@ -41,6 +46,8 @@ class Incoming:
     deadline: float | None
     better: asyncio.Future[Incoming] | None = None
     """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
+    say: Callable[[bytes], None] = _said_to_nobody
+    """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
 
 
 Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
@@ -131,16 +138,21 @@ class Session:
 
     def _start(self, picture: Picture) -> None:
         better = self._better.pop(picture.number, None)
-        incoming = Incoming(picture.template, picture.meta, picture.arrived, picture.started, picture.deadline)
+        incoming = Incoming(
+            picture.template,
+            picture.meta,
+            picture.arrived,
+            picture.started,
+            picture.deadline,
+            say=partial(self._say, picture.number),
+        )
         if better is not None:
             if not better.done():
                 better.set_result(incoming)
             return
         if not picture.final:
             self._better[picture.number] = future = self._loop.create_future()
-            incoming = Incoming(
-                picture.template, picture.meta, picture.arrived, picture.started, picture.deadline, future
-            )
+            incoming = replace(incoming, better=future)
         task = self._loop.create_task(self._answer(picture.number, incoming))
         self._tasks[picture.number] = task
 
@@ -156,6 +168,10 @@ class Session:
             self._tasks.pop(number, None)
             self._better.pop(number, None)
         self.receiver.answer(number, status, body, monotonic())
+        self.soon()
+
+    def _say(self, number: int, body: bytes) -> None:
+        self.receiver.interim(number, body, monotonic())
         self.soon()
 
     def _cancel(self, number: int) -> None:

@@ -61,7 +61,7 @@ class Peer:
     parts: list[int] = field(default_factory=list)
     """Of a progressive request, what is said at once, before the answer: the classes of incomplete ones."""
     breaks_off: bool = False
-    """Whether the connection ends after the parts."""
+    """Whether the connection ends after the parts, or over datagrams the last of them is the answer."""
     knows_middle: bool = True
     """False for a tier that ignores the headers of a middle rung."""
     bodies: list[bytes] = field(default_factory=list)
@@ -116,13 +116,18 @@ class Peer:
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired)
         self.datagrams.append((asked, arrived.body))
+        so_far = [
+            msgspec.structs.replace(self.reply(asked), top_k=(HopClass(index, 0.5),), complete=False)
+            for index in (self.parts if asked.progressive else ())
+        ]
+        for part in so_far:
+            incoming.say(msgspec.json.encode(part))
         await asyncio.sleep(self.delay_s)
         if self.status != 200:
             raise Overloaded("no", 1.0)
         fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0
-        reply = msgspec.structs.replace(self.reply(asked), received_fraction=fraction, quality=arrived.quality)
-        if self.parts and asked.progressive:
-            reply = msgspec.structs.replace(reply, top_k=(HopClass(self.parts[-1], 0.5),), complete=False)
+        reply = so_far[-1] if so_far and self.breaks_off else self.reply(asked)
+        reply = msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality)
         return Status.OK, b"<html>" if self.garbage else msgspec.json.encode(reply)
 
     def reply(self, asked: HopRequest) -> HopReply:

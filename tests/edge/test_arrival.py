@@ -153,7 +153,7 @@ async def to_a_deaf_peer(give_up_below: float, timeout_s: float) -> tuple[Escala
         host, port = listener.getsockname()
         async with uplink_to(f"http://{host}:{port}", give_up_below) as uplink:
             now = uplink._clock.now()
-            uplink._since_arrival_ms.append(250.0)
+            uplink._since_arrival_ms[uplink._ways.http].append(250.0)
             for _ in range(8):
                 uplink.link.patience_for_arrival.answered(1.0, now)
                 uplink.link.patience_for_arrival.late(DEADLINE_S * 1e3, now)
@@ -191,7 +191,7 @@ def test_each_picture_over_a_kept_connection_arrives_by_itself_and_is_waited_for
 
             for pictures in range(3):
                 await ask(pictures)
-            took_ms = uplink._since_arrival_ms
+            took_ms = uplink._since_arrival_ms[uplink._ways.http]
             return [wait.answered for wait in waits], [HELD_S * 1e3 <= ms < DEADLINE_S * 1e3 for ms in took_ms]
 
     assert run(scenario()) == ([True] * 3, [True] * 3)

@@ -76,11 +76,63 @@ def test_a_middle_rung_is_asked_over_datagrams_too(peer: Peer) -> None:
 
 
 def test_part_of_a_committees_answer_is_one_over_datagrams_too_where_it_was_asked_for(peer: Peer) -> None:
-    peer.parts = [MIDDLE_CLASS]
+    peer.parts, peer.breaks_off = [MIDDLE_CLASS], True
     request = msgspec.structs.replace(HURRIED, progressive=True)
     reply = infer(peer, request)
     assert (reply.top_k[0].index, reply.complete, reply.comparable) == (MIDDLE_CLASS, False, False)
     assert infer(peer).complete
+
+
+def test_a_part_is_the_answer_as_soon_as_it_is_there_where_the_whole_is_hardly_ever_in_time(peer: Peer) -> None:
+    peer.parts, peer.delay_s = [MIDDLE_CLASS], 60.0
+    hurried = msgspec.structs.replace(HURRIED, progressive=True, deadline_ms=50_000.0)
+
+    async def scenario() -> HopReply:
+        async with linked(peer) as uplink:
+            patience = uplink._ways.hop.link.patience_for_rest
+            for _ in range(20):
+                patience.late(60_000.0, uplink._clock.now())
+            asking = uplink.infer(PICTURE, hurried, start_trace(), 50.0, patient=False)
+            return (await asyncio.wait_for(asking, 20.0)).reply
+
+    reply = asyncio.run(scenario())
+    assert (reply.top_k[0].index, reply.complete) == (MIDDLE_CLASS, False)
+
+
+@pytest.mark.parametrize(("exact", "watched"), [(True, True), (False, False)])
+def test_who_waits_gives_up_when_a_picture_that_travels_whole_is_stuck_on_the_way(
+    peer: Peer, exact: bool, watched: bool
+) -> None:
+    async def scenario() -> str:
+        assert peer.offer is not None
+        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=2ms,seed=1")) as relay:
+            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
+            async with linked(peer) as uplink:
+                patience = uplink._ways.hop.link.patience_for_arrival
+                relay.blackhole(True)
+                for _ in range(8):  # pictures arrived at once so far, and those still under way never
+                    patience.answered(1.0, uplink._clock.now())
+                    patience.late(60_000.0, uplink._clock.now())
+                hurried = HopRequest(variant="committee", deadline_ms=800.0)
+                with pytest.raises(EscalationFailed) as caught:
+                    await uplink.infer(PICTURE, hurried, start_trace(), 0.8, exact=exact, patient=False)
+                return str(caught.value)
+
+    assert ("the picture has not arrived" in asyncio.run(scenario())) is watched
+
+
+def test_when_a_picture_arrived_is_seen_over_datagrams_too(peer: Peer) -> None:
+    peer.delay_s = 0.3
+
+    async def scenario() -> list[bool]:
+        async with linked(peer) as uplink:
+            hop = uplink._ways.hop
+            for _ in range(3):
+                await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0, exact=True, patient=False)
+            assert [wait.answered for wait in hop.link.patience_for_arrival._waits] == [True] * 3
+            return [100.0 < ms < 10_000.0 for ms in uplink._since_arrival_ms[hop]]
+
+    assert asyncio.run(scenario()) == [True] * 3
 
 
 def test_a_large_picture_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:

@@ -175,6 +175,28 @@ def test_a_progressive_request_is_told_just_before_its_deadline_what_there_is(co
     assert (reply.model, reply.top_k[0].index, reply.complete) == ("committee", 2, False)
 
 
+@pytest.mark.parametrize("progressive", [True, False])
+def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_there(
+    config: DatacenterConfig, progressive: bool
+) -> None:
+    heard = list[bytes]()
+    request = HopRequest(variant="committee", progressive=progressive)
+
+    async def scenario() -> tuple[Status, bytes]:
+        async with open_door(config) as (door, _, variants), connected(door) as client:
+            variants.gate.clear()
+            meta = request.meta(TRACE)
+            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=10.0, hear=heard.append)
+            answer = asyncio.create_task(asking)
+            await until(lambda: bool(heard) if progressive else bool(variants.pictures))
+            variants.gate.set()
+            return await answer
+
+    assert replied(asyncio.run(scenario())).complete
+    so_far = [msgspec.json.decode(body, type=HopReply) for body in heard]
+    assert [(part.model, part.complete) for part in so_far[:1]] == [("committee", False)] * progressive
+
+
 def test_what_is_inside_is_answered_before_the_door_closes(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with open_door(config) as (door, _, variants), connected(door) as client:

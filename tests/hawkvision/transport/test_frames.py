@@ -11,6 +11,7 @@ from hawkvision.transport.coding import Kind, PictureFormat
 from hawkvision.transport.frames import (
     ANSWER_ROOM,
     ARRIVAL_UNIT_S,
+    INTERIM_ROOM,
     LONGEST_OFFSET,
     MAX_ANSWER_PARTS,
     MAX_META,
@@ -21,6 +22,7 @@ from hawkvision.transport.frames import (
     Challenge,
     Fragment,
     Frame,
+    Interim,
     Nack,
     Ping,
     Report,
@@ -74,6 +76,7 @@ reports = st.builds(
 small = st.one_of(
     reports,
     st.builds(Nack, u32, st.lists(u8, min_size=1, max_size=255).map(tuple)),
+    st.builds(Interim, u32, u8, st.binary(max_size=INTERIM_ROOM)),
     st.builds(Ping),
     st.builds(Cancel, u32),
     st.builds(Challenge, st.binary(min_size=8, max_size=8)),

@@ -7,12 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.transport.coding import Complete, Kind, Partial, PictureFormat, Plan, encode
-from hawkvision.transport.frames import AnswerPart, Cancel, Fragment, Nack, Ping, Report, fragment_room
+from hawkvision.transport.frames import (
+    INTERIM_ROOM,
+    AnswerPart,
+    Cancel,
+    Fragment,
+    Interim,
+    Nack,
+    Ping,
+    Report,
+    fragment_room,
+)
 from hawkvision.transport.receiver import (
     ABANDONED_S,
     GIVE_UP_S,
     MAX_ANSWERS,
     MAX_ASSEMBLING,
+    MAX_INTERIMS,
     MAX_NACKS,
     MAX_REGISTERED_BYTES,
     MAX_SESSION_BYTES,
@@ -46,6 +57,11 @@ def handed(end: Receiver, peer: Peer, now: float) -> list[Picture]:
 
 def answers(end: Receiver, peer: Peer, now: float) -> list[AnswerPart]:
     return [frame for frame in peer.open(list(end.poll(now))) if isinstance(frame, AnswerPart)]
+
+
+def interims(end: Receiver, peer: Peer, now: float) -> list[tuple[int, bytes]]:
+    frames = peer.open(list(end.poll(now)))
+    return [(frame.number, frame.body) for frame in frames if isinstance(frame, Interim)]
 
 
 def confirm(end: Receiver, peer: Peer, sent: int, now: float) -> None:
@@ -190,6 +206,36 @@ def test_an_answer_is_repeated_until_it_is_reported_and_not_after() -> None:
     assert answers(end, peer, BEGIN + 2.0)
     confirm(end, peer, end.channel.paths[0].next_sequence, BEGIN + 2.1)
     assert not answers(end, peer, BEGIN + 9)
+
+
+def test_what_is_known_before_the_answer_is_said_as_often_as_the_answer_and_never_repeated() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    end.interim(0, b"dog?", BEGIN)
+    end.interim(0, b"cat?", BEGIN)
+    assert interims(end, peer, BEGIN) == [(1, b"cat?")]
+    assert end.next_timer(BEGIN) <= BEGIN + 0.003
+    later = [interims(end, peer, BEGIN + wait_s) for wait_s in (0.003, 0.5, 1.0, 2.0)]
+    assert later == [[(1, b"cat?")], [], [], []], "two copies where the loss is not known"
+
+
+def test_after_the_answer_nothing_else_is_said() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    end.interim(0, b"dog?", BEGIN)
+    end.answer(0, Status.OK, b"cat", BEGIN)
+    end.interim(0, b"dog?", BEGIN)
+    assert interims(end, peer, BEGIN) == []
+
+
+def test_what_does_not_fit_one_datagram_is_not_said_nor_is_more_than_can_be_numbered() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    end.interim(0, bytes(INTERIM_ROOM + 1), BEGIN)
+    assert interims(end, peer, BEGIN) == []
+    for _ in range(MAX_INTERIMS + 9):
+        end.interim(0, bytes(INTERIM_ROOM), BEGIN)
+    assert interims(end, peer, BEGIN) == [(MAX_INTERIMS - 1, bytes(INTERIM_ROOM))]
 
 
 def test_an_answer_that_nothing_confirms_goes_to_the_stream_once_and_ends() -> None:

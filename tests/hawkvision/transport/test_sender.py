@@ -14,11 +14,12 @@ from hawkvision.transport.frames import (
     Cancel,
     Fragment,
     Frame,
+    Interim,
     Nack,
     Report,
     fragment_room,
 )
-from hawkvision.transport.sender import MAX_PICTURES, MAX_RESENDS, MAX_ROUNDS, Answered, Sender
+from hawkvision.transport.sender import MAX_PICTURES, MAX_RESENDS, MAX_ROUNDS, Answered, Delivery, Said, Sender
 from hawkvision.transport.wire import WireError
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, Peer, client, coded
 from tests.hawkvision.transport.test_frames import answer_parts, reports
@@ -84,6 +85,27 @@ def test_parts_that_contradict_the_first_are_ignored() -> None:
     assert not end.answered
     end.receive(*peer.seal(AnswerPart(0, 0, 1, 2, b"at")), BEGIN)
     assert list(end.answered) == [Answered(0, 0, b"cat")]
+
+
+def test_what_is_said_before_the_answer_is_heard_once_and_in_order() -> None:
+    end, peer = client(), peer_of()
+    end.submit(0, PICTURE, None, b"", BEGIN)
+    for interim in (Interim(0, 1, b"cat?"), Interim(0, 0, b"dog?"), Interim(0, 1, b"cat?"), Interim(9, 5, b"cow?")):
+        end.receive(*peer.seal(interim), BEGIN)
+    end.receive(*peer.seal(AnswerPart(0, 0, 0, 1, b"cat")), BEGIN)
+    end.receive(*peer.seal(Interim(0, 2, b"dog?")), BEGIN)
+    assert (list(end.said), list(end.answered)) == ([Said(0, b"cat?")], [Answered(0, 0, b"cat")])
+
+
+def test_a_picture_is_there_once_k_of_its_fragments_were_reported() -> None:
+    end, peer, seen = client(), peer_of(), list[bool]()
+    delivery = Delivery()
+    end.submit(0, PICTURE, None, b"", BEGIN, delivery)
+    sent(end, peer, BEGIN)
+    for arrived in ((0.0, None, 0.0, None, 0.0, None), (0.0, None, 0.0, 0.0, 0.0, None)):
+        end.receive(*peer.seal(Report(0, 0, 0, 0, arrived)), BEGIN + 0.04)
+        seen.append(delivery.complete)
+    assert seen == [False, True]
 
 
 def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
@@ -169,6 +191,7 @@ def test_fragments_are_spread_over_two_paths() -> None:
 hostile = st.one_of(
     answer_parts(),
     st.builds(AnswerPart, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2), st.just(3), st.binary(max_size=9)),
+    st.builds(Interim, st.integers(0, 4), st.integers(0, 255), st.binary(max_size=9)),
     st.builds(Nack, st.integers(0, 4), st.lists(st.integers(0, 255), min_size=1, max_size=20).map(tuple)),
     reports,
     st.builds(
@@ -189,6 +212,8 @@ def test_authentic_frames_of_any_content_answer_nothing_twice(received: list[tup
         now += wait_ms * 1e-3
         end.receive(*peer.seal(frame, path=path), now)
         count += len(sent(end, peer, now))
+        assert {said.picture for said in end.said} <= set(range(4))
+        assert len(end.said) <= MAX_PICTURES
     numbers = [answer.picture for answer in end.answered]
     assert len(numbers) == len(set(numbers))
     assert set(numbers) <= set(range(4))

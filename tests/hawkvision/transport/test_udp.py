@@ -200,6 +200,27 @@ def test_a_restarted_server_takes_clients_that_connect_anew() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_handler_says_before_its_answer_is_heard_before_it() -> None:
+    go_on = asyncio.Event()
+    heard = list[bytes]()
+
+    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
+        incoming.say(b"cat?")
+        await go_on.wait()
+        return Status.OK, b"cat"
+
+    async def scenario() -> tuple[Status, bytes]:
+        async with serving(handler) as server, connected(server.port) as client:
+            asking = asyncio.create_task(client.ask(b"cats", PICTURE, hear=heard.append))
+            await until(lambda: bool(heard))
+            assert not asking.done()
+            go_on.set()
+            return await asking
+
+    assert asyncio.run(scenario()) == (Status.OK, b"cat")
+    assert heard == [b"cat?"]
+
+
 def test_an_asker_that_gives_up_ends_the_handlers_work() -> None:
     cancelled = asyncio.Event()
 
