@@ -26,7 +26,7 @@ from hawkvision.transport.quic import ClientProtocol, QuicWay, client_configurat
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import Secret, is_sealed, peek
 from hawkvision.transport.sender import Delivery, Sender
-from hawkvision.transport.udp import TICK_S, PathSocket, Route, open_path, send
+from hawkvision.transport.udp import TICK_S, PathSocket, Route, bursts, open_path
 from hawkvision.transport.wire import WireError
 
 KEEPALIVE_S: Final = 10.0
@@ -307,9 +307,9 @@ class LossyClient:
         if self._sender is None or self.lost is not None:
             return
         now = monotonic()
-        for path, datagram in self._sender.poll(now):
-            self.sent_bytes += len(datagram)
-            send(self._sockets[path].transport, datagram)
+        for path, burst in bursts(self._sender.poll(now)):
+            self.sent_bytes += sum(map(len, burst))
+            self._sockets[path].outlet.send(burst)
         self._follow(now)
         if self._sender.channel.worn_out:
             self._end("the key has sealed all it may")

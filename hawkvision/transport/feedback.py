@@ -147,6 +147,8 @@ class WindowedMinimum:
     def __init__(self, span_s: float) -> None:
         self.span_s = span_s
         self._buckets: deque[tuple[float, float]] = deque(maxlen=self.BUCKETS + 1)
+        self.value: float | None = None
+        """None before anything was observed. Kept, for senders ask for every datagram."""
 
     def observe(self, value: float, now: float) -> None:
         """Take a value at `now`, which never goes back."""
@@ -158,11 +160,7 @@ class WindowedMinimum:
             self._buckets.append((now, value))
         while self._buckets[0][0] < now - self.span_s:
             self._buckets.popleft()
-
-    @property
-    def value(self) -> float | None:
-        """None before anything was observed."""
-        return min((least for _, least in self._buckets), default=None)
+        self.value = min(least for _, least in self._buckets)
 
 
 @dataclass(slots=True)

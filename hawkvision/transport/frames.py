@@ -5,6 +5,7 @@ Values in, bytes out, and back. A frame that breaks its format is a `WireError`;
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,6 +133,7 @@ Frame: TypeAlias = Fragment | Report | Nack | AnswerPart | Interim | Ping | Canc
 #   type template picture  j k n kind quality interval width height base_k tables left rest = 22 bytes, then meta
 _FRAGMENT: Final = struct.Struct("!BBIBBBBBBHHBBHH")
 _META_FLAG: Final = 0x80
+_KINDS: Final = frozenset(map(int, Kind))
 _REPORT: Final = struct.Struct("!BBHIIIB")
 _NACK: Final = struct.Struct("!BIB")
 _ANSWER: Final = struct.Struct("!BIBBBH")
@@ -243,15 +245,17 @@ def _decode_fragment(data: bytes, at: int) -> Fragment:
         _need(1 <= size <= MAX_META, f"a fragment's meta has {size} bytes; expected 1 to {MAX_META}")
         meta = _bytes(data, at + 1, at + 1 + size)
         at += 1 + size
-    kind &= ~_META_FLAG
-    _need(kind in set(Kind), f"picture kind {kind} is not known")
     _need(index < n, f"fragment {index} of {n}")
     _need(at < len(data), "a fragment without a symbol")
-    format_ = PictureFormat(
-        kind=Kind(kind), width=width, height=height, quality=quality, interval=interval, k=k, n=n, base_k=base_k,
-        tables=tables,
-    )  # fmt: skip
+    format_ = _format(kind & ~_META_FLAG, width, height, quality, interval, k, n, base_k, tables)
     return Fragment(picture, template, format_, index, left, rest, meta, data[at:])
+
+
+@functools.lru_cache(maxsize=256)
+def _format(kind: int, *values: int) -> PictureFormat:
+    """Checked once, for all fragments of a picture have the same; those of a camera's pictures, too."""
+    _need(kind in _KINDS, f"picture kind {kind} is not known")
+    return PictureFormat(Kind(kind), *values)
 
 
 def _encode_report(report: Report) -> bytes:

@@ -326,8 +326,10 @@ class RateController:
         return min(MOST_BURST, max(LEAST_BURST, speed * QUEUE_GOAL_S))
 
     def _fill(self, now: float) -> None:
-        elapsed = max(0.0, now - self._filled_at)
-        self._filled_at = max(now, self._filled_at)
+        elapsed = now - self._filled_at
+        if elapsed <= 0.0:  # as for all of a burst but the first
+            return
+        self._filled_at = now
         self._tokens = min(self._depth, self._tokens + elapsed * self.rate_bytes_s)
 
     def _heard(self, now: float) -> None:

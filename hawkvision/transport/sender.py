@@ -17,7 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from hawkvision.transport.channel import Channel, Path
 from hawkvision.transport.coding import Coded
@@ -119,12 +119,14 @@ class _Picture:
         return sum(f.delivered or f.flying > 0 or f.queued for f in self.fragments)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Queued:
+class _Queued(NamedTuple):
+    """Ordered as tuples are; dataclasses took twice as long."""
+
     not_before: float
     order: int
     number: int
-    index: int
+    place: int
+    """The fragment's index."""
 
 
 class Sender:
@@ -232,14 +234,14 @@ class Sender:
             if picture is None or (picture.deadline is not None and picture.deadline <= now):
                 heapq.heappop(self._queue)
                 if picture is not None:
-                    self._taken_off(picture, entry.index)
+                    self._taken_off(picture, entry.place)
                 continue
             path, when = self._first_free(now)
             if when > now:
                 return
             heapq.heappop(self._queue)
-            self._taken_off(picture, entry.index)
-            yield path.number, self._send(path, picture, entry.index, now)
+            self._taken_off(picture, entry.place)
+            yield path.number, self._send(path, picture, entry.place, now)
 
     def next_timer(self, now: float) -> float:
         """When `poll` has something to do again; +∞ for never."""

@@ -26,7 +26,7 @@ from hawkvision.transport.control import CloseCode, StreamAnswer
 from hawkvision.transport.quic import ControlProtocol
 from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
 from hawkvision.transport.seal import Header, Secret
-from hawkvision.transport.udp import TICK_S, send
+from hawkvision.transport.udp import TICK_S, Outlet, bursts
 
 log = logging.getLogger("hawkvision.transport")
 
@@ -59,7 +59,7 @@ class Host(Protocol):
     handler: Handler
     reserve_s: float
     budget: Budget
-    transport: asyncio.DatagramTransport
+    outlet: Outlet
     sent_bytes: int
     stirred: asyncio.Event
 
@@ -111,8 +111,8 @@ class Session:
         if self._closed:  # what was scheduled before must not set the timer again, which nobody would stop
             return
         now = monotonic()
-        receiver, transport = self.receiver, self._server.transport
-        self._send(transport, now)
+        receiver = self.receiver
+        self._send(now)
         while receiver.events:
             self._start(receiver.events.popleft())
         while receiver.cancelled:
@@ -130,11 +130,11 @@ class Session:
             self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
         self._server.stirred.set()
 
-    def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
-        for path, datagram in self.receiver.poll(now):
+    def _send(self, now: float) -> None:
+        for path, burst in bursts(self.receiver.poll(now)):
             if (address := self._addresses.get(path)) is not None:
-                self._server.sent_bytes += len(datagram)
-                send(transport, datagram, address)
+                self._server.sent_bytes += sum(map(len, burst))
+                self._server.outlet.send(burst, address)
 
     def _start(self, picture: Picture) -> None:
         better = self._better.pop(picture.number, None)

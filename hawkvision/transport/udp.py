@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import socket
-from collections.abc import Callable
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
@@ -22,6 +26,10 @@ log = logging.getLogger("hawkvision.transport")
 
 SOCKET_BUFFER: Final = 4 * 1024 * 1024
 """A busy loop may look away for 100 ms; 4 MB are 1.6 s of 20 Mbit/s. The kernel may grant less."""
+UDP_SEGMENT: Final = 103
+"""Linux's (include/uapi/linux/udp.h); Python's socket module has no name for it."""
+MOST_AT_ONCE: Final = 8
+"""Datagrams of one system call. The kernel takes 64; but the first is on its way while others are still made."""
 TICK_S: Final = 0.001
 """Of timers. uvloop rounds to milliseconds, and half of one to none: it would spin."""
 
@@ -34,6 +42,74 @@ class Route:
     host: str
 
 
+class Outlet:
+    """Sends datagrams over a transport's socket, several by one system call where the kernel can cut them apart.
+
+    Linux can, since 4.18 (UDP_SEGMENT, udp(7)): datagrams of one size, of which the last may be shorter. Where it or
+    the device does not, each goes by itself.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        # A second descriptor of the same socket: event loops let nobody call `sendmsg` on theirs.
+        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        self._socket.setblocking(False)
+        self._cuts = sys.platform == "linux"
+        """Whether the kernel cuts datagrams apart, as far as is known."""
+
+    def send(self, datagrams: Sequence[bytes], address: Any = None) -> None:
+        """Send in order, or lose what waits behind more than a socket's buffer: asyncio's own queue has no bound."""
+        for run in runs(datagrams):
+            # What waits in the transport must go before.
+            if len(run) > 1 and self._cuts and not self._transport.get_write_buffer_size() and self._sent(run, address):
+                continue
+            for datagram in run:
+                if self._transport.get_write_buffer_size() < SOCKET_BUFFER:
+                    self._transport.sendto(datagram, address)
+
+    def _sent(self, run: Sequence[bytes], address: Any) -> bool:
+        segment = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", len(run[0])))]
+        try:
+            if address is None:
+                self._socket.sendmsg(run, segment)
+            else:
+                self._socket.sendmsg(run, segment, 0, address)
+        except OSError as error:
+            # No room, or no way there, is so for single ones too, and they are told so.
+            self._cuts = error.errno not in (errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the descriptor back; the transport is its owner's to close."""
+        self._socket.close()
+
+
+def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """The same datagrams in order, in runs of at most `MOST_AT_ONCE` that are of one size, or shorter at the end."""
+    start = 0
+    for end, datagram in enumerate(datagrams):
+        size = len(datagrams[start])
+        if end > start and (end - start == MOST_AT_ONCE or len(datagrams[end - 1]) < size or len(datagram) > size):
+            yield datagrams[start:end]
+            start = end
+    if start < len(datagrams):
+        yield datagrams[start:]
+
+
+def bursts(datagrams: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[bytes]]]:
+    """Datagrams that leave now, each with its path, as what goes to an outlet at once: `MOST_AT_ONCE` at most."""
+    path, burst = -1, list[bytes]()
+    for over, datagram in datagrams:
+        if burst and (over != path or len(burst) == MOST_AT_ONCE):
+            yield path, burst
+            burst = []
+        path = over
+        burst.append(datagram)
+    if burst:
+        yield path, burst
+
+
 class PathSocket(asyncio.DatagramProtocol):
     """A client's socket of one path."""
 
@@ -41,10 +117,16 @@ class PathSocket(asyncio.DatagramProtocol):
         self._take = take
         self.remote = remote
         self.transport: asyncio.DatagramTransport
+        self.outlet: Outlet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast(asyncio.DatagramTransport, transport)
+        self.outlet = Outlet(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """Let go of the socket."""
+        self.outlet.close()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:  # noqa: ARG002 - asyncio's signature
         """Hand it on."""
@@ -87,12 +169,6 @@ def bind(host: str, port: int) -> socket.socket:
     bound.setblocking(False)
     _grow_buffers(bound)
     return bound
-
-
-def send(transport: Any, datagram: bytes, address: Any = None) -> None:
-    """Send, or lose what waits behind more than a socket's buffer: asyncio's own queue has no bound."""
-    if transport.get_write_buffer_size() < SOCKET_BUFFER:
-        transport.sendto(datagram, address)
 
 
 def _grow_buffers(bound: Any) -> None:
