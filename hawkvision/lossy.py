@@ -99,7 +99,15 @@ class _Connection:
 class LossyLink:
     """A peer and the connection to it. Used on one event loop; close it."""
 
-    def __init__(self, host: str, discover: Discover, *, local: Sequence[str] = (), api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        discover: Discover,
+        *,
+        local: Sequence[str] = (),
+        api_key: str | None = None,
+        may_miss: float = SELDOM,
+    ) -> None:
         """Prepare a link; nothing is sent yet.
 
         Args:
@@ -107,11 +115,13 @@ class LossyLink:
             discover: says port, certificate and name; asked before the first connection, and again after one failed.
             local: this machine's addresses to send from, each a path of its own; empty lets the system choose one.
             api_key: of the peer, if it asks for one.
+            may_miss: which share of the pictures that travel as they are may arrive too late, or not at all.
         """
         self._routes = [Route(address, host) for address in local] or [Route(None, host)]
         self._host = host
         self._discover = discover
         self._api_key = api_key
+        self._may_miss = may_miss
         self._planner = Planner()
         self._plan: Plan | None = None
         self._offer: LossyOffer | None = None
@@ -164,13 +174,15 @@ class LossyLink:
             left_s = None if deadline is None else max(0.0, deadline - loop.time())
             coded = await self._prepared(connection, picture, meta, left_s, exact=exact)
             now = loop.time()
+            if delivery is not None:
+                delivery.complete = False
             asking = connection.client.ask(
                 template,
                 coded,
                 meta=meta,
                 deadline_s=None if deadline is None else max(0.0, deadline - now),
                 timeout_s=max(0.0, until - now),
-                hear=hear,
+                hear=unheard if attempt else hear,  # nothing less than was heard already
                 delivery=delivery,
             )
             try:
@@ -265,7 +277,7 @@ class LossyLink:
         return self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
 
     def _whole_parity(self, connection: _Connection, plan: Plan, size: int, deadline_s: float) -> float | None:
-        """With which parity so many bytes arrive in time as they are, but for `SELDOM`: some, the least where what it
+        """With which parity so many bytes arrive in time as they are, but for `may_miss`: some, the least where what it
         does not mend can be sent again, else the plan's. Losses of different rounds are taken to be independent.
 
         None where all that takes too long, where nobody knows what is lost, and where the picture does not fit.
@@ -284,7 +296,7 @@ class LossyLink:
             return client.spare_s(math.ceil(size * (1.0 + parity)) + client.queued_bytes)
 
         def mends(parity: float) -> bool:
-            return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= SELDOM
+            return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= self._may_miss
 
         enough = next(filter(mends, SOME_PARITY), None)
         if enough is not None:
@@ -293,7 +305,7 @@ class LossyLink:
         if carry_s(little) <= most_s:
             spread_s = PARITY_SPREAD_S if link.burst > BURSTY else 0.0
             rounds = repairs(left_s - carry_s(little) - spread_s, client.timeout_s())
-            if rounds and k * link.loss ** (1 + rounds) <= SELDOM:
+            if rounds and k * link.loss ** (1 + rounds) <= self._may_miss:
                 return little
         return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None
 

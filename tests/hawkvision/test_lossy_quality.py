@@ -13,6 +13,7 @@ from hawkvision.client_lossy import LossyWay
 from hawkvision.client_question import lossy_question, query_fields
 from hawkvision.client_replies import Reply
 from hawkvision.hop import Transports
+from hawkvision.lossy import LossyLink
 from hawkvision.lossy_plan import SMALL_FRAGMENTS
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.erasure import MAX_SYMBOLS
@@ -61,6 +62,25 @@ def test_before_a_deadline_it_travels_as_it_is_once_the_link_is_known_to_be_quic
     came = asyncio.run(arrivals(BODY, QUICK, deadline_ms=4_000.0, n=2 * KNOWN_AFTER))
     assert came[0] != Complete(BODY, None)
     assert Complete(BODY, None) in came, "at least once, should the machine stall"
+
+
+def test_who_has_an_answer_of_their_own_may_risk_more_for_pictures_as_they_are() -> None:
+    async def carried() -> list[bool]:
+        async with serving() as server:
+            spec = LinkSpec.parse("rate=100mbit,delay=20ms,loss=30%,seed=3")
+            async with UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
+                server.port = relay.address[1]
+                links = [LossyLink("127.0.0.1", server.discover, may_miss=share) for share in (0.01, 1.0)]
+                found = list[bool]()
+                for link in links:
+                    while not link.state().known:
+                        await link.ask(b"", BODY, exact=True)
+                    # Too little time to send anything again, but not for half as much parity.
+                    found.append(link.carries_whole(BODY, 0.2))
+                    await link.close()
+                return found
+
+    assert asyncio.run(carried()) == [False, True]
 
 
 def test_a_jpeg_that_is_cut_along_its_restart_markers_stays_so_over_a_quick_link_for_parts_of_it_can_be_shown() -> None:
