@@ -2,7 +2,8 @@
 
 Whoever waits for an answer learns this sooner than that the answer is late. In a spell in which nothing gets through,
 pictures lie in the kernel's buffer, and an edge that looks gives up long before the deadline. Over TCP, a proxy in
-between acknowledges in the datacenter's place; then a picture is taken to have arrived too early, never too late.
+between acknowledges in the datacenter's place; then a picture is taken to have arrived too early, never too late. Of
+datagrams reports tell, 8 ms and half a round trip later, or later still where one is lost.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Sending:
         self.stuck = asyncio.Event()
         """Set once there is hardly any hope that it arrives soon enough."""
         self.arrived_at: float | None = None
-        """When that was seen, in seconds of the clock that `watch` was given; a look later than it was so, at most."""
+        """When that was seen, in seconds of the clock that `watch` was given: a look later than it could be."""
         self._delivery: Delivery | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._written = False

@@ -117,6 +117,8 @@ class Uplink:
         self._trial: asyncio.Task[None] | None = None
         self._given_up: set[asyncio.Task[Escalated]] = set()
         """Escalations that go on though nobody waits any more; of those pending, so bounded like them."""
+        self._watching: set[asyncio.Task[None]] = set()
+        """Looks for pictures that arrive; each ends with its exchange."""
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
@@ -232,18 +234,25 @@ class Uplink:
         return await (asking if patient else self._while_hopeful(asking, hop.link, question))
 
     async def _asked(self, hop: Hop, question: _Question) -> Escalated:
-        watching = (
-            None if question.picture is None else asyncio.create_task(self._watched(hop, question.picture, question))
-        )
+        watching = None
+        if question.picture is not None:
+            watching = asyncio.create_task(self._watched(hop, question.picture, question))
+            self._watching.add(watching)
+            watching.add_done_callback(self._watching.discard)
         sending.set(question.picture)
         try:
-            return await self._infer(hop, question)
+            answer = await self._infer(hop, question)
+            watching = None  # it was there, and whoever watches learns that at the next look
         except TooLargeForDatagrams:
-            return await self._infer(self._ways.http, question)
+            if watching is not None:
+                watching.cancel()
+            sending.set(None)
+            answer = await self._infer(self._ways.http, question)
         finally:
             self._pending -= 1
             if watching is not None:
                 watching.cancel()
+        return answer
 
     async def _watched(self, hop: Hop, picture: Sending, question: _Question) -> None:
         """It must arrive so early that the quickest answer would be in time."""
@@ -322,7 +331,7 @@ class Uplink:
     async def close(self) -> None:
         """Close the connections."""
         self._closed = True
-        background = [task for task in (self._trial, *self._given_up) if task is not None]
+        background = [task for task in (self._trial, *self._given_up, *self._watching) if task is not None]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)

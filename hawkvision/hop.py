@@ -58,8 +58,8 @@ its meta, big-endian:
     └────────┴────────┴─────────────────┴───────────┴───────────┴────────┴─────────────────────┘
 
 The deadline is the fragments' own. Of a progressive request (2), incomplete replies come as interims, as far as they
-arrive; the answer is the complete one, or what there is just before the deadline. Replies and errors are the same
-bodies, errors with their `status` beside `code`.
+arrive and fit one datagram, with some twenty classes; the answer is the complete one, or what there is just before the
+deadline. Replies and errors are the same bodies, errors with their `status` beside `code`.
 """
 
 from __future__ import annotations

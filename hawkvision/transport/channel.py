@@ -23,6 +23,7 @@ from hawkvision.transport.frames import (
     REPORT_BYTES,
     Challenge,
     Frame,
+    Interim,
     Ping,
     Report,
     Response,
@@ -183,6 +184,9 @@ class Channel(Generic[Token]):
                         challenged = token
                     case Response(token):
                         path.proven = path.proven or token == path.challenge
+                    case Interim():
+                        frames.append(frame)
+                        continue
                     case Ping():
                         pass
                     case _:
@@ -219,6 +223,10 @@ class Channel(Generic[Token]):
             path.waiting_since = now
         path.rate.sent(len(datagram), now)
         return datagram
+
+    def tell(self, path: Path[Token], frames: bytes) -> bytes:
+        """Seal a datagram that asks for no report: of reports and interims."""
+        return self._seal(path, frames)
 
     def report(self, path: Path[Token], now: float, *, again: bool = False) -> bytes | None:
         """The frame that says what arrived on a path lately; None if there is nothing new, unless asked `again`."""
@@ -267,7 +275,7 @@ class Channel(Generic[Token]):
             return
         frame = self.report(path, now)
         if frame is not None:
-            yield over.number, self._seal(over, frame)  # not to be reported itself
+            yield over.number, self.tell(over, frame)
 
     def best(self, now: float) -> Path[Token]:
         """The path to send something small on: living before dead, then the shortest round trip."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -28,6 +29,8 @@ from hawkvision.transport.seal import Secret, is_sealed, peek
 from hawkvision.transport.sender import Delivery, Sender
 from hawkvision.transport.udp import TICK_S, PathSocket, Route, bursts, open_path
 from hawkvision.transport.wire import WireError
+
+log = logging.getLogger("hawkvision.transport")
 
 KEEPALIVE_S: Final = 10.0
 WATCH_S: Final = 1.0
@@ -309,7 +312,7 @@ class LossyClient:
         now = monotonic()
         for path, burst in bursts(self._sender.poll(now)):
             self.sent_bytes += sum(map(len, burst))
-            self._sockets[path].outlet.send(burst)
+            self._sockets[path].send(burst)
         self._follow(now)
         if self._sender.channel.worn_out:
             self._end("the key has sealed all it may")
@@ -326,7 +329,10 @@ class LossyClient:
             said = self.sender.said.popleft()
             hear = self._hearing.get(said.picture)
             if hear is not None:
-                hear(said.body)
+                try:
+                    hear(said.body)
+                except Exception:  # the next picture's answer must not wait for it
+                    log.exception("what was said of a picture could not be heard")
         while self.sender.answered:
             answer = self.sender.answered.popleft()
             future = self._waiting.pop(answer.picture, None)

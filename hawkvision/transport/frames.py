@@ -133,7 +133,6 @@ Frame: TypeAlias = Fragment | Report | Nack | AnswerPart | Interim | Ping | Canc
 #   type template picture  j k n kind quality interval width height base_k tables left rest = 22 bytes, then meta
 _FRAGMENT: Final = struct.Struct("!BBIBBBBBBHHBBHH")
 _META_FLAG: Final = 0x80
-_KINDS: Final = frozenset(map(int, Kind))
 _REPORT: Final = struct.Struct("!BBHIIIB")
 _NACK: Final = struct.Struct("!BIB")
 _ANSWER: Final = struct.Struct("!BIBBBH")
@@ -252,10 +251,14 @@ def _decode_fragment(data: bytes, at: int) -> Fragment:
 
 
 @functools.lru_cache(maxsize=256)
-def _format(kind: int, *values: int) -> PictureFormat:
-    """Checked once, for all fragments of a picture have the same; those of a camera's pictures, too."""
-    _need(kind in _KINDS, f"picture kind {kind} is not known")
-    return PictureFormat(Kind(kind), *values)
+def _format(
+    kind: int, width: int, height: int, quality: int, interval: int, k: int, n: int, base_k: int, tables: int
+) -> PictureFormat:
+    """Checked once for all fragments of a picture, of as many as eight full sessions are sending."""
+    try:
+        return PictureFormat(Kind(kind), width, height, quality, interval, k, n, base_k, tables)
+    except ValueError:
+        raise WireError(f"picture kind {kind} is not known") from None
 
 
 def _encode_report(report: Report) -> bytes:

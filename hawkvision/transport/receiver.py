@@ -138,7 +138,8 @@ class _Assembly:
     interim: bytes = b""
     """The latest."""
     interim_copies: list[float] = field(default_factory=list)
-    """When it is to leave."""
+    """When it is to leave again."""
+    interim_sent: int = 0
 
 
 @dataclass(slots=True)
@@ -246,6 +247,7 @@ class Receiver:
             return
         assembly.interim = encode(Interim(number, assembly.interims, body))
         assembly.interims += 1
+        assembly.interim_sent = 0
         assembly.interim_copies = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
@@ -461,10 +463,16 @@ class Receiver:
                 self._end(number)
 
     def _send_interim(self, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
-        copies, paths = assembly.interim_copies, self._two_best(now)
+        copies = assembly.interim_copies
         while copies and copies[0] <= now:
             copies.pop(0)
-            yield from self._send(paths[len(copies) % len(paths)], assembly.interim, now)
+            paths = self._two_best(now)
+            path = paths[assembly.interim_sent % len(paths)]
+            assembly.interim_sent += 1
+            if path.may_send(MAX_DATAGRAM):
+                yield path.number, self.channel.tell(path, self.channel.with_report(path, assembly.interim, now))
+            elif path.may_send(HEADER_BYTES + len(assembly.interim) + TAG_BYTES):
+                yield path.number, self.channel.tell(path, assembly.interim)
 
     def _send(
         self, path: Path[_Part], frame: bytes, now: float, token: _Part | None = None

@@ -28,7 +28,7 @@ from hawkvision.transport.quic import ControlProtocol, server_configuration
 from hawkvision.transport.receiver import Budget, Status
 from hawkvision.transport.seal import is_sealed, peek
 from hawkvision.transport.session import Handler, Session
-from hawkvision.transport.udp import Outlet, bind
+from hawkvision.transport.udp import bind
 from hawkvision.transport.wire import WireError
 
 MAX_SESSIONS: Final = 1024
@@ -158,8 +158,7 @@ class LossyServer:
         """Set by every session that did something: what `drain` waits for."""
         self._protocols: set[_ServerProtocol] = set()
         self._endpoint: _Demultiplexer | None = None
-        self.outlet: Outlet
-        self._transport: asyncio.DatagramTransport
+        self.transport: asyncio.DatagramTransport
 
     @classmethod
     async def start(
@@ -205,14 +204,13 @@ class LossyServer:
             transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound)
         except OSError as error:
             raise ConfigError(f"cannot listen on UDP {host}:{port}: {error.strerror or error}") from None
-        server._transport, server._endpoint = transport, protocol
-        server.outlet = Outlet(transport)
+        server.transport, server._endpoint = transport, protocol
         return server
 
     @property
     def port(self) -> int:
         """The UDP port."""
-        return int(self._transport.get_extra_info("sockname")[1])
+        return int(self.transport.get_extra_info("sockname")[1])
 
     @property
     def half_open(self) -> int:
@@ -283,6 +281,5 @@ class LossyServer:
             protocol.close(CloseCode.GOING_AWAY, "the server stops")
         for session in list(self.sessions.values()):
             self.forget(session)
-        self._transport.close()
-        self.outlet.close()
+        self.transport.close()
         await asyncio.sleep(0)

@@ -26,7 +26,7 @@ from hawkvision.transport.control import CloseCode, StreamAnswer
 from hawkvision.transport.quic import ControlProtocol
 from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
 from hawkvision.transport.seal import Header, Secret
-from hawkvision.transport.udp import TICK_S, Outlet, bursts
+from hawkvision.transport.udp import TICK_S, send
 
 log = logging.getLogger("hawkvision.transport")
 
@@ -59,7 +59,7 @@ class Host(Protocol):
     handler: Handler
     reserve_s: float
     budget: Budget
-    outlet: Outlet
+    transport: asyncio.DatagramTransport
     sent_bytes: int
     stirred: asyncio.Event
 
@@ -131,10 +131,11 @@ class Session:
         self._server.stirred.set()
 
     def _send(self, now: float) -> None:
-        for path, burst in bursts(self.receiver.poll(now)):
+        transport = self._server.transport
+        for path, datagram in self.receiver.poll(now):
             if (address := self._addresses.get(path)) is not None:
-                self._server.sent_bytes += sum(map(len, burst))
-                self._server.outlet.send(burst, address)
+                self._server.sent_bytes += len(datagram)
+                send(transport, datagram, address)
 
     def _start(self, picture: Picture) -> None:
         better = self._better.pop(picture.number, None)

@@ -29,7 +29,10 @@ SOCKET_BUFFER: Final = 4 * 1024 * 1024
 UDP_SEGMENT: Final = 103
 """Linux's (include/uapi/linux/udp.h); Python's socket module has no name for it."""
 MOST_AT_ONCE: Final = 8
-"""Datagrams of one system call. The kernel takes 64; but the first is on its way while others are still made."""
+"""Datagrams of one system call. The kernel takes 64; but the first is on its way while others are still made, and a
+queue on this machine that is full may drop all of one call."""
+CANNOT_CUT: Final = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP)
+"""What the kernel says where it, the device, or a way with small packets does not let datagrams be cut."""
 TICK_S: Final = 0.001
 """Of timers. uvloop rounds to milliseconds, and half of one to none: it would spin."""
 
@@ -40,49 +43,6 @@ class Route:
 
     local: str | None
     host: str
-
-
-class Outlet:
-    """Sends datagrams over a transport's socket, several by one system call where the kernel can cut them apart.
-
-    Linux can, since 4.18 (UDP_SEGMENT, udp(7)): datagrams of one size, of which the last may be shorter. Where it or
-    the device does not, each goes by itself.
-    """
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-        # A second descriptor of the same socket: event loops let nobody call `sendmsg` on theirs.
-        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        self._socket.setblocking(False)
-        self._cuts = sys.platform == "linux"
-        """Whether the kernel cuts datagrams apart, as far as is known."""
-
-    def send(self, datagrams: Sequence[bytes], address: Any = None) -> None:
-        """Send in order, or lose what waits behind more than a socket's buffer: asyncio's own queue has no bound."""
-        for run in runs(datagrams):
-            # What waits in the transport must go before.
-            if len(run) > 1 and self._cuts and not self._transport.get_write_buffer_size() and self._sent(run, address):
-                continue
-            for datagram in run:
-                if self._transport.get_write_buffer_size() < SOCKET_BUFFER:
-                    self._transport.sendto(datagram, address)
-
-    def _sent(self, run: Sequence[bytes], address: Any) -> bool:
-        segment = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", len(run[0])))]
-        try:
-            if address is None:
-                self._socket.sendmsg(run, segment)
-            else:
-                self._socket.sendmsg(run, segment, 0, address)
-        except OSError as error:
-            # No room, or no way there, is so for single ones too, and they are told so.
-            self._cuts = error.errno not in (errno.EINVAL, errno.EIO, errno.ENOPROTOOPT, errno.EOPNOTSUPP)
-            return False
-        return True
-
-    def close(self) -> None:
-        """Give the descriptor back; the transport is its owner's to close."""
-        self._socket.close()
 
 
 def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -98,7 +58,7 @@ def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def bursts(datagrams: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[bytes]]]:
-    """Datagrams that leave now, each with its path, as what goes to an outlet at once: `MOST_AT_ONCE` at most."""
+    """Datagrams that leave now, each with its path, as a socket is given at once: `MOST_AT_ONCE` at most."""
     path, burst = -1, list[bytes]()
     for over, datagram in datagrams:
         if burst and (over != path or len(burst) == MOST_AT_ONCE):
@@ -111,22 +71,57 @@ def bursts(datagrams: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[b
 
 
 class PathSocket(asyncio.DatagramProtocol):
-    """A client's socket of one path."""
+    """A client's socket of one path.
+
+    Several datagrams leave by one system call where the kernel can cut them apart. Linux can, since 4.18 (UDP_SEGMENT,
+    udp(7)): those of one size, of which the last may be shorter. Where it or the device does not, each goes by itself.
+    """
 
     def __init__(self, take: Callable[[bytes], None], remote: Any) -> None:
         self._take = take
         self.remote = remote
         self.transport: asyncio.DatagramTransport
-        self.outlet: Outlet
+        self._socket: socket.socket | None = None
+        """A second descriptor of the same socket, for event loops let nobody call `sendmsg` on theirs; None where there
+        is none, or where the kernel does not cut."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast(asyncio.DatagramTransport, transport)
-        self.outlet = Outlet(self.transport)
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # no descriptor is left; each datagram goes by itself
+                self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+                self._socket.setblocking(False)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Let go of the socket."""
-        self.outlet.close()
+        self._cut_no_more()
+
+    def send(self, datagrams: Sequence[bytes]) -> None:
+        """Send in order, or lose what waits behind more than a socket's buffer."""
+        transport: Any = self.transport
+        for run in runs(datagrams):
+            # What waits in the transport must go before.
+            if len(run) == 1 or transport.get_write_buffer_size() or not self.cut(run):
+                for datagram in run:
+                    send(transport, datagram)
+
+    def cut(self, run: Sequence[bytes]) -> bool:
+        """Send a run by one system call, if that is possible."""
+        if self._socket is None:
+            return False
+        try:
+            self._socket.sendmsg(run, [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", len(run[0])))])
+        except OSError as error:
+            if error.errno in CANNOT_CUT:
+                self._cut_no_more()
+            return False  # no room, or no way there: single ones are told so, too
+        return True
+
+    def _cut_no_more(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def datagram_received(self, data: bytes, addr: Any) -> None:  # noqa: ARG002 - asyncio's signature
         """Hand it on."""
@@ -169,6 +164,12 @@ def bind(host: str, port: int) -> socket.socket:
     bound.setblocking(False)
     _grow_buffers(bound)
     return bound
+
+
+def send(transport: Any, datagram: bytes, address: Any = None) -> None:
+    """Send, or lose what waits behind more than a socket's buffer: asyncio's own queue has no bound."""
+    if transport.get_write_buffer_size() < SOCKET_BUFFER:
+        transport.sendto(datagram, address)
 
 
 def _grow_buffers(bound: Any) -> None:

@@ -121,18 +121,33 @@ def test_who_waits_gives_up_when_a_picture_that_travels_whole_is_stuck_on_the_wa
     assert ("the picture has not arrived" in asyncio.run(scenario())) is watched
 
 
-def test_when_a_picture_arrived_is_seen_over_datagrams_too(peer: Peer) -> None:
-    peer.delay_s = 0.3
+@pytest.mark.parametrize("delay_s", [0.0, 0.3], ids=["answered before that is reported", "answered later"])
+def test_that_a_picture_arrived_is_learned_over_datagrams_too(peer: Peer, delay_s: float) -> None:
+    peer.delay_s = delay_s
 
     async def scenario() -> list[bool]:
         async with linked(peer) as uplink:
             hop = uplink._ways.hop
+            waits = hop.link.patience_for_arrival._waits
             for _ in range(3):
                 await uplink.infer(PICTURE, HURRIED, start_trace(), 10.0, exact=True, patient=False)
-            assert [wait.answered for wait in hop.link.patience_for_arrival._waits] == [True] * 3
-            return [100.0 < ms < 10_000.0 for ms in uplink._since_arrival_ms[hop]]
+                await until(lambda: not uplink._watching)
+            assert all(ms >= 0.5e3 * delay_s for ms in uplink._since_arrival_ms[hop])
+            return [wait.answered for wait in waits]
 
     assert asyncio.run(scenario()) == [True] * 3
+
+
+def test_a_picture_that_goes_over_tcp_instead_tells_nothing_of_datagrams(peer: Peer) -> None:
+    async def scenario() -> int:
+        async with linked(peer) as uplink:
+            waits = uplink._ways.hop.link.patience_for_arrival._waits
+            await uplink.infer(HUGE, HURRIED, start_trace(), 10.0, exact=True, patient=False)
+            await until(lambda: not uplink._watching)
+            return len(waits)
+
+    assert asyncio.run(scenario()) == 0
+    assert peer.bodies == [HUGE]
 
 
 def test_a_large_picture_with_a_deadline_is_coded_anew_and_the_reply_says_so(peer: Peer) -> None:

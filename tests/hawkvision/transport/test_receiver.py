@@ -219,6 +219,30 @@ def test_what_is_known_before_the_answer_is_said_as_often_as_the_answer_and_neve
     assert later == [[(1, b"cat?")], [], [], []], "two copies where the loss is not known"
 
 
+def test_nobody_is_asked_to_report_what_is_said_before_the_answer() -> None:
+    end, peer = server(), Peer()
+    give(end, peer, *fragments(coded()))
+    path = end.channel.paths[0]
+    before = path.next_sequence
+    end.interim(0, b"cat?", BEGIN)
+    assert interims(end, peer, BEGIN)
+    assert path.next_sequence > before
+    assert (path.sent, path.waiting_since) == ({}, None), "an end that does not know interims would look dead"
+
+
+def test_over_two_paths_the_better_one_says_it_first() -> None:
+    end, peer = server(), Peer()
+    some = fragments(coded())
+    for number, rtt_s in ((0, 0.08), (1, 0.02)):
+        end.receive(*peer.seal(some[number], path=number), BEGIN)
+        list(end.poll(BEGIN))
+        end.channel.paths[number].proven = True
+        end.channel.paths[number].rate.reported([], [], rtt_s, BEGIN)
+    give(end, peer, *some[2:])
+    end.interim(0, b"cat?", BEGIN)
+    assert [path for wait_s in (0.0, 0.003) for path, _ in end.poll(BEGIN + wait_s)] == [1, 0]
+
+
 def test_after_the_answer_nothing_else_is_said() -> None:
     end, peer = server(), Peer()
     give(end, peer, *fragments(coded()))
