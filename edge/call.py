@@ -217,9 +217,11 @@ class Call:
         node = self.node
         assert node.uplink is not None
         timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
-        exact = node.uplink.carries_whole(self.body, timeout_s)
-        request = self._hop_request(reason, edge, timeout_s * 1e3, exact=exact)
-        if node.uplink.try_out(self.body, self.header, request, self.trace.child(), timeout_s, exact=exact):
+
+        def asked(exact: bool) -> HopRequest:
+            return self._hop_request(reason, edge, timeout_s * 1e3, exact=exact)
+
+        if node.uplink.try_out(self.body, self.header, asked, self.trace.child(), timeout_s):
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
 
     async def _at_edge(self) -> Looked:

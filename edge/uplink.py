@@ -301,21 +301,21 @@ class Uplink:
         self,
         body: bytes,
         header: ImageHeader,
-        request: HopRequest,
+        asked: Callable[[bool], HopRequest],
         trace: TraceContext,
         timeout_s: float,
-        *,
-        exact: bool = False,
     ) -> bool:
         """Escalate behind the caller's back, to learn whether it would be in time; False where that cannot be now.
 
-        One at a time, and only while a connection is free.
+        One at a time, and only while a connection is free. `asked` is told whether the picture travels as it is.
         """
         if self._closed or not self.idle or not (self._trial is None or self._trial.done()):
             return False
 
         async def trying() -> Escalated:
-            return await self.infer(await self.as_sent(body, header), request, trace, timeout_s, exact=exact)
+            sent = await self.as_sent(body, header)
+            exact = self.carries_whole(sent, timeout_s)
+            return await self.infer(sent, asked(exact), trace, timeout_s, exact=exact)
 
         self._trial = asyncio.create_task(_unwatched(trying))
         return True
