@@ -256,7 +256,8 @@ class Call:
         metrics.escalations.labels(node.task, reason.value).inc()
         # With `wait`, a late answer is still wanted: the datacenter must not drop the picture as expired.
         wanted_ms = None if self.request.on_miss is OnMiss.WAIT else self.slack_ms()
-        exact = wanted_ms is None or node.uplink.carries_whole(body, timeout_s)
+        surely = self.request.on_miss is OnMiss.FAIL  # then no other answer will do
+        exact = wanted_ms is None or node.uplink.carries_whole(body, timeout_s, surely=surely)
         request = self._hop_request(reason, edge, wanted_ms, exact=exact)
         # An edge answer that lies ready serves a caller who takes it better than waiting for what hardly ever comes.
         patient = edge is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE

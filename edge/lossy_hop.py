@@ -45,8 +45,8 @@ SILENT_S: Final = 2.0
 """Of a peer that leaves probes unanswered before it counts as gone. Outages of radio links are shorter."""
 
 MAY_MISS: Final = 0.05
-"""Of pictures that travel as they are. Who escalates has an answer of its own, which one in twenty gets so; coded anew,
-all of them would be answered below what is promised of the picture itself."""
+"""Of pictures that travel as they are, where the edge's answer is one, too: one in twenty gets that; coded anew, all of
+them would be answered below what is promised of the picture itself."""
 
 _STATUSES: Final = {Status.OK: 200, Status.OVERLOADED: Overloaded.status, Status.EXPIRED: 504}
 """As HTTP says it; what is not here is a defect of this end or of the wire."""
@@ -84,9 +84,9 @@ class LossyHop:
         view = self.view
         return view.connected and view.silent_s < SILENT_S
 
-    def carries_whole(self, body: bytes, deadline_s: float) -> bool:
+    def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool) -> bool:
         """See `LossyLink.carries_whole`."""
-        return self._lossy.carries_whole(body, deadline_s)
+        return self._lossy.carries_whole(body, deadline_s, surely=surely)
 
     async def send(
         self,

@@ -188,10 +188,10 @@ class Uplink:
             return body
         return await asyncio.to_thread(self._reducer.reduced, body, header)
 
-    def carries_whole(self, body: bytes, deadline_s: float) -> bool:
-        """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyHop`."""
+    def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool = False) -> bool:
+        """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyLink`."""
         lossy = self._ways.lossy
-        return lossy is None or self._ways.hop is not lossy or lossy.carries_whole(body, deadline_s)
+        return lossy is None or self._ways.hop is not lossy or lossy.carries_whole(body, deadline_s, surely=surely)
 
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""

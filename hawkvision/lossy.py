@@ -115,7 +115,8 @@ class LossyLink:
             discover: says port, certificate and name; asked before the first connection, and again after one failed.
             local: this machine's addresses to send from, each a path of its own; empty lets the system choose one.
             api_key: of the peer, if it asks for one.
-            may_miss: which share of the pictures that travel as they are may arrive too late, or not at all.
+            may_miss: which share of the pictures that travel as they are may arrive too late, or not at all, where no
+                parity makes it `SELDOM`.
         """
         self._routes = [Route(address, host) for address in local] or [Route(None, host)]
         self._host = host
@@ -196,9 +197,9 @@ class LossyLink:
                 return status, answer
         raise AssertionError("the last attempt returns or raises")
 
-    def carries_whole(self, picture: Picture, deadline_s: float) -> bool:
+    def carries_whole(self, picture: Picture, deadline_s: float, *, surely: bool = False) -> bool:
         """Whether a picture may as well travel as it is, `exact`: the link is quick, and loses hardly more than parity
-        mends, or what is sent again. Sent so, it arrives whole or not at all.
+        mends, or what is sent again. Sent so, it arrives whole or not at all; `surely` allows that only `SELDOM`.
 
         Raises:
             BadImage, UnsupportedMedia: if it is no picture.
@@ -209,7 +210,8 @@ class LossyLink:
         if asyncio.get_running_loop().time() < self._whole_from:
             return False
         plan = self._planned(connection, picture, deadline_s)
-        return self._whole_parity(connection, plan, len(picture), deadline_s) is not None
+        most = SELDOM if surely else self._may_miss
+        return self._whole_parity(connection, plan, len(picture), deadline_s, most) is not None
 
     async def probe(self, timeout_s: float) -> None:
         """Connect if there is no connection, and send a small datagram: `state` stays true while no pictures go.
@@ -257,7 +259,7 @@ class LossyLink:
         client = connection.client
         plan = self._planned(connection, picture, deadline_s)
         if exact and isinstance(picture, bytes) and deadline_s is not None:
-            parity = self._whole_parity(connection, plan, len(picture), deadline_s)
+            parity = self._whole_parity(connection, plan, len(picture), deadline_s, self._may_miss)
             plan = plan if parity is None else replace(plan, parity=parity)
         self._plan = plan
         room, side = fragment_room(meta), client.useful_side
@@ -276,11 +278,23 @@ class LossyLink:
         spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
         return self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
 
-    def _whole_parity(self, connection: _Connection, plan: Plan, size: int, deadline_s: float) -> float | None:
-        """With which parity so many bytes arrive in time as they are, but for `may_miss`: some, the least where what it
-        does not mend can be sent again, else the plan's. Losses of different rounds are taken to be independent.
+    def _whole_parity(
+        self, connection: _Connection, plan: Plan, size: int, deadline_s: float, may_miss: float
+    ) -> float | None:
+        """With which parity so many bytes arrive in time as they are, but for `SELDOM`, or else for `may_miss`.
 
-        None where all that takes too long, where nobody knows what is lost, and where the picture does not fit.
+        None where that takes too long, where nobody knows what is lost, and where the picture does not fit.
+        """
+        seldom = self._parity_but_for(SELDOM, connection, plan, size, deadline_s)
+        if seldom is not None or may_miss <= SELDOM:
+            return seldom
+        return self._parity_but_for(may_miss, connection, plan, size, deadline_s)
+
+    def _parity_but_for(
+        self, may_miss: float, connection: _Connection, plan: Plan, size: int, deadline_s: float
+    ) -> float | None:
+        """Some parity, the least where what it does not mend can be sent again, else the plan's. Losses of different
+        rounds are taken to be independent.
         """
         client = connection.client
         link, rtt_s = self._planner.held(_seen(client), asyncio.get_running_loop().time()), client.rtt_s()
@@ -296,7 +310,7 @@ class LossyLink:
             return client.spare_s(math.ceil(size * (1.0 + parity)) + client.queued_bytes)
 
         def mends(parity: float) -> bool:
-            return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= self._may_miss
+            return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= may_miss
 
         enough = next(filter(mends, SOME_PARITY), None)
         if enough is not None:
@@ -305,7 +319,7 @@ class LossyLink:
         if carry_s(little) <= most_s:
             spread_s = PARITY_SPREAD_S if link.burst > BURSTY else 0.0
             rounds = repairs(left_s - carry_s(little) - spread_s, client.timeout_s())
-            if rounds and k * link.loss ** (1 + rounds) <= self._may_miss:
+            if rounds and k * link.loss ** (1 + rounds) <= may_miss:
                 return little
         return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None
 
