@@ -175,8 +175,6 @@ class LossyLink:
             left_s = None if deadline is None else max(0.0, deadline - loop.time())
             coded = await self._prepared(connection, picture, meta, left_s, exact=exact)
             now = loop.time()
-            if delivery is not None:
-                delivery.complete = False
             asking = connection.client.ask(
                 template,
                 coded,

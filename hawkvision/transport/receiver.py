@@ -469,19 +469,17 @@ class Receiver:
             paths = self._two_best(now)
             path = paths[assembly.interim_sent % len(paths)]
             assembly.interim_sent += 1
-            if path.may_send(MAX_DATAGRAM):
-                yield path.number, self.channel.tell(path, self.channel.with_report(path, assembly.interim, now))
-            elif path.may_send(HEADER_BYTES + len(assembly.interim) + TAG_BYTES):
-                yield path.number, self.channel.tell(path, assembly.interim)
+            yield from self._send(path, assembly.interim, now, told=True)
 
     def _send(
-        self, path: Path[_Part], frame: bytes, now: float, token: _Part | None = None
+        self, path: Path[_Part], frame: bytes, now: float, token: _Part | None = None, *, told: bool = False
     ) -> Iterator[tuple[int, bytes]]:
-        """A frame, with a report if the path may carry both, if it may carry it at all."""
+        """A frame, with a report if the path may carry both, if it may carry it at all; `told` asks for no report."""
         if path.may_send(MAX_DATAGRAM):
-            yield path.number, self.channel.send(path, self.channel.with_report(path, frame, now), now, token)
-        elif path.may_send(HEADER_BYTES + len(frame) + TAG_BYTES):
-            yield path.number, self.channel.send(path, frame, now, token)
+            frame = self.channel.with_report(path, frame, now)
+        elif not path.may_send(HEADER_BYTES + len(frame) + TAG_BYTES):
+            return
+        yield path.number, self.channel.tell(path, frame) if told else self.channel.send(path, frame, now, token)
 
     def _settle(self) -> None:
         for place in self.channel.delivered:

@@ -109,7 +109,8 @@ class _Picture:
     last_at: float = -math.inf
     """Before which its last fragment will not leave."""
     parts: dict[int, AnswerPart] = field(default_factory=dict)
-    delivery: Delivery = field(default_factory=Delivery)
+    delivery: Delivery | None = None
+    """Where somebody wants to know."""
     heard: int = -1
     """The latest interim's number."""
 
@@ -189,9 +190,9 @@ class Sender:
             raise WireError(f"meta of {len(meta)}, symbols of {longest} bytes; expected at most {MAX_META} and {room}")
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
-        picture = _Picture(number, template, coded, meta, deadline, [_Fragment() for _ in coded.symbols])
-        if delivery is not None:
-            picture.delivery = delivery
+        picture = _Picture(
+            number, template, coded, meta, deadline, [_Fragment() for _ in coded.symbols], delivery=delivery
+        )
         self._pictures[number] = picture
         k, n = coded.format.k, coded.format.n
         spread = PARITY_SPREAD_S if self.loss(now).known and self.loss(now).burst > BURSTY else 0.0
@@ -352,7 +353,8 @@ class Sender:
             places.clear()
         for number in touched:
             picture = self._pictures[number]
-            picture.delivery.complete = sum(f.delivered for f in picture.fragments) >= picture.coded.format.k
+            if picture.delivery is not None:
+                picture.delivery.complete = sum(f.delivered for f in picture.fragments) >= picture.coded.format.k
         for number, picture in self._pictures.items():
             if number in touched or picture.repair_at <= now:
                 self._repair(picture, now)

@@ -111,8 +111,8 @@ class Session:
         if self._closed:  # what was scheduled before must not set the timer again, which nobody would stop
             return
         now = monotonic()
-        receiver = self.receiver
-        self._send(now)
+        receiver, transport = self.receiver, self._server.transport
+        self._send(transport, now)
         while receiver.events:
             self._start(receiver.events.popleft())
         while receiver.cancelled:
@@ -130,8 +130,7 @@ class Session:
             self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
         self._server.stirred.set()
 
-    def _send(self, now: float) -> None:
-        transport = self._server.transport
+    def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
         for path, datagram in self.receiver.poll(now):
             if (address := self._addresses.get(path)) is not None:
                 self._server.sent_bytes += len(datagram)
