@@ -1,8 +1,8 @@
 """The production backend: a variant's ONNX graph in ONNX Runtime, one intra-op thread per inference unless told more.
 
-Throughput on a small machine comes from several worker threads that each run one picture, so a session gets one thread,
-runs its graph in sequence, and never spins while it waits. One with several threads is for a picture that is alone
-(`vision.wide`).
+Throughput on a small machine comes from several worker threads that each run one picture, so a session gets one thread
+and runs its graph in sequence. One with several threads is for a picture that is alone (`vision.wide`); these help one
+another (`vision.helpers`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
@@ -18,9 +18,13 @@ import onnxruntime as ort
 from hawkvision.errors import BackendError
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_batch, check_open
+from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """An execution provider's name, alone or with its options as ONNX Runtime documents them."""
+
+SPIN_US: Final = 100
+"""How long a helper waits for the next layer before it sleeps: longer than most layers take."""
 
 
 class OnnxRuntimeBackend:
@@ -41,7 +45,8 @@ class OnnxRuntimeBackend:
         self, model: Path | bytes, providers: Sequence[Provider] = ("CPUExecutionProvider",), threads: int = 1
     ) -> None:
         self._where = "model" if isinstance(model, bytes) else str(model)
-        self._session: Any = _open_session(model, self._where, providers, threads)
+        self._session: Any
+        self._session, self._helpers = _open_session(model, self._where, providers, threads)
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1:
             raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one of each")
@@ -87,6 +92,7 @@ class OnnxRuntimeBackend:
         self._session = None
 
     def _run(self, session: Any, batch: Pixels) -> Logits:
+        self._helpers.step_aside()
         try:
             (logits,) = session.run([self._output], {self._input: np.ascontiguousarray(batch)})
         except Exception as error:  # the runtime's own exceptions derive from nothing narrower
@@ -103,7 +109,7 @@ _loading = threading.Lock()
 """Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""
 
 
-def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider], threads: int) -> Any:
+def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider], threads: int) -> tuple[Any, Helpers]:
     wanted = [(p, {}) if isinstance(p, str) else (p[0], dict(p[1])) for p in providers]
     available = ort.get_available_providers()
     missing = [name for name, _ in wanted if name not in available]
@@ -115,7 +121,7 @@ def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider]
     if isinstance(model, Path) and not model.is_file():
         raise BackendError(f"{where}: no such model file; build the ladder first")
     try:
-        with _loading:
+        with _loading, helpers_started(threads) as helpers:
             session = ort.InferenceSession(
                 model if isinstance(model, bytes) else str(model),
                 sess_options=_session_options(threads),
@@ -127,7 +133,7 @@ def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider]
     lost = [name for name, _ in wanted if name not in session.get_providers()]
     if lost:
         raise BackendError(f"{where}: execution provider {lost[0]} is installed but did not start; see the log")
-    return session
+    return session, helpers
 
 
 def _session_options(threads: int) -> Any:
@@ -143,8 +149,12 @@ def _session_options(threads: int) -> Any:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3  # errors: what is wrong is raised, and warnings are for those who build graphs
-    # A spinning thread takes the core from the next request's decoding.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A spinning thread takes the core from the next request's decoding, so none does between inferences (which is how
+    # older versions of ONNX Runtime, which know no duration, understand it) or where it may be on its caller's core.
+    spins = can_step_aside(threads)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return options
 
