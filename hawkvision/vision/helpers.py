@@ -9,7 +9,8 @@ turn take 19.9, 21.6 and 15.9. Only then does it pay that helpers spin between l
 to be woken anew some fifty times: 3.4 and 13.4 ms; on the same processor 7.3 and 22.1. Where processors are kept
 from halting, spinning saves a sixth and stepping aside nothing (`python -m tests.bench.helpers`).
 
-Nothing is pinned: a helper may run anywhere but there.
+A helper may run anywhere but where its caller is when the inference begins, which with two cores is one place. All of
+this is for speed alone: where it cannot be done, which is logged, inference goes on without.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import ctypes
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 log = logging.getLogger("hawkvision.vision")
 
-_OWN_NAME: Final = Path("/proc/thread-self/comm")
+_OWN: Final = Path("/proc/thread-self")
 _THREADS: Final = Path("/proc/self/task")
 _numbers: Final = itertools.count(1)
 # Holds the interpreter's lock: shorter than giving it up.
@@ -33,42 +35,64 @@ _processor: Final = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
 
 
 def can_step_aside(threads: int) -> bool:
-    """Whether those of `threads` that help another can be told apart and placed: on Linux, with a core for each."""
-    return (
-        threads > 1
-        and _processor is not None
-        and os.access(_OWN_NAME, os.W_OK)
-        and threads <= len(os.sched_getaffinity(0))
-    )
+    """Whether those of `threads` that help another can be told apart and placed: on Linux, with a core for each.
+
+    It is tried out on the calling thread, which keeps its name and its cores.
+    """
+    if threads < 2 or _processor is None:
+        return False
+    try:
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        _rename(_own_name())
+        # Ids must be those of our own namespace, or strangers would be moved.
+        return threads <= len(cores) and _OWN.readlink().name == str(threading.get_native_id())
+    except OSError:
+        return False
 
 
 class Helpers:
     """Threads, by their ids, that compute parts of what other threads ask for."""
 
-    def __init__(self, threads: Sequence[int] = ()) -> None:
-        self.threads = tuple(threads)
-        self._allowed = os.sched_getaffinity(0)
+    def __init__(self, threads: Iterable[int] = ()) -> None:
+        self.threads: tuple[int, ...] = ()
+        self._cores: set[int] = set()
         self._avoided: int | None = None
+        self._moving = threading.Lock()
+        self.adopt(threads)
+
+    def adopt(self, threads: Iterable[int]) -> None:
+        """These are the helpers. Where the calling thread may run, they may."""
+        self.threads = tuple(threads)
+        self._cores = os.sched_getaffinity(0) if self.threads else set()
+        self._avoided = None
 
     def step_aside(self) -> None:
         """Keep them off the processor on which the calling thread runs, which is about to need them.
 
-        They may run on all others that the process had when they were started. Costs a quarter of a microsecond where
-        the caller has not moved since, else a few more for each helper.
+        They may run on all others on which it may run. Costs a quarter of a microsecond where the caller has not moved
+        since, else a few more for each helper. Never raises: helpers that cannot be moved are left alone from then on.
         """
         if not self.threads or _processor is None:
             return
         here = _processor()
-        if here == self._avoided:
-            return
-        elsewhere = self._allowed - {here}
-        try:
-            for thread in self.threads:
-                os.sched_setaffinity(thread, elsewhere)
-        except OSError as error:
-            log.warning("helper threads stay where the kernel puts them: %s", error)
-            self.threads = ()
-        self._avoided = here
+        if here != self._avoided:
+            self._keep_off(here)
+
+    def _keep_off(self, here: int) -> None:
+        with self._moving:
+            try:
+                # A caller that is confined to one processor says nothing of the others.
+                elsewhere = (os.sched_getaffinity(0) - {here}) or (self._cores - {here})
+                for helper in self.threads:
+                    os.sched_setaffinity(helper, elsewhere)
+                self._avoided = here
+            except OSError as error:
+                log.warning("threads that help with inference can no longer be kept off their caller's core: %s", error)
+                for helper in self.threads:
+                    with suppress(OSError):
+                        os.sched_setaffinity(helper, self._cores)
+                self.threads = ()
 
 
 @contextmanager
@@ -76,26 +100,35 @@ def helpers_started(threads: int) -> Iterator[Helpers]:
     """Around what starts `threads - 1` helpers; those that this thread started meanwhile are they, afterwards.
 
     Threads inherit the name of the one that starts them, which here is one that no other thread has (and which `top -H`
-    shows). Without `can_step_aside` there are none.
+    shows). There are none without `can_step_aside`, or if not all can be found.
     """
     helpers = Helpers()
     if not can_step_aside(threads):
         yield helpers
         return
-    own, mark = _OWN_NAME.read_text(), f"hv-infer-{next(_numbers)}"
-    _OWN_NAME.write_text(mark)
+    own, mark = _own_name(), f"hv-infer-{next(_numbers)}".encode()
+    _rename(mark)
     try:
         yield helpers
     finally:
-        _OWN_NAME.write_text(own.rstrip("\n"))
-    helpers.threads = tuple(_named(mark))
+        _rename(own)
+    found = list(_named(mark))
+    if len(found) == threads - 1:
+        helpers.adopt(found)
+    else:
+        log.warning("%d threads that help with inference were found, not %d: none is placed", len(found), threads - 1)
 
 
-def _named(name: str) -> Iterator[int]:
+def _own_name() -> bytes:
+    return (_OWN / "comm").read_bytes().removesuffix(b"\n")
+
+
+def _rename(name: bytes) -> None:
+    (_OWN / "comm").write_bytes(name)
+
+
+def _named(name: bytes) -> Iterator[int]:
     for thread in _THREADS.iterdir():
-        try:
-            found = (thread / "comm").read_text()
-        except OSError:  # it has just ended
-            continue
-        if found.rstrip("\n") == name:
-            yield int(thread.name)
+        with suppress(OSError):  # it has just ended
+            if (thread / "comm").read_bytes().removesuffix(b"\n") == name:
+                yield int(thread.name)

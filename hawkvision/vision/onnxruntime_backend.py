@@ -24,7 +24,7 @@ Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """An execution provider's name, alone or with its options as ONNX Runtime documents them."""
 
 SPIN_US: Final = 100
-"""How long a helper waits for the next layer before it sleeps: longer than most layers take."""
+"""How long a helper waits for more work before it sleeps: longer than most layers that it has no part in."""
 
 
 class OnnxRuntimeBackend:
@@ -120,14 +120,11 @@ def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider]
         )
     if isinstance(model, Path) and not model.is_file():
         raise BackendError(f"{where}: no such model file; build the ladder first")
+    spins = can_step_aside(threads)
     try:
-        with _loading, helpers_started(threads) as helpers:
-            session = ort.InferenceSession(
-                model if isinstance(model, bytes) else str(model),
-                sess_options=_session_options(threads),
-                providers=wanted,
-            )
-            session.disable_fallback()
+        session, helpers = _load(model, wanted, threads, spins=spins)
+        if spins and not helpers.threads:
+            session, helpers = _load(model, wanted, threads, spins=False)
     except Exception as error:  # as above
         raise BackendError(f"{where}: ONNX Runtime cannot load the model: {error}") from error
     lost = [name for name, _ in wanted if name not in session.get_providers()]
@@ -136,7 +133,20 @@ def _open_session(model: Path | bytes, where: str, providers: Sequence[Provider]
     return session, helpers
 
 
-def _session_options(threads: int) -> Any:
+def _load(
+    model: Path | bytes, providers: Sequence[tuple[str, Mapping[str, Any]]], threads: int, *, spins: bool
+) -> tuple[Any, Helpers]:
+    with _loading, helpers_started(threads) as helpers:
+        session = ort.InferenceSession(
+            model if isinstance(model, bytes) else str(model),
+            sess_options=_session_options(threads, spins=spins),
+            providers=providers,
+        )
+        session.disable_fallback()
+    return session, helpers
+
+
+def _session_options(threads: int, *, spins: bool) -> Any:
     # Measured with mobilenet_v2_int8, one thread of a shared Xeon, median of 60 runs (RSS of the whole process):
     #   all optimisations       3.05 ms, 27 ms to load, 67 MiB    (fp32: 6.80 ms, 49 ms, 95 MiB)
     #   "extended" / "basic"    4.00 / 15.2 ms, loading no faster: basic leaves the QDQ pairs unfused
@@ -151,7 +161,6 @@ def _session_options(threads: int) -> Any:
     options.log_severity_level = 3  # errors: what is wrong is raised, and warnings are for those who build graphs
     # A spinning thread takes the core from the next request's decoding, so none does between inferences (which is how
     # older versions of ONNX Runtime, which know no duration, understand it) or where it may be on its caller's core.
-    spins = can_step_aside(threads)
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
     options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -9,7 +9,8 @@ ImageNet's ten networks give the same logits, bit for bit, with one to four thre
 Whether several threads pay depends on the model and on the machine, so a node measures it when it starts. All networks
 of the ladders are 1.5 to 2 times quicker on two threads there. But two virtual cores may be one real one, and a host
 moves them together and apart within seconds: 4.2 ms on one thread, and on two 4.2 as well or 2.7. Two threads are
-therefore taken unless they are slower, and more only where they save a tenth. Measured with two cores only.
+therefore taken unless they are found to be slower, by a tenth, and more only where they save a tenth. Measured with two
+cores only.
 """
 
 from __future__ import annotations
@@ -30,12 +31,9 @@ log = logging.getLogger("hawkvision.vision")
 TRIED: Final = (2, 4)
 """Threads. The networks of the ladders have some fifty layers of a tenth of a millisecond each."""
 LEAST_GAIN: Final = 0.1
-"""Share of the time that more than the fewest threads must save."""
-LEAST_RUNS: Final = 5
-RUNS: Final = 25
-"""Of each at least and at most, in turns; the lower quartiles of what they took are compared."""
-PAUSE_S: Final = 0.002
-"""Before each turn, so that all of them see some more of the machine."""
+"""Share of the time that more than the fewest threads must save, and the most that the fewest may lose."""
+RUNS: Final = 9
+"""Of each, in turns; their medians are compared."""
 
 
 def usable_cores() -> int:
@@ -51,7 +49,7 @@ def divides(backend: str, providers: Sequence[str]) -> bool:
 def open_wide(
     narrow: Backend, opened: Callable[[int], Backend], threads: int = 0, *, known: bool = False
 ) -> Backend | None:
-    """A backend for a picture that is alone; None where there is none that is better than `narrow`.
+    """A backend for a picture that is alone; None where `narrow` is best.
 
     Args:
         narrow: the model on one thread.
@@ -71,7 +69,9 @@ def open_wide(
     best = narrow
     for number in possible:
         candidate = opened(number)
-        quicker = _pays(best, candidate, number, 0.0 if best is narrow else LEAST_GAIN)
+        before_s, with_s = _compared(best, candidate)
+        quicker = with_s <= (1.0 + LEAST_GAIN if best is narrow else 1.0 - LEAST_GAIN) * before_s
+        log.info("%d threads for a picture that is alone: %.2f ms, %.2f before", number, with_s * 1e3, before_s * 1e3)
         loser = best if quicker else candidate
         if loser is not narrow:
             loser.close()
@@ -81,23 +81,16 @@ def open_wide(
     return None if best is narrow else best
 
 
-def _pays(one: Backend, other: Backend, threads: int, least_gain: float) -> bool:
-    """Whether the other one, on so many threads, saves such a share of the time with a blank picture."""
+def _compared(one: Backend, other: Backend) -> tuple[float, float]:
+    """Median seconds of a blank picture with each."""
     blank = np.zeros((1, *one.input_shape), np.uint8)
     took: tuple[list[float], list[float]] = ([], [])
-    one_s = other_s = 0.0
-    pays = False
+    turn = list(zip((one, other), took, strict=True))
     for run in range(1 + RUNS):  # the first is slower, and counts for nothing
-        time.sleep(PAUSE_S)
-        for backend, its in zip((one, other), took, strict=True):
+        for backend, its in turn:
             before = time.perf_counter()
             backend.infer(blank)
             if run:
                 its.append(time.perf_counter() - before)
-        if run >= LEAST_RUNS:
-            one_s, other_s = (statistics.quantiles(its, n=4)[0] for its in took)
-            pays = other_s <= (1.0 - least_gain) * one_s
-            if pays:
-                break
-    log.info("%d threads for a picture that is alone: %.2f ms, %.2f before", threads, other_s * 1e3, one_s * 1e3)
-    return pays
+        turn.reverse()  # who comes second finds the processors awake
+    return statistics.median(took[0]), statistics.median(took[1])

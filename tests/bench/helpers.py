@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.types import Pixels
-from hawkvision.vision.helpers import Helpers, helpers_started
+from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 from hawkvision.vision.onnxruntime_backend import SPIN_US
 from loadgen.awake import kept
 
@@ -79,12 +79,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.helpers")
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--threads", type=int, default=2, help="of each inference, the caller's among them")
-    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--runs", type=int, default=60, help="of each way")
     parser.add_argument("--pause-ms", type=float, default=20.0, help="before each run")
-    parser.add_argument("--spin-us", type=int, default=SPIN_US)
+    parser.add_argument("--spin-us", type=int, default=SPIN_US, help="how long helpers wait before they sleep")
     parser.add_argument("--keep-awake", action="store_true", help="keep processors from halting")
     options = parser.parse_args()
     several, spin = options.threads, options.spin_us
+    if not can_step_aside(several):
+        parser.error(f"--threads {several}: helpers cannot be kept off their caller's core here")
     ways = [
         Way("one thread", 1, aside=False, spin_us=0),
         Way("kernel's", several, aside=False, spin_us=0),

@@ -17,9 +17,14 @@ import pytest
 from hawkvision.testing import random_pictures
 from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.vision.wide import usable_cores
 from tests.hawkvision.vision.graphs import tiny_classifier
 
-pytestmark = pytest.mark.skipif(not can_step_aside(2), reason="no two cores, or not Linux")
+pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
+
+
+NOBODY = 2**31 - 1
+"""No thread's id: larger than the kernel gives out."""
 
 
 class Sleepers:
@@ -27,7 +32,7 @@ class Sleepers:
 
     def __init__(self, number: int) -> None:
         self._end, self._up = threading.Event(), threading.Barrier(number + 1)
-        self.threads = [threading.Thread(target=self._wait) for _ in range(number)]
+        self.threads = [threading.Thread(target=self._wait, daemon=True) for _ in range(number)]
         for thread in self.threads:
             thread.start()
         self._up.wait()
@@ -108,6 +113,20 @@ def test_name_is_given_back_where_the_start_fails() -> None:
     assert own_name() == name
 
 
+def test_here_it_can_be_done_and_changes_nothing_of_who_asks() -> None:
+    name, cores = own_name(), os.sched_getaffinity(0)
+    assert can_step_aside(2)
+    assert (own_name(), os.sched_getaffinity(0)) == (name, cores)
+
+
+def test_helpers_that_are_not_all_found_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hawkvision.vision"), helpers_started(2) as helpers:
+        session = opened(1)
+    assert helpers.threads == ()
+    assert "0 threads that help with inference were found, not 1" in caplog.text
+    del session
+
+
 def test_one_thread_has_no_helpers_and_more_threads_than_cores_are_left_alone() -> None:
     for threads in (1, len(os.sched_getaffinity(0)) + 1):
         assert not can_step_aside(threads)
@@ -125,15 +144,28 @@ def test_helpers_may_run_everywhere_but_where_their_caller_does(sleepers: Sleepe
         assert [os.sched_getaffinity(helper) for helper in sleepers.ids] == [everywhere - {here}] * 2
 
 
-def test_helper_that_has_ended_is_said_once_and_hurts_nobody(
+def test_helper_that_cannot_be_moved_is_said_once_and_all_may_run_everywhere_again(
     sleepers: Sleepers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sleepers.end()
-    helpers = Helpers(sleepers.ids)
-    with caplog.at_level(logging.WARNING, "hawkvision.vision"):
+    everywhere = sorted(os.sched_getaffinity(0))
+    helpers = Helpers((*sleepers.ids, NOBODY))
+    with caplog.at_level(logging.WARNING, "hawkvision.vision"), confined_to(everywhere[0]):
         helpers.step_aside()
         helpers.step_aside()
-    assert [record.getMessage()[:20] for record in caplog.records] == ["helper threads stay "]
+    assert [os.sched_getaffinity(helper) for helper in sleepers.ids] == [set(everywhere)] * 2
+    assert len(caplog.records) == 1
+    assert "can no longer be kept off their caller's core" in caplog.text
+
+
+def test_inference_keeps_its_helpers_off_the_core_of_whoever_asks() -> None:
+    everywhere, before = os.sched_getaffinity(0), tasks()
+    backend = OnnxRuntimeBackend(tiny_classifier(), threads=2)
+    (helper,) = tasks() - before
+    picture = random_pictures(backend, 1)
+    for here in sorted(everywhere) * 2:
+        with confined_to(here):
+            backend.infer(picture)
+        assert os.sched_getaffinity(helper) == everywhere - {here}
 
 
 def test_callers_at_once_get_their_own_answers_from_one_session() -> None:
