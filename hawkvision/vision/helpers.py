@@ -3,11 +3,12 @@
 A thread that shares its work with a helper wakes it and goes on computing. Where the kernel then puts the helper on
 the very same processor, it waits until the work has been done without it, and each wake-up was for nothing. Linux does
 so in virtual machines, though another processor is idle: under KVM a halted one counts as preempted by the host, and
-is not looked at (`available_idle_cpu` and `vcpu_is_preempted` in its scheduler). On two such cores of an AMD EPYC,
+is not looked at (so we read `available_idle_cpu` and `vcpu_is_preempted`). On two such cores of an AMD EPYC,
 `efficientnet_lite0_int8` takes 5.4 ms on one thread, 5.7 on two, and 4.1 once the helper steps aside; three models in
 turn take 19.9, 21.6 and 15.9. Only then does it pay that helpers spin between layers, where each would otherwise have
 to be woken anew some fifty times: 3.4 and 13.4 ms; on the same processor 7.3 and 22.1. Where processors are kept
-from halting, spinning saves a sixth and stepping aside nothing (`python -m tests.bench.helpers`).
+from halting, spinning saves a sixth of one model's time and hardly any of three's, and stepping aside nothing
+(`python -m tests.bench.helpers`).
 
 A helper may run anywhere but where its caller is when the inference begins, which with two cores is one place. All of
 this is for speed alone: where it cannot be done, which is logged, inference goes on without.
@@ -71,7 +72,7 @@ class Helpers:
         """Keep them off the processor on which the calling thread runs, which is about to need them.
 
         They may run on all others on which it may run. Costs a quarter of a microsecond where the caller has not moved
-        since, else a few more for each helper. Never raises: helpers that cannot be moved are left alone from then on.
+        since, else three more with one helper. Never raises: helpers that cannot be moved are left alone from then on.
         """
         if not self.threads or _processor is None:
             return
