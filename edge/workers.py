@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from hawkvision.errors import NotReady, Overloaded
+from hawkvision.vision.apart import Apart
 
 T = TypeVar("T")
 
@@ -74,10 +75,11 @@ class WorkerPool(Generic[T]):
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._numbers = 0
         self._running = 0
+        self._apart = Apart()
         self._service_s = 0.0
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
+            threading.Thread(target=self._live, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -138,6 +140,13 @@ class WorkerPool(Generic[T]):
         for thread in self._threads:
             thread.join()
 
+    def _live(self) -> None:
+        self._apart.join()
+        try:
+            self._work()
+        finally:
+            self._apart.leave()
+
     def _work(self) -> None:
         while self._tokens.get():
             started = time.monotonic()
@@ -146,7 +155,8 @@ class WorkerPool(Generic[T]):
                 if not jobs:
                     continue
                 self._running += 1
-            ended = _run(jobs)
+            with self._apart:
+                ended = _run(jobs)
             finished = time.monotonic()
             with self._lock:
                 self._running -= 1

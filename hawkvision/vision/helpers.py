@@ -32,7 +32,8 @@ _OWN: Final = Path("/proc/thread-self")
 _THREADS: Final = Path("/proc/self/task")
 _numbers: Final = itertools.count(1)
 # Holds the interpreter's lock: shorter than giving it up.
-_processor: Final = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+processor: Final = getattr(ctypes.PyDLL(None), "sched_getcpu", None)
+"""The number of the one that the calling thread runs on; None where that cannot be told."""
 
 
 def can_step_aside(threads: int) -> bool:
@@ -40,7 +41,7 @@ def can_step_aside(threads: int) -> bool:
 
     It is tried out on the calling thread, which keeps its name and its cores.
     """
-    if threads < 2 or _processor is None:
+    if threads < 2 or processor is None:
         return False
     try:
         cores = os.sched_getaffinity(0)
@@ -74,9 +75,9 @@ class Helpers:
         They may run on all others on which it may run. Costs a quarter of a microsecond where the caller has not moved
         since, else three more with one helper. Never raises: helpers that cannot be moved are left alone from then on.
         """
-        if not self.threads or _processor is None:
+        if not self.threads or processor is None:
             return
-        here = _processor()
+        here = processor()
         if here != self._avoided:
             self._keep_off(here)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ import pytest
 
 from edge.workers import MAX_TOGETHER, WorkerPool, together_of
 from hawkvision.errors import BadImage, NotReady, Overloaded
+from hawkvision.vision.wide import usable_cores
 
 T = TypeVar("T")
 
@@ -315,3 +317,26 @@ def test_a_job_is_not_run_with_others_that_would_make_it_late_nor_with_those_of_
 
 def test_those_that_wait_are_shared_out() -> None:
     assert [together_of(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_TOGETHER]
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
+def test_a_worker_with_nothing_to_do_is_kept_off_the_core_of_one_that_has() -> None:
+    async def scenario() -> list[set[int]]:
+        pool: WorkerPool[Any] = WorkerPool(threads=2, limit=10)
+        both = threading.Barrier(2)
+
+        def meet() -> int:
+            both.wait(30)  # so that each worker has one
+            return threading.get_native_id()
+
+        workers = [worker for worker, _ in await asyncio.gather(pool.submit(meet), pool.submit(meet))]
+
+        def look() -> list[set[int]]:
+            return [os.sched_getaffinity(worker) for worker in workers if worker != threading.get_native_id()]
+
+        seen, _ = await pool.submit(look)
+        pool.close()
+        return list(seen)
+
+    (cores,) = run(scenario)
+    assert len(cores) == usable_cores() - 1
