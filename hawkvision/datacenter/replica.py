@@ -139,10 +139,11 @@ class Replica:
         loop = asyncio.get_running_loop()
         names = list(dict.fromkeys(name for errand in errands for name in self._models if name in errand.wanted))
         prepared = load_inputs(picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels)
+        part: tuple[VariantAnswer, ...] = ()
         with self._visit(expires_at) as visit:
             for errand in errands:
                 if enough(errand, seen):
-                    return
+                    break
                 if new := [name for name in names if name in errand.wanted and name not in inputs]:
                     begun = time.perf_counter()
                     inputs |= await loop.run_in_executor(self._decoding, _prepare, prepared, new)
@@ -152,12 +153,16 @@ class Replica:
                     stage = self._next_stage(errand, seen, stages)
                     for name, views in stage.items():
                         visit.ask(name, views, inputs[name], alone=len(stage) == 1)
+                    if part:  # told now that the next are at work: Ray takes 0.7 ms before it asks for more
+                        yield part
                     part = await visit.answers()
-                    yield part
                     for answer in part:
                         seen.setdefault(answer.variant, {})[answer.views] = answer.probabilities
                     if enough(errand, seen):
+                        yield part
                         return
+            if part:
+                yield part
 
     def _stages(self, errand: Errand, *, piecemeal: bool) -> deque[dict[str, Views]]:
         """In which order variants look; with a bar all at once."""
