@@ -3,19 +3,21 @@
     caller ──HTTP──▶ door ──handle──▶ a committee's members  (1..n replicas, each decoding and batching)
                         └───handle──▶ a variant that is in no committee
 
-On one machine (`run.up`) the door is hosted by the process that started Ray; in a cluster by the deployment `Ingress`.
+On one machine (`run.up`) the door is hosted by the process that started Ray, and asks a group's only replica by a socket
+(`direct`); in a cluster the deployment `Ingress` hosts it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from itertools import groupby
 from typing import Any, TypeVar
 
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.serve import Application
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -24,6 +26,7 @@ from starlette.responses import Response
 
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
+from hawkvision.datacenter.direct import Direct, Question
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.replica import Replica, settings_of
@@ -32,6 +35,10 @@ from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
 _RETRY_AFTER_S = 1.0
+# Between two tries to find the short way to a replica.
+_RECONNECT_S = 1.0
+
+log = logging.getLogger("hawkvision.datacenter")
 
 AnswerT = TypeVar("AnswerT")
 
@@ -39,18 +46,59 @@ AnswerT = TypeVar("AnswerT")
 class HandleVariants:
     """The door's way to the replicas: Serve handles, with Serve's errors in our words."""
 
-    def __init__(self, groups: Sequence[Group], handles: Sequence[DeploymentHandle]) -> None:
+    def __init__(
+        self, groups: Sequence[Group], handles: Sequence[DeploymentHandle], shortened: DatacenterConfig | None = None
+    ) -> None:
+        """`shortened` is given where replicas are on this machine; if each group has one, they are asked directly."""
         self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
+        single = shortened is not None and shortened.min_replicas == shortened.max_replicas == 1
+        self._shortened = shortened if single else None
+        self._short: dict[str, Direct] = {}
+        self._shortening: dict[str, asyncio.Task[None]] = {}
 
     async def ask(
         self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
-            asking = _piece_by_piece if piecemeal else _at_once
-            async with aclosing(asking(group, handle, picture, tuple(its), expires_at)) as parts:
+            direct = self._direct(group, handle)
+            if direct is not None:
+                parts = direct.ask(Question(picture, tuple(its), expires_at, piecemeal))
+            else:
+                asking = _piece_by_piece if piecemeal else _at_once
+                parts = asking(group, handle, picture, tuple(its), expires_at)
+            async with aclosing(parts):
                 async for part in parts:
                     yield part
+
+    def _direct(self, group: str, handle: DeploymentHandle) -> Direct | None:
+        """The short way, if there is one just now; if not, one is looked for meanwhile."""
+        direct = self._short.get(group)
+        if direct is not None and not direct.closed:
+            return direct
+        if self._shortened is not None and (group not in self._shortening or self._shortening[group].done()):
+            self._shortening[group] = asyncio.create_task(self._shorten(group, handle, self._shortened))
+        return None
+
+    async def shortened(self) -> None:
+        """Until short ways that are being looked for are found, or not."""
+        await asyncio.gather(*self._shortening.values())
+
+    async def _shorten(self, group: str, handle: DeploymentHandle, config: DatacenterConfig) -> None:
+        """Connect to the replica; not again for a second where that is not possible."""
+        try:
+            if name := await handle.listen.remote():
+                self._short[group] = await Direct.connect(
+                    name,
+                    group,
+                    max_ongoing=config.max_ongoing_requests,
+                    max_queued=config.max_queued_requests,
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+                return
+        except (OSError, RayError, BackPressureError, DeploymentUnavailableError) as error:
+            log.warning("no short way to %r, pictures go through Ray: %s", group, error)
+        await asyncio.sleep(_RECONNECT_S)
 
 
 async def _piece_by_piece(

@@ -27,6 +27,7 @@ import numpy as np
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
+from hawkvision.datacenter.direct import ReplicaSocket
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
@@ -95,6 +96,11 @@ class Replica:
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
         self._inside = 0
         """Pictures."""
+        self._socket = ReplicaSocket(lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal))
+
+    async def listen(self) -> str:
+        """The name of the socket at which a process on this machine may ask without Ray (`datacenter.direct`)."""
+        return await self._socket.listen()
 
     async def classify(
         self, picture: bytes, errands: Sequence[Errand], expires_at: float

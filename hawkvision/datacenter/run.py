@@ -196,6 +196,7 @@ async def _open(
                 assert rung is not None, "a group is named after one of its rungs"
                 with contextlib.suppress(DeadlineMissed):
                     await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
+            await variants.shortened()
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
@@ -257,7 +258,7 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
         wait_for_applications_running=False,
     )
-    return HandleVariants(catalog.groups, handles)
+    return HandleVariants(catalog.groups, handles, config)
 
 
 def _all_running(catalog: Catalog) -> bool:

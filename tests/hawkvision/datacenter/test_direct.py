@@ -1,0 +1,305 @@
+"""The short way from the door to a replica, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.datacenter.direct import Direct, Part, Question, ReplicaSocket, _Frames
+from hawkvision.datacenter.opinions import VariantAnswer, Views
+from hawkvision.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
+from hawkvision.hop import INFER_PATH
+from tests.hawkvision.datacenter.conftest import MARK, Running, picture, start, stop
+from tests.hawkvision.datacenter.test_stopping import until
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, T]], T]
+LIMIT_S = 10.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+
+
+def part(number: int) -> Part:
+    row = np.full((1, 3), number, np.float32)
+    return (VariantAnswer("small", Views.UPRIGHT, row, 0.1, 0.2, 0.3, number),)
+
+
+def question(picture: bytes = b"", *, piecemeal: bool = True) -> Question:
+    return Question(picture, (), 0.0, piecemeal)
+
+
+async def numbers(asked: Question) -> AsyncGenerator[Part]:
+    """As many parts as the picture has bytes."""
+    for number in range(len(asked.picture)):
+        await asyncio.sleep(0)
+        yield part(number)
+
+
+async def connected(
+    answering: Callable[[Question], AsyncGenerator[Part]], *, max_ongoing: int = 8, max_queued: int = 8
+) -> Direct:
+    name = await ReplicaSocket(answering).listen()
+    return await Direct.connect(name, "small", max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=2.5)
+
+
+async def told(direct: Direct, asked: Question) -> list[int]:
+    async with aclosing(direct.ask(asked)) as parts:
+        return [its[0].batch_size async for its in parts]
+
+
+class Held:
+    """Questions that a replica does not answer until it is told to; tells of those that it was made to give up."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.given_up = asyncio.Semaphore(0), asyncio.Event(), asyncio.Semaphore(0)
+
+    async def __call__(self, asked: Question) -> AsyncGenerator[Part]:
+        self.begun.release()
+        try:
+            yield part(0)
+            await self.go.wait()
+            yield part(1)
+        except asyncio.CancelledError:
+            self.given_up.release()
+            raise
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_parts_come_one_by_one_and_as_they_were(run: Run[None]) -> None:
+    async def scenario() -> None:
+        direct = await connected(numbers)
+        async with aclosing(direct.ask(question(b"four"))) as parts:
+            found = [its async for its in parts]
+        assert [its[0].batch_size for its in found] == [0, 1, 2, 3]
+        (last,) = found[-1]
+        assert (last.variant, last.views, last.probabilities.tolist()) == ("small", Views.UPRIGHT, [[3.0, 3.0, 3.0]])
+
+    run(scenario())
+
+
+def test_many_ask_at_once_and_get_each_its_own_answer() -> None:
+    async def scenario() -> list[list[int]]:
+        direct = await connected(numbers, max_ongoing=3, max_queued=100)
+        return await asyncio.gather(*(told(direct, question(bytes(n))) for n in range(40)))
+
+    assert asyncio.run(scenario()) == [list(range(n)) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    "error", [BadImage("no picture"), DeadlineMissed("too late"), TargetUnreachable("too much", 0.9)]
+)
+def test_what_the_replica_refuses_is_raised_as_it_was_and_the_next_is_unharmed(error: Exception) -> None:
+    async def answering(asked: Question) -> AsyncGenerator[Part]:
+        if not asked.piecemeal:
+            raise error
+        yield part(1)
+
+    async def scenario() -> list[int]:
+        direct = await connected(answering)
+        with pytest.raises(type(error)) as raised:
+            await told(direct, question(piecemeal=False))
+        assert vars(raised.value) == vars(error)
+        return await told(direct, question())
+
+    assert asyncio.run(scenario()) == [1]
+
+
+def test_a_defect_of_the_replica_is_told_in_words_and_the_next_is_unharmed(caplog: pytest.LogCaptureFixture) -> None:
+    class Unspeakable(Exception):
+        def __reduce__(self) -> str:
+            raise TypeError("cannot be pickled")
+
+    async def answering(asked: Question) -> AsyncGenerator[Part]:
+        yield part(1)
+        if not asked.piecemeal:
+            raise Unspeakable("at line 7")
+
+    async def scenario() -> list[int]:
+        direct = await connected(answering)
+        with pytest.raises(RuntimeError, match="small: Unspeakable: at line 7"):
+            await told(direct, question(piecemeal=False))
+        return await told(direct, question())
+
+    assert asyncio.run(scenario()) == [1]
+    assert "could not be looked at" in caplog.text
+
+
+def test_who_stops_listening_ends_the_work() -> None:
+    async def scenario() -> None:
+        held = Held()
+        direct = await connected(held)
+        async with aclosing(direct.ask(question())) as parts:
+            await anext(parts)
+        await asyncio.wait_for(held.given_up.acquire(), LIMIT_S)
+
+    asyncio.run(scenario())
+
+
+def test_a_door_that_hangs_up_ends_all_its_work() -> None:
+    async def scenario() -> None:
+        held = Held()
+        direct = await connected(held)
+        asking = [asyncio.create_task(told(direct, question())) for _ in range(2)]
+        for _ in asking:
+            await asyncio.wait_for(held.begun.acquire(), LIMIT_S)
+        direct.close()
+        for _ in asking:
+            await asyncio.wait_for(held.given_up.acquire(), LIMIT_S)
+        for task in asking:
+            with pytest.raises(NotReady, match="hung up"):
+                await asyncio.wait_for(task, LIMIT_S)
+        assert direct.closed
+        with pytest.raises(NotReady, match="hung up"):
+            await told(direct, question())
+
+    asyncio.run(scenario())
+
+
+def test_as_many_as_allowed_are_at_the_replica_others_wait_and_more_are_shed() -> None:
+    async def scenario() -> None:
+        held = Held()
+        direct = await connected(held, max_ongoing=1, max_queued=1)
+        first = asyncio.create_task(told(direct, question()))
+        await asyncio.wait_for(held.begun.acquire(), LIMIT_S)
+        second = asyncio.create_task(told(direct, question()))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as shed:
+            await told(direct, question())
+        assert shed.value.retry_after_s == 2.5
+        assert held.begun.locked()  # the second waits at the door
+        held.go.set()
+        assert [await asyncio.wait_for(task, LIMIT_S) for task in (first, second)] == [[0, 1], [0, 1]]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_another_users_process_is_hung_up_on() -> None:
+    stranger = (
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
+        "s.connect('\\0' + sys.argv[1]); sys.exit(len(s.recv(1)))"
+    )
+
+    async def scenario() -> tuple[int | None, list[int]]:
+        replica = ReplicaSocket(numbers)
+        name = await replica.listen()
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, name.removeprefix("\0"))
+        code = await asyncio.wait_for(process.wait(), LIMIT_S)
+        ours = await Direct.connect(name, "small", max_ongoing=1, max_queued=1, retry_after_s=1.0)
+        return code, await told(ours, question(b"ab"))
+
+    assert asyncio.run(scenario()) == (0, [0, 1])
+
+
+@given(bodies=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=50))), data=st.data())
+def test_frames_may_be_cut_anywhere_on_the_way(bodies: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    class Wire(asyncio.Transport):
+        sent = b""
+
+        def write(self, data: Any) -> None:
+            self.sent += data
+
+        def is_closing(self) -> bool:
+            return False
+
+    class End(_Frames):
+        def __init__(self) -> None:
+            super().__init__()
+            self._transport = self.wire = Wire()
+            self.found: list[tuple[int, object]] = []
+
+        def frame(self, number: int, body: object) -> None:
+            self.found.append((number, body))
+
+    sender, receiver = End(), End()
+    for number, body in bodies:
+        sender.send(number, body)
+    sent = sender.wire.sent
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)))))
+    for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+        receiver.data_received(sent[begin:end])
+    assert receiver.found == bodies
+
+
+# ── In a real tier ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def a_tier(models: Path) -> Iterator[Running]:
+    running = start(models, "--variants", "medium")
+    try:
+        yield running
+    finally:
+        stop(running)
+
+
+def ask(running: Running) -> int:
+    connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=LIMIT_S)
+    try:
+        connection.request("POST", INFER_PATH, picture())
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def replicas(running: Running) -> list[int]:
+    """The process ids of its replicas."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and f"{MARK}={running.mark}".encode() in (entry / "environ").read_bytes():
+                found += [int(entry.name)] * ("ServeReplica" in (entry / "cmdline").read_text())
+    return found
+
+
+def ways(running: Running) -> int:
+    """Connections between the door and its replicas, by the kernel's account (proc(5): state 3 is connected)."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@hawkvision-" in line]
+    connected = {f"socket:[{inode}]" for _, _, _, _, _, state, inode, _ in lines if state == "03"}
+    held: set[str] = set()
+    for replica in replicas(running):
+        with suppress(OSError):  # something is gone meanwhile: who waits looks again
+            held |= {str(file.readlink()) for file in Path(f"/proc/{replica}/fd").iterdir()}
+    return len(connected & held)
+
+
+def test_a_tier_asks_its_only_replica_directly_from_the_first_picture_on(models: Path) -> None:
+    with a_tier(models) as running:
+        assert ways(running) == 1
+        assert ask(running) == 200
+
+
+@pytest.mark.slow
+def test_a_replica_that_dies_is_replaced_and_asked_directly_again(models: Path) -> None:
+    with a_tier(models) as running:
+        (dead,) = replicas(running)
+        os.kill(dead, signal.SIGKILL)
+        until(lambda: ways(running) == 0)
+        assert ask(running) in (200, 503)
+        until(lambda: ask(running) == 200)
+        until(lambda: ways(running) == 1)
+        assert ask(running) == 200
+        assert replicas(running) != [dead]
+
+
+@pytest.mark.slow
+def test_of_several_replicas_ray_chooses(models: Path) -> None:
+    running = start(models, "--variants", "medium", "--min-replicas", "2", "--max-replicas", "2", "--num-cpus", "0.1")
+    try:
+        assert ask(running) == 200
+        assert ways(running) == 0
+    finally:
+        stop(running)
