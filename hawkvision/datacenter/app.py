@@ -3,7 +3,7 @@
     caller ──HTTP──▶ door ──handle──▶ a committee's members  (1..n replicas, each decoding and batching)
                         └───handle──▶ a variant that is in no committee
 
-On one machine (`run.up`) the door is hosted by the process that started Ray, and asks a group's only replica by a socket
+On one machine (`run.up`) the door is hosted by the process that started Ray, and asks a group's only replica directly
 (`direct`); in a cluster the deployment `Ingress` hosts it.
 """
 

@@ -271,8 +271,10 @@ def ways(running: Running) -> int:
     connected = {f"socket:[{inode}]" for _, _, _, _, _, state, inode, _ in lines if state == "03"}
     held: set[str] = set()
     for replica in replicas(running):
-        with suppress(OSError):  # something is gone meanwhile: who waits looks again
-            held |= {str(file.readlink()) for file in Path(f"/proc/{replica}/fd").iterdir()}
+        with suppress(OSError):  # the replica is gone meanwhile
+            for file in Path(f"/proc/{replica}/fd").iterdir():
+                with suppress(OSError):  # the file is
+                    held.add(str(file.readlink()))
     return len(connected & held)
 
 
