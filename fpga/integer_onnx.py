@@ -24,6 +24,8 @@ from hawkvision.onnx_graph import GraphWriter
 PRODUCER: Final = "hawkvision.fpga"
 EXACT: Final = 1 << 24
 """Whole numbers below it are exact in float32."""
+_MIDDLE: Final = 128
+"""What an unsigned byte has in the place of a signed one's zero."""
 
 
 def write(graph: Graph) -> bytes:
@@ -125,7 +127,13 @@ class _Writer(GraphWriter):
     def integer_sums(
         self, op: str, x: str, weights: NDArray[np.int8], bias: NDArray[np.int32], name: str, **how: Any
     ) -> str:
-        """Accumulators as int32."""
+        """Accumulators as int32.
+
+        Weights go as unsigned bytes around 128: of signed ones ONNX Runtime adds pairs of products in 16 bits on CPUs
+        that have AVX2 and no more, and those saturate.
+        """
         narrow = self.cast(x, f"{name}.bytes", TensorProto.UINT8)
-        products = self.node(op, [narrow, self.constant(f"{name}.weight", weights)], f"{name}.products", **how)
+        bytes_ = self.constant(f"{name}.weight", (weights.astype(np.int16) + _MIDDLE).astype(np.uint8))
+        zeros = [self.constant(f"byte.{zero}", np.array(zero, np.uint8)) for zero in (0, _MIDDLE)]
+        products = self.node(op, [narrow, bytes_, *zeros], f"{name}.products", **how)
         return self.node("Add", [products, self.constant(f"{name}.bias", bias)], f"{name}.sums")
