@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.serve import Application
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -26,7 +26,7 @@ from starlette.responses import Response
 
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
-from hawkvision.datacenter.direct import Direct, Question
+from hawkvision.datacenter.direct import Direct, HungUp, Question
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.replica import Replica, settings_of
@@ -35,8 +35,9 @@ from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
 _RETRY_AFTER_S = 1.0
-# Between two tries to find the short way to a replica.
+# Between two tries to find the short way to a replica, and how long one may take.
 _RECONNECT_S = 1.0
+_CONNECT_S = 5.0
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -54,6 +55,7 @@ class HandleVariants:
         single = shortened is not None and shortened.min_replicas == shortened.max_replicas == 1
         self._shortened = shortened if single else None
         self._short: dict[str, Direct] = {}
+        self._next_try: dict[str, float] = {}
         self._shortening: dict[str, asyncio.Task[None]] = {}
 
     async def ask(
@@ -61,22 +63,46 @@ class HandleVariants:
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
-            direct = self._direct(group, handle)
-            if direct is not None:
-                parts = direct.ask(Question(picture, tuple(its), expires_at, piecemeal))
-            else:
-                asking = _piece_by_piece if piecemeal else _at_once
-                parts = asking(group, handle, picture, tuple(its), expires_at)
-            async with aclosing(parts):
+            async with aclosing(
+                self._parts(group, handle, Question(picture, tuple(its), expires_at, piecemeal))
+            ) as parts:
                 async for part in parts:
                     yield part
+
+    async def _parts(
+        self, group: str, handle: DeploymentHandle, question: Question
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        direct = self._direct(group, handle)
+        if direct is not None:
+            heard = False
+            try:
+                async with aclosing(direct.ask(question)) as parts:
+                    async for part in parts:
+                        heard = True
+                        yield part
+            except HungUp:
+                if heard:
+                    raise
+            else:
+                return
+        asking = _piece_by_piece if question.piecemeal else _at_once
+        through_ray = asking(group, handle, question.picture, question.errands, question.expires_at)
+        async with aclosing(through_ray) as parts:
+            async for part in parts:
+                yield part
 
     def _direct(self, group: str, handle: DeploymentHandle) -> Direct | None:
         """The short way, if there is one just now; if not, one is looked for meanwhile."""
         direct = self._short.get(group)
         if direct is not None and not direct.closed:
             return direct
-        if self._shortened is not None and (group not in self._shortening or self._shortening[group].done()):
+        now, earlier = asyncio.get_running_loop().time(), self._shortening.get(group)
+        if (
+            self._shortened is not None
+            and (earlier is None or earlier.done())
+            and now >= self._next_try.get(group, now)
+        ):
+            self._next_try[group] = now + _RECONNECT_S
             self._shortening[group] = asyncio.create_task(self._shorten(group, handle, self._shortened))
         return None
 
@@ -85,20 +111,31 @@ class HandleVariants:
         await asyncio.gather(*self._shortening.values())
 
     async def _shorten(self, group: str, handle: DeploymentHandle, config: DatacenterConfig) -> None:
-        """Connect to the replica; not again for a second where that is not possible."""
+        """Connect to the replica."""
         try:
-            if name := await handle.listen.remote():
+            async with asyncio.timeout(_CONNECT_S):
+                address = await handle.listen.remote()
+                if address is None:
+                    self._shortened = None
+                    return
                 self._short[group] = await Direct.connect(
-                    name,
+                    address,
                     group,
                     max_ongoing=config.max_ongoing_requests,
                     max_queued=config.max_queued_requests,
                     retry_after_s=_RETRY_AFTER_S,
                 )
-                return
-        except (OSError, RayError, BackPressureError, DeploymentUnavailableError) as error:
-            log.warning("no short way to %r, pictures go through Ray: %s", group, error)
-        await asyncio.sleep(_RECONNECT_S)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the way through Ray stands by
+            log.warning("no short way to %r, pictures go through Ray: %s: %s", group, type(error).__name__, error)
+
+    async def close(self) -> None:
+        """Hang up on the replicas, which give up what they are still asked."""
+        self._shortened = None
+        for task in self._shortening.values():
+            task.cancel()
+        await asyncio.gather(*self._shortening.values(), return_exceptions=True)
+        for direct in self._short.values():
+            direct.close()
 
 
 async def _piece_by_piece(

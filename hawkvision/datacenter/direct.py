@@ -10,13 +10,18 @@ in turns, two shared cores of an AMD EPYC). Serve starts, watches and replaces t
 is the way while there is no other, or where several replicas are to be chosen from.
 
 A frame is its length and the question's number, both unsigned 32-bit big-endian, and a pickled body. The socket has a
-random name in Linux's abstract namespace (unix(7)), so no file is left behind, and either end hangs up unless the
-kernel says that the other is run by the same user (SO_PEERCRED).
+random name in Linux's abstract namespace (unix(7)), so no file is left behind. Names can be listed there, so either end
+hangs up unless the kernel says that the other is run by the same user (SO_PEERCRED), and the replica does unless the
+first bytes are its key, which it tells through Serve's handle alone.
+
+What goes this way, Serve does not count: a replica that it stops, because its health check fails, does not finish what
+it was asked here, and the door asks the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import itertools
 import logging
 import os
@@ -31,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
-from hawkvision.errors import HawkVisionError, NotReady, Overloaded
+from hawkvision.errors import DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -40,6 +45,7 @@ Part: TypeAlias = tuple[VariantAnswer, ...]
 _HEAD: Final = struct.Struct(">II")
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group (unix(7), `struct ucred`)."""
+_KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,18 @@ class _Failed:
     words: str
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica listens, and the key that it asks for. To be told in confidence."""
+
+    name: str
+    key: bytes
+
+
+class HungUp(NotReady):
+    """The replica is gone; what it was asked may as well be asked of the next one."""
+
+
 Answering: TypeAlias = Callable[[Question], AsyncGenerator[Part]]
 """Gives the parts of an answer, or raises."""
 
@@ -68,19 +86,19 @@ class ReplicaSocket:
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
-        self._name = ""
+        self._address: Address | None = None
 
-    async def listen(self) -> str:
-        """The name to connect to, always the same; empty where there are no such sockets."""
-        if not self._name and sys.platform == "linux":
-            name = f"\0hawkvision-{secrets.token_hex(16)}"
+    async def listen(self) -> Address | None:
+        """Where to connect to, always the same; None where there are no such sockets."""
+        if self._address is None and sys.platform == "linux":
+            address = Address(f"\0hawkvision-{secrets.token_hex(16)}", secrets.token_bytes(_KEY_BYTES))
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(name)  # here, for uvloop takes no such name
+            listener.bind(address.name)  # here, for uvloop takes no such name
             self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Asked(self._answering), sock=listener
+                lambda: _Asked(self._answering, address.key), sock=listener
             )
-            self._name = name
-        return self._name
+            self._address = address
+        return self._address
 
 
 class Direct:
@@ -97,11 +115,13 @@ class Direct:
         self._retry_after_s = retry_after_s
 
     @classmethod
-    async def connect(cls, name: str, group: str, *, max_ongoing: int, max_queued: int, retry_after_s: float) -> Direct:
+    async def connect(
+        cls, address: Address, group: str, *, max_ongoing: int, max_queued: int, retry_after_s: float
+    ) -> Direct:
         """To the socket of that name.
 
         Args:
-            name: `ReplicaSocket.listen` has told it.
+            address: `ReplicaSocket.listen` has told it.
             group: how errors call the replica.
             max_ongoing: questions that the replica may have at once.
             max_queued: questions that may wait for that; -1 is any number.
@@ -110,13 +130,12 @@ class Direct:
         Raises:
             OSError: if nobody listens there.
         """
-        connected = socket.socket(socket.AF_UNIX)
+        loop, connected = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
+        connected.setblocking(False)
         try:
-            connected.connect(name)  # at once, or not at all
-            _, connection = await asyncio.get_running_loop().create_unix_connection(
-                lambda: _Asking(group), sock=connected
-            )
-        except OSError:
+            await loop.sock_connect(connected, address.name)
+            _, connection = await loop.create_unix_connection(lambda: _Asking(group, address.key), sock=connected)
+        except BaseException:
             connected.close()
             raise
         return cls(connection, group, max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=retry_after_s)
@@ -135,6 +154,7 @@ class Direct:
 
         Raises:
             HawkVisionError: what the replica said.
+            HungUp: if it is gone.
             Overloaded: if all places are taken, those to wait in as well.
             NotReady: if the replica is gone before it has answered.
         """
@@ -203,12 +223,18 @@ class _Frames(asyncio.Protocol):
 class _Asking(_Frames):
     """The door's end of a connection."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, key: bytes) -> None:
         super().__init__()
         self._group = group
+        self._key = key
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Queue[Part | HawkVisionError | _Failed | None]] = {}
         """What has come of each question; at most a part for every view, and the end."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._transport is not None and not self.closed:
+            self._transport.write(self._key)
 
     async def ask(self, question: Question) -> AsyncGenerator[Part]:
         if self.closed:
@@ -242,17 +268,32 @@ class _Asking(_Frames):
         for answers in asked.values():
             answers.put_nowait(self._gone())
 
-    def _gone(self) -> NotReady:
-        return NotReady(f"{self._group!r} has no replica just now: it has hung up")
+    def _gone(self) -> HungUp:
+        return HungUp(f"{self._group!r} has no replica just now: it has hung up")
 
 
 class _Asked(_Frames):
     """The replica's end of a connection."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering, key: bytes) -> None:
         super().__init__()
         self._answering = answering
+        self._awaited = key
+        """Empty once it was given."""
+        self._given = b""
         self._answers: dict[int, asyncio.Task[None]] = {}
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaited:
+            self._given += data
+            if len(self._given) < len(self._awaited):
+                return
+            given, data = self._given[: len(self._awaited)], self._given[len(self._awaited) :]
+            if not hmac.compare_digest(given, self._awaited):
+                self.close()
+                return
+            self._awaited = self._given = b""
+        super().data_received(data)
 
     def frame(self, number: int, body: Any) -> None:
         if isinstance(body, Question):
@@ -267,7 +308,10 @@ class _Asked(_Frames):
             async with aclosing(self._answering(question)) as parts:
                 async for part in parts:
                     self.send(number, part)
+        except (RequestError, DeadlineMissed) as error:
+            end = error
         except HawkVisionError as error:
+            log.exception("a picture could not be looked at")
             end = error
         except Exception as error:
             log.exception("a picture could not be looked at")

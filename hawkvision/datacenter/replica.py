@@ -27,7 +27,7 @@ import numpy as np
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
-from hawkvision.datacenter.direct import ReplicaSocket
+from hawkvision.datacenter.direct import Address, ReplicaSocket
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
@@ -98,8 +98,8 @@ class Replica:
         """Pictures."""
         self._socket = ReplicaSocket(lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal))
 
-    async def listen(self) -> str:
-        """The name of the socket at which a process on this machine may ask without Ray (`datacenter.direct`)."""
+    async def listen(self) -> Address | None:
+        """Where the socket is at which a process on this machine may ask without Ray (`datacenter.direct`)."""
         return await self._socket.listen()
 
     async def classify(
@@ -151,6 +151,9 @@ class Replica:
                 if enough(errand, seen):
                     break
                 if new := [name for name in names if name in errand.wanted and name not in inputs]:
+                    if part:  # which must not wait for what comes next, nor be lost by it
+                        yield part
+                        part = ()
                     begun = time.perf_counter()
                     inputs |= await loop.run_in_executor(self._decoding, _prepare, prepared, new)
                     visit.prepared(new, (time.perf_counter() - begun) * 1e3)

@@ -152,8 +152,10 @@ async def _serve(
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
     with ThreadPoolExecutor(1, "ray") as ray_thread:
+        variants: HandleVariants | None = None
         try:
-            if await _open(door, config, catalog, ray_thread, stop):
+            variants = await _open(door, config, catalog, ray_thread, stop)
+            if variants is not None:
                 _say_ready(listener, lossy)
                 await stop.wait()
         finally:
@@ -162,13 +164,15 @@ async def _serve(
             await serving
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
+            if variants is not None:
+                await variants.close()
             _stop_ray()
 
 
 async def _open(
     door: Door, config: DatacenterConfig, catalog: Catalog, ray_thread: ThreadPoolExecutor, stop: asyncio.Event
-) -> bool:
-    """Start Ray, load every variant and give them to the door; False if `stop` was set first.
+) -> HandleVariants | None:
+    """Start Ray, load every variant and give them to the door; None if `stop` was set first.
 
     Each step runs to its end before `stop` is looked at: Ray cannot be stopped under a call that uses it. The longest
     are Ray's own start and that of Serve's controller, 2 to 5 s each; loading models is awaited by polling.
@@ -181,12 +185,12 @@ async def _open(
         return await asyncio.get_running_loop().run_in_executor(ray_thread, work)
 
     if stop.is_set():
-        return False
+        return None
     await step(lambda: _start_ray(config, catalog))
     # Ray's core has put a handler before ours by now: it prints the stack, and aborts if that takes three seconds.
     _stop_on_signal(stop)
     if stop.is_set():
-        return False
+        return None
     variants = await step(lambda: _deploy_here(config, catalog))
     while not stop.is_set():
         if await step(lambda: _all_running(catalog)):
@@ -198,10 +202,10 @@ async def _open(
                     await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
             await variants.shortened()
             door.tier.variants = variants
-            return True
+            return variants
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)
-    return False
+    return None
 
 
 def _say_ready(listener: socket.socket, lossy: LossyDoor | None) -> None:

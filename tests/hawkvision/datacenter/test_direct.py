@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import pickle
 import signal
+import struct
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, suppress
@@ -51,8 +53,9 @@ async def numbers(asked: Question) -> AsyncGenerator[Part]:
 async def connected(
     answering: Callable[[Question], AsyncGenerator[Part]], *, max_ongoing: int = 8, max_queued: int = 8
 ) -> Direct:
-    name = await ReplicaSocket(answering).listen()
-    return await Direct.connect(name, "small", max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=2.5)
+    address = await ReplicaSocket(answering).listen()
+    assert address is not None
+    return await Direct.connect(address, "small", max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=2.5)
 
 
 async def told(direct: Direct, asked: Question) -> list[int]:
@@ -195,13 +198,38 @@ def test_another_users_process_is_hung_up_on() -> None:
 
     async def scenario() -> tuple[int | None, list[int]]:
         replica = ReplicaSocket(numbers)
-        name = await replica.listen()
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, name.removeprefix("\0"))
+        address = await replica.listen()
+        assert address is not None
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, address.name.removeprefix("\0"))
         code = await asyncio.wait_for(process.wait(), LIMIT_S)
-        ours = await Direct.connect(name, "small", max_ongoing=1, max_queued=1, retry_after_s=1.0)
+        ours = await Direct.connect(address, "small", max_ongoing=1, max_queued=1, retry_after_s=1.0)
         return code, await told(ours, question(b"ab"))
 
     assert asyncio.run(scenario()) == (0, [0, 1])
+
+
+@pytest.mark.parametrize("given_key", [b"", bytes(32), bytes(7)])
+def test_who_does_not_have_the_key_is_hung_up_on_before_anything_is_unpickled(given_key: bytes, tmp_path: Path) -> None:
+    harm = tmp_path / "harm"
+
+    class Harmful:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (harm,)
+
+    async def scenario() -> tuple[bytes, list[int]]:
+        replica = ReplicaSocket(numbers)
+        address = await replica.listen()
+        assert address is not None
+        reader, writer = await asyncio.open_unix_connection(address.name)
+        body = pickle.dumps(Harmful())
+        writer.write(given_key + struct.pack(">II", len(body), 0) + body + bytes(32))
+        heard = await asyncio.wait_for(reader.read(), LIMIT_S)
+        writer.close()
+        ours = await Direct.connect(address, "small", max_ongoing=1, max_queued=1, retry_after_s=1.0)
+        return heard, await told(ours, question(b"ab"))
+
+    assert asyncio.run(scenario()) == (b"", [0, 1])
+    assert not harm.exists()
 
 
 @given(bodies=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=50))), data=st.data())
