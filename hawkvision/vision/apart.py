@@ -29,6 +29,9 @@ from hawkvision.vision.helpers import processor
 
 log = logging.getLogger("hawkvision.vision")
 
+MOST: Final = 16
+"""Threads. Each that is idle costs a system call when another begins or ends; and of many, most only wait for something
+else than a processor, as those do that feed an FPGA."""
 _ANYWHERE: Final[frozenset[int]] = frozenset()
 """Of a thread that must be placed anew, wherever it may run."""
 
@@ -39,7 +42,8 @@ T = TypeVar("T")
 class Apart:
     """Threads that `join`, each of which enters this as a context while it is at work, and ends with `leave`.
 
-    They may run where the thread may that makes this. Entering and leaving the context costs some microseconds.
+    They may run where the thread may that makes this; more than `MOST` may run anywhere there. Entering and leaving the
+    context costs some microseconds.
     """
 
     def __init__(self) -> None:
@@ -56,7 +60,10 @@ class Apart:
         if self._can:
             with self._lock:
                 self._idle[threading.get_native_id()] = _ANYWHERE
-                self._place()
+                if len(self._idle) + len(self._at_work) > MOST:
+                    self._leave_alone()
+                else:
+                    self._place()
 
     def leave(self) -> None:
         """The calling thread is none of them any more; it must, before it ends, for its id may become another's."""
@@ -90,10 +97,13 @@ class Apart:
                     self._idle[thread] = free
         except OSError as error:
             log.warning("threads that work beside one another can no longer be kept apart: %s", error)
-            self._can = False
-            for thread in (*self._idle, *self._at_work):
-                with suppress(OSError):
-                    os.sched_setaffinity(thread, self._cores)
+            self._leave_alone()
+
+    def _leave_alone(self) -> None:
+        self._can = False
+        for thread in (*self._idle, *self._at_work):
+            with suppress(OSError):
+                os.sched_setaffinity(thread, self._cores)
 
 
 class ApartThreads(ThreadPoolExecutor):

@@ -84,8 +84,8 @@ class Helpers:
     def _keep_off(self, here: int) -> None:
         with self._moving:
             try:
-                # A caller that is confined to one processor says nothing of the others.
-                elsewhere = (os.sched_getaffinity(0) - {here}) or (self._cores - {here})
+                # Not where the caller may run: it may have been kept off a core only while another thread is there.
+                elsewhere = self._cores - {here} or self._cores
                 for helper in self.threads:
                     os.sched_setaffinity(helper, elsewhere)
                 self._avoided = here

@@ -7,11 +7,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from hawkvision.vision.apart import Apart, ApartThreads
+from hawkvision.vision.apart import MOST, Apart, ApartThreads
 from hawkvision.vision.helpers import processor
 from hawkvision.vision.wide import usable_cores
 
@@ -140,3 +140,11 @@ def test_threads_confined_to_one_processor_stay_there() -> None:
                 assert os.sched_getaffinity(work.thread) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_more_threads_than_can_be_worth_it_are_left_alone() -> None:
+    apart = Apart()
+    with ExitStack() as stack:
+        threads = [stack.enter_context(joined(apart)) for _ in range(MOST + 1)]
+        with at_work(ApartThreads(1, "late", apart), 1):
+            assert all(os.sched_getaffinity(thread) == everywhere() for thread in threads)
