@@ -1,0 +1,3 @@
+"""Tests, and benches."""
+
+import hawkvision.opencv  # noqa: F401  before OpenCV, which some of them import first

@@ -27,6 +27,7 @@ L1 = frozenset(
         "hawkvision.pictures_idx",
         "hawkvision.process",
         "hawkvision.onnx_graph",
+        "hawkvision.opencv",
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})

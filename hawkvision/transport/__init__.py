@@ -1,1 +1,3 @@
 """Pictures over bad links as datagrams that decode alone."""
+
+import hawkvision.opencv  # noqa: F401

@@ -36,6 +36,8 @@ from hawkvision.vision.reduce import Reducer
 
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 8
+PIXELS: Final = 2
+"""How pictures become inputs, by a number that changes with it: what is kept of others is not taken for these."""
 
 AnyPictures: TypeAlias = LabelledPictures | UnlabelledPictures
 Chosen: TypeAlias = NDArray[np.intp]
@@ -141,7 +143,7 @@ def look(
         sent = _as_sent(manifest, pictures, chosen, pool) if remote else None
         for (member, smaller), flip in _wanted(manifest, rungs, set() if sent is None else remote).items():
             variant, seen = manifest.variant(member), sent if smaller and sent is not None else pictures
-            facts = (seen.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
+            facts = (PIXELS, seen.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
             kept = _kept_path(cache, manifest.task, variant, facts) if backend == "onnxruntime" else None
             found = _read(kept, len(pictures), manifest.classes) if kept else None
             if found is None:
@@ -247,7 +249,7 @@ class _Run:
         return pixels if self._corruption is None else self._corruption(pixels, index)
 
 
-def _kept_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | bool]) -> Path:
+def _kept_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | int]) -> Path:
     key = sha256_of(msgspec.json.encode([variant.sha256, variant.input, *facts], order="sorted"))
     return cache / "looks" / task / f"{variant.name}-{key[:20]}.npz"
 

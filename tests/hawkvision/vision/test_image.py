@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -183,6 +185,23 @@ def test_preprocess_always_gives_the_input_shape(
     assert found.shape == (out_height, out_width, 3)
     assert found.dtype == np.uint8
     assert found.flags.c_contiguous
+
+
+@pytest.mark.skipif("AVX2" not in cv2.ipp.getIppVersion(), reason="Intel's library is not here, or has another CPU")
+@pytest.mark.parametrize(
+    ("method", "side", "digest"),
+    [
+        ("bicubic", 224, "ff1363632aeee8fa"),
+        ("bicubic", 160, "9e4b8dae45efed08"),
+        ("bilinear", 224, "c13ad04eb0176cc0"),
+        ("area", 100, "f15e1673d3f39d58"),
+    ],
+)
+def test_every_cpu_with_avx2_scales_to_the_same_pixels(method: str, side: int, digest: str) -> None:
+    """Written down on a CPU with AVX2; by SSE 4.2 alone, the first would be 0b90c930232f8177."""
+    pixels = np.random.default_rng(5).integers(0, 256, (256, 300, 3), dtype=np.uint8)
+    scaled = preprocess(pixels, spec(side, side, interpolation=method))
+    assert hashlib.sha256(scaled.tobytes()).hexdigest()[:16] == digest
 
 
 def test_crop_is_the_centred_square() -> None:
