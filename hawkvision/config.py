@@ -82,7 +82,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter when the request itself has no deadline."""
-    give_up_below: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5
+    give_up_below: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.25
     """A caller with a deadline gets the edge's answer as soon as fewer than this share of the datacenter's answers that
     take so long come in time; 0 waits until the deadline."""
     lossy_port: Port | None = None

@@ -139,7 +139,7 @@ def peer() -> Iterator[Peer]:
 
 
 @asynccontextmanager
-async def uplink_to(url: str, give_up_below: float = 0.5) -> AsyncIterator[Uplink]:
+async def uplink_to(url: str, give_up_below: float = 0.25) -> AsyncIterator[Uplink]:
     uplink = Uplink(url, None, connections=2, classes=1000, clock=MonotonicClock(), give_up_below=give_up_below)
     try:
         yield uplink

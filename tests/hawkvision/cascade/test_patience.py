@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,12 +39,11 @@ def test_an_answer_that_came_after_the_cutoff_is_as_late_as_none() -> None:
 
 
 def test_where_answers_keep_coming_until_the_cutoff_everybody_waits_for_nearly_as_long() -> None:
-    assert after([float(ms) for ms in range(30, 90)], [CUTOFF_MS] * 4).worth_ms(CUTOFF_MS, 0.0) > CUTOFF_MS - 6.0
+    assert after([float(ms) for ms in range(30, 90)], [CUTOFF_MS] * 4).worth_ms(CUTOFF_MS, 0.0) > CUTOFF_MS - 3.0
 
 
-def test_one_late_answer_is_evidence_for_the_impatient_alone() -> None:
-    assert after([*QUICK_MS], [CUTOFF_MS], give_up_below=0.25).worth_ms(CUTOFF_MS, 0.0) == CUTOFF_MS
-    assert after([*QUICK_MS], [CUTOFF_MS], give_up_below=0.5).worth_ms(CUTOFF_MS, 0.0) == QUICK_MS[-1]
+def test_few_late_answers_are_no_evidence() -> None:
+    assert after([*QUICK_MS], [CUTOFF_MS]).worth_ms(CUTOFF_MS, 0.0) == CUTOFF_MS
 
 
 def test_those_who_could_not_wait_for_long_tell_nothing_about_longer_waits() -> None:
@@ -95,11 +93,8 @@ def test_a_wait_is_cut_only_where_hope_is_below_the_bar(
         assert came <= bar * (came + late + 1.0)
 
 
-@pytest.mark.parametrize("give_up_below", [0.25, GIVE_UP_BELOW])
-def test_on_a_link_with_a_long_tail_no_more_is_given_up_of_what_would_have_been_in_time_than_was_asked_for(
-    give_up_below: float,
-) -> None:
-    rng, patience = random.Random(7), Patience(give_up_below)
+def test_on_a_link_with_a_long_tail_most_of_what_is_given_up_would_have_been_late() -> None:
+    rng, patience = random.Random(7), Patience()
     given_up, in_vain, saved_ms = 0, 0, 0.0
     for _ in range(5_000):
         held = rng.random() < 0.2
@@ -114,5 +109,5 @@ def test_on_a_link_with_a_long_tail_no_more_is_given_up_of_what_would_have_been_
         else:
             patience.late(CUTOFF_MS, 0.0)
     assert given_up > 500
-    assert in_vain > (1.0 - give_up_below - 0.05) * given_up
+    assert in_vain > 0.75 * given_up
     assert saved_ms / given_up > 5.0
