@@ -1,8 +1,8 @@
-"""How OpenCV computes, said before it is imported: the same pixels on every x86-64 CPU that has AVX2.
+"""How OpenCV computes, said before it is imported: by the same code on every x86-64 CPU that has AVX2.
 
-It scales bicubically by Intel's library, which has other code for CPUs with AVX-512, and that rounds some pixels
-otherwise: the same picture would have another confidence there than where it was certified. Whoever imports OpenCV
-imports this first; a value that the user has set stays.
+It scales bicubically by Intel's library, which chooses code by CPU, and its kinds round some pixels differently: a
+picture could have another confidence than where it was certified. Whoever imports OpenCV imports this first; a value
+that the user has set stays. Seen to work for SSE 4.2 and AVX2; no CPU with AVX-512 was at hand.
 """
 
 import os
