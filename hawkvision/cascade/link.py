@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from hawkvision.cascade.patience import Patience
+from hawkvision.cascade.patience import GIVE_UP_BELOW, Patience, hope_for_rest
 
 PRIOR_MS = 40.0
 """Round trip assumed before anything was measured: a metropolitan link and 10 ms of datacenter work."""
@@ -49,7 +49,9 @@ class LinkEstimate:
     """Whether tries were late so often that waiting seldom pays; it takes tries in time to end that."""
     patience: Patience = field(default_factory=Patience)
     """How much of a wait pays. Whoever asks tells it what came of waits that may be cut short."""
-    patience_for_rest: Patience = field(default_factory=lambda: Patience(may_not_wait=True))
+    patience_for_rest: Patience = field(
+        default_factory=lambda: Patience(hope_for_rest(GIVE_UP_BELOW), may_not_wait=True)
+    )
     """The same for who has the answer of some of a rung's members, since then, and waits for that of all."""
     patience_for_arrival: Patience = field(default_factory=Patience)
     """The same for a picture's arrival there, which is seen before any answer, and must be early enough for one."""
@@ -95,9 +97,9 @@ class LinkEstimate:
             patience.forget()
 
     def set_give_up_below(self, share: float) -> None:
-        """How little hope ends a wait of any kind, see `Patience`."""
-        for patience in self._patiences:
-            patience.give_up_below = share
+        """How little hope ends a wait for something rather than nothing, see `Patience`."""
+        self.patience.give_up_below = self.patience_for_arrival.give_up_below = share
+        self.patience_for_rest.give_up_below = hope_for_rest(share)
 
     @property
     def _patiences(self) -> tuple[Patience, ...]:

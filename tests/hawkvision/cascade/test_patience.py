@@ -7,7 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.patience import GIVE_UP_BELOW, REMEMBERED, REMEMBERED_S, Patience
+from hawkvision.cascade.link import LinkEstimate
+from hawkvision.cascade.patience import GIVE_UP_BELOW, REMEMBERED, REMEMBERED_S, Patience, hope_for_rest
 
 CUTOFF_MS = 90.0
 QUICK_MS = (30.0, 35.0, 40.0, 50.0)
@@ -111,3 +112,24 @@ def test_on_a_link_with_a_long_tail_most_of_what_is_given_up_would_have_been_lat
     assert given_up > 500
     assert in_vain > 0.75 * given_up
     assert saved_ms / given_up > 5.0
+
+
+def test_the_rest_of_an_answer_must_be_more_likely_in_time_than_the_first_of_it() -> None:
+    link = LinkEstimate()
+    for patience in (link.patience, link.patience_for_rest):
+        for ms in [20.0] * 6 + [25.0] * 4:
+            patience.answered(ms, 0.0)
+        for _ in range(8):
+            patience.late(CUTOFF_MS, 0.0)
+    assert link.patience.worth_ms(CUTOFF_MS, 0.0) == 25.0  # one in three of those still awaited came: enough for that
+    assert link.patience_for_rest.worth_ms(CUTOFF_MS, 0.0) == 20.0
+
+
+@given(st.floats(0.0, 0.99))
+def test_whoever_waits_in_any_case_waits_for_the_rest_and_hope_stays_a_share(give_up_below: float) -> None:
+    hope = hope_for_rest(give_up_below)
+    assert give_up_below <= hope < 1.0
+    assert (hope == 0.0) == (give_up_below == 0.0)
+    link = LinkEstimate()
+    link.set_give_up_below(give_up_below)
+    assert link.patience_for_rest.give_up_below == hope
