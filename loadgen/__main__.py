@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hawkvision.errors import HawkVisionError
-from loadgen import awake
+from loadgen import awake, command_line
 
 COMMANDS: Final = {
     "run": "loadgen.run",
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
     Only the command that is asked for is loaded: some need extras that others do without.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    command_line.words.set(words)
     parser = argparse.ArgumentParser(prog=prog, description="Test a deployment from outside.")
     commands = parser.add_subparsers(dest="command", required=True)
     asked = words[0] if words else ""

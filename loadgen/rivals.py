@@ -37,7 +37,7 @@ from rich.console import Console
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
-from loadgen import setup, stolen
+from loadgen import command_line, setup, stolen
 from loadgen.arrivals import parse as parse_arrivals
 from loadgen.claims import Cell, Report, Result, Traffic, judge, merged, show_claims, show_rows
 from loadgen.dataset import Dataset, read_dataset
@@ -324,7 +324,7 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
     """Put rounds together, print, and write. Cells that nobody finished are left out."""
     steady = {link.name: link.steady for link in plan.links}
     report = Report(
-        command=setup.command(sys.argv[1:]),
+        command=command_line.stated(),
         where=list(plan.where),
         client_link=None if plan.client_link is None else plan.client_link.name,
         congestion=congestion,

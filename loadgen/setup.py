@@ -6,9 +6,6 @@ import argparse
 import math
 import os
 import platform
-import shlex
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +15,7 @@ from hawkvision import __version__
 from hawkvision.client import CLASSIFY_PATH
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
-from loadgen import awake, mix
+from loadgen import awake, command_line, mix
 from loadgen.arrivals import Arrivals, Closed
 from loadgen.dataset import SPLITS, Dataset, read_dataset
 from loadgen.engine import Job, Protocol, Server
@@ -138,7 +135,7 @@ def positive(option: str, value: float) -> None:
 def origin(seed: int) -> Origin:
     """Where a run that begins now comes from."""
     return Origin(
-        command=command(sys.argv[1:]),
+        command=command_line.stated(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         hawkvision=__version__,
         python=platform.python_version(),
@@ -147,17 +144,6 @@ def origin(seed: int) -> Origin:
         load_before=max(0.0, os.getloadavg()[0] - awake.spinning()),
         seed=seed,
     )
-
-
-def command(words: Sequence[str]) -> str:
-    """The command line, without the key: records are shown to others."""
-    shown = list(words)
-    for place, word in enumerate(words):
-        if word == "--api-key" and place + 1 < len(words):
-            shown[place + 1] = "KEY"
-        elif word.startswith("--api-key="):
-            shown[place] = "--api-key=KEY"
-    return shlex.join(["python", "-m", "loadgen", *shown])
 
 
 def check_callers(arrivals: Arrivals, processes: int) -> None:

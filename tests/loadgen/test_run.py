@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 
 from hawkvision.process import ServerProcess
 from loadgen.__main__ import main
+from loadgen.command_line import stated, words
 from loadgen.record import load
-from loadgen.setup import command as written
 from tests.loadgen.command import command, endless
 from tests.loadgen.scripted import Asked, reply, scripted
 from tests.loadgen.test_evaluate import Oracle, asking, write_set
@@ -138,8 +139,26 @@ def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytes
 
 
 def test_keys_are_not_written_down() -> None:
-    said = written(["run", "--api-key", "k1", "--api-key=k2", "--url", "u"])
-    assert said == "python -m loadgen run --api-key KEY --api-key=KEY --url u"
+    before = words.set(["run", "--api-key", "k1", "--api-key=k2", "--url", "u"])
+    try:
+        assert stated() == "python -m loadgen run --api-key KEY --api-key=KEY --url u"
+    finally:
+        words.reset(before)
+
+
+@pytest.mark.parametrize("program", [["loadgen"], ["hawkvision.cli", "load"]])
+def test_the_command_that_a_record_states_is_one_that_runs(
+    program: list[str], null: ServerProcess, tmp_path: Path
+) -> None:
+    record = tmp_path / "run.json"
+    asked = ["run", "--url", null.url, "--arrivals", "constant:20", "--duration-s", "0.5", "--warm-up-s", "0"]
+    asked += ["--no-noise", "--json", str(record)]
+    subprocess.run([sys.executable, "-m", *program, *asked], check=True, capture_output=True, timeout=60)
+    python, *again = shlex.split(load(record).origin.command)
+    assert python == "python"
+    record.unlink()
+    subprocess.run([sys.executable, *again], check=True, capture_output=True, timeout=60)
+    assert len(load(record).outcomes) == 10
 
 
 @pytest.mark.parametrize("module", [["loadgen"], ["hawkvision.cli", "load"]])
