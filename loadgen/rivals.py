@@ -242,7 +242,7 @@ class _Bench:
                 before.append(self._carried())
                 had.append(stolen.read())
 
-            schedule = f"poisson:{rate:g}"
+            schedule = plan.schedule(rate)
             try:
                 outcomes = await self._crew.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
                 near, far = (after.since(then) for after, then in zip(self._carried(), before[0], strict=True))

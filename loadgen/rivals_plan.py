@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from hawkvision.errors import ConfigError
 from loadgen import mix
+from loadgen.arrivals import parse as parse_arrivals
 from loadgen.compare import MOST_RUNS
 from loadgen.dataset import SPLITS
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC
@@ -27,6 +28,8 @@ ADJUSTABLE: Final = "static"
 PLACES: Final = (CLIENT_EDGE, EDGE_DC)
 MOST_TRIES: Final = 3
 """Of a policy's round, where the machine's host disturbs it."""
+KINDS: Final = ("poisson", "constant", "bursty", "diurnal")
+"""Of arrivals; of those that have a rate."""
 DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
 
 
@@ -59,6 +62,8 @@ class Plan:
     client_link: LinkProfile | None
     """Between client and edge, in the place of the link that is tested."""
     rates: tuple[float, ...]
+    arrivals: str
+    """Of what kind, as `loadgen.arrivals` writes it but for the rate: `bursty,ratio=8`."""
     classes: list[TargetClass]
     deadline_ms: float
     duration_s: float
@@ -76,6 +81,10 @@ class Plan:
         return {
             place: profile if place in self.where else None for place, profile in zip(PLACES, (near, link), strict=True)
         }
+
+    def schedule(self, rate: float) -> str:
+        """Of a contender at a rate, as `loadgen.arrivals.parse` reads it."""
+        return _schedule(self.arrivals, rate)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +109,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--targets", default=DEFAULT_TARGETS)
     parser.add_argument("--rate", type=float, action="append", help="requests per second, may be given again; 8 and 15")
+    parser.add_argument(
+        "--arrivals",
+        default="poisson",
+        metavar="KIND",
+        help="at each rate: constant, bursty[,ratio=8,dwell_s=2] or diurnal[,swing=0.8,period_s=…]; "
+        "default: %(default)s",
+    )
     parser.add_argument("--deadline-ms", type=float, default=100.0)
     parser.add_argument("--duration-s", type=float, default=60.0, help="per policy and round, warm-up included")
     parser.add_argument("--warm-up-s", type=float, default=3.0)
@@ -140,6 +156,7 @@ def read_plan(given: argparse.Namespace) -> Plan:
         where=_known("--where", _words(given.where), PLACES),
         client_link=None if given.client_link is None else load_profile(given.client_link),
         rates=rates,
+        arrivals=_arrivals(given.arrivals, rates),
         classes=mix.parse(given.targets, given.deadline_ms),
         deadline_ms=given.deadline_ms,
         duration_s=given.duration_s,
@@ -150,6 +167,23 @@ def read_plan(given: argparse.Namespace) -> Plan:
         out=given.out,
         most_stolen=given.most_stolen,
     )
+
+
+def _schedule(arrivals: str, rate: float) -> str:
+    kind, comma, settings = arrivals.partition(",")
+    return f"{kind}:{rate:g}{comma}{settings}"
+
+
+def _arrivals(given: str, rates: Sequence[float]) -> str:
+    """What was given, if it makes a schedule of every rate.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    _known("--arrivals", (given.partition(",")[0],), KINDS)
+    for rate in rates:
+        parse_arrivals(_schedule(given, rate))
+    return given
 
 
 def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:

@@ -68,9 +68,17 @@ def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
     assert list(plan_of("--client-link", "lan").weather(tested).values()) == [load_profile("lan"), tested]
 
 
+def test_arrivals_of_a_kind_come_at_every_rate() -> None:
+    assert plan_of().schedule(8.0) == "poisson:8"
+    assert plan_of("--arrivals", "bursty,ratio=4,dwell_s=1").schedule(15.5) == "bursty:15.5,ratio=4,dwell_s=1"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--arrivals", "closed"), "--arrivals: expected some of poisson"),
+        (("--arrivals", "poisson:8"), "--arrivals: expected some of poisson"),
+        (("--arrivals", "bursty,size=4"), "--arrivals"),
         (("--policies", "hawkvision,best"), "--policies: expected some of hawkvision, infaas"),
         (("--policies", "split,split"), "each once"),
         (("--policies", "static@0.5,static@.50"), "each once"),
