@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "noise": "loadgen.floor",
     "evaluate": "loadgen.evaluate",
     "compare": "loadgen.compare",
+    "behind": "loadgen.behind",
     "rivals": "loadgen.rivals",
     "peers": "loadgen.peers",
 }

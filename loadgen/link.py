@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -29,6 +31,7 @@ UDP_OVERHEAD_BYTES: Final = 28
 
 
 Address: TypeAlias = tuple[str, int]
+Entering: TypeAlias = Callable[[], AbstractContextManager[object]]
 _SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 
 
@@ -53,6 +56,8 @@ class UdpRelay:
         listen: where clients send; port 0 takes a free one.
         max_clients: sockets towards the upstream; beyond that, packets of new clients are dropped (`refused`).
         idle_s: silence after which a client's socket is closed.
+        listens_in: enters the network namespace in which clients send here; none is entered by default.
+        sends_in: that in which the upstream is; likewise.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class UdpRelay:
         listen: Address = ("127.0.0.1", 0),
         max_clients: int = 64,
         idle_s: float = 60.0,
+        listens_in: Entering = contextlib.nullcontext,
+        sends_in: Entering = contextlib.nullcontext,
     ) -> None:
         self.refused = 0
         """Packets of clients beyond the bound."""
@@ -71,6 +78,8 @@ class UdpRelay:
         self._listen = listen
         self._max_clients = max_clients
         self._idle_s = idle_s
+        self._listens_in = listens_in
+        self._sends_in = sends_in
         self._up: Pipe[tuple[_Client, bytes]] = Pipe(up, "up")
         self._down: Pipe[tuple[_Client, bytes]] = Pipe(up if down is None else down, "down")
         self._clients: OrderedDict[_SocketAddress, _Client] = OrderedDict()
@@ -124,7 +133,8 @@ class UdpRelay:
         if family != listen_family:
             raise ConfigError(f"relay: {self._listen[0]} and {self._upstream[0]} are not of one IP version")
         self._family = family
-        self._listener = _udp_socket(family)
+        with self._listens_in():
+            self._listener = _udp_socket(family)
         try:
             self._listener.bind(listen)
         except OSError as error:
@@ -209,7 +219,8 @@ class UdpRelay:
                 self._expire(now)
             if len(self._clients) >= self._max_clients:
                 return None
-            client = _Client(address, _udp_socket(self._family), now)
+            with self._sends_in():
+                client = _Client(address, _udp_socket(self._family), now)
             client.upstream.connect(self._target)
             self._clients[address] = client
             self._loop.add_reader(client.upstream, self._from_upstream, client)

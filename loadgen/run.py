@@ -11,32 +11,40 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hawkvision.client import AsyncClient
-from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.types import Quality
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.types import Answer, Quality
 from loadgen import noise, setup, stolen
 from loadgen.arrivals import Arrivals, Closed, Replay, parse
+from loadgen.behind import Behind, seen, udp_port_of
 from loadgen.engine import Job, Tally
+from loadgen.links import LinkProfile, load_profile, names
 from loadgen.processes import Crew
-from loadgen.record import NoiseFloor, Origin, Outcome, Run, save
+from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, save
 from loadgen.setup import Setup
 from loadgen.steady import is_steady
 
 SUMMARY: Final = "Send a schedule of requests to a server and report what its users would see."
 REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
+REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
+"""Before a picture is shown again that something else than the best rung answered: a link has bad moments."""
 INTERRUPTED_STATUS: Final = 130
 DURATION_S: Final = 60.0
 REPLAY_TAIL_S: Final = 0.001
 """After the last timestamp, lest it be due when all is over."""
+
+if TYPE_CHECKING:
+    from loadgen.summary import Summary
 
 Show = Callable[[Tally], None]
 
@@ -57,12 +65,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="what reports call this run; default: the record's name, or `run`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here")
+    parser.add_argument(
+        "--link", metavar="LINK", help=f"put the server behind a link: {', '.join(names())}, or a TOML file; needs root"
+    )
     parser.add_argument("--reference", action="store_true", help="first ask for every picture with quality=best")
     parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
+    parser.add_argument("--p99-ms", type=float, help="exit with 1 if the P99 is above, for CI")
+    parser.add_argument(
+        "--min-effective", type=float, metavar="SHARE", help="exit with 1 if fewer requests are right and in time"
+    )
 
 
 async def run(given: argparse.Namespace) -> int:
-    """Test as the options say; print, and write what is asked for. The status is 130 after an interrupt, else 0.
+    """Test as the options say; print, and write what is asked for.
+
+    The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
 
     Raises:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
@@ -76,10 +93,16 @@ async def run(given: argparse.Namespace) -> int:
     for path in (given.json, given.html):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{path}: no such folder: {path.parent}")
+    if given.p99_ms is not None:
+        setup.positive("--p99-ms", given.p99_ms)
+    if given.min_effective is not None and not 0.0 < given.min_effective <= 1.0:
+        raise ConfigError(f"--min-effective: expected a share above 0 and at most 1, got {given.min_effective!r}")
+    profile = None if given.link is None else load_profile(given.link)
     setup_ = setup.read_setup(given)
     setup.check_callers(arrivals, setup_.processes)
-    if given.reference and setup_.dataset.labels is None:
-        raise ConfigError("--reference: expected labelled pictures; --data has none")
+    for option, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
+        if asked and setup_.dataset.labels is None:
+            raise ConfigError(f"{option}: expected labelled pictures; --data has none")
     started = setup.origin(setup_.seed)
     job = setup_.job(arrivals, given.duration_s)
     if not job.target:
@@ -98,12 +121,32 @@ async def run(given: argparse.Namespace) -> int:
             if rate is not None and rate > noise.MOST_SHARE * floor.max_rate:
                 console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
         reference = await ask_reference(setup_, job) if given.reference else None
-        before = stolen.read()
-        outcomes, stopped_s = await _interruptible(crew, job)
-        lost = stolen.since(before)
-    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost)
-    _write(tested, given.json, given.html, console)
-    return 0 if stopped_s is None else INTERRUPTED_STATUS
+        async with _behind(setup_, profile) as behind:
+            if behind is not None:
+                job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=behind.url))
+            before = stolen.read()
+            outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
+            lost = stolen.since(before)
+    links = [] if profile is None else seen(profile, given.duration_s)
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, links)
+    missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
+    for said in missed:
+        print(f"missed: {said}", file=sys.stderr)  # noqa: T201
+    return INTERRUPTED_STATUS if stopped_s is not None else int(bool(missed))
+
+
+def missed_goals(summary: Summary, p99_ms: float | None, min_effective: float | None) -> list[str]:
+    """What a test came short of: answers at all, and the goals that are given, by what was measured."""
+    total, missed = summary.total, []
+    if not total.answered:
+        why = ", ".join(f"{code} {count}" for code, count in total.errors.items())
+        missed.append(f"none of {total.n} requests was answered: {why}")
+    p99 = total.percentile(0.99)
+    if p99_ms is not None and (p99.at_least or p99.ms > p99_ms):
+        missed.append(f"P99 {'≥ ' * p99.at_least}{p99.ms:.1f} ms; expected at most {p99_ms:g} ms")
+    if min_effective is not None and total.effective is not None and total.effective.value < min_effective:
+        missed.append(f"{total.effective.value:.1%} right and in time; expected at least {min_effective:.1%}")
+    return missed
 
 
 def assemble(
@@ -115,6 +158,7 @@ def assemble(
     reference: dict[int, bool] | None,
     stopped_s: float | None,
     lost: float | None,
+    links: list[LinkSample],
 ) -> Run:
     """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
 
@@ -135,6 +179,7 @@ def assemble(
         targets=setup_.classes,
         outcomes=outcomes,
         origin=started,
+        links=links,
         noise=floor,
         steady=is_steady(outcomes, warm_up_s, duration_s),
         interrupted=stopped_s is not None,
@@ -144,10 +189,13 @@ def assemble(
 
 
 async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
-    """Whether the best rung is right about each (labelled) picture of the job, asked once each over plain HTTP.
+    """Whether the best rung is right about each (labelled) picture of the job, over plain HTTP.
+
+    Once each, and again where something else answered.
 
     Raises:
         HawkVisionError: if a picture is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
+        NotReady: if the best rung does not answer one, however often it is asked.
     """
     dataset, server = setup_.dataset, setup_.server
     labels = dataset.labels
@@ -162,7 +210,7 @@ async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
 
         async def caller() -> None:
             for position in waiting:
-                answer = await client.classify(dataset.bodies[position], task=server.task, quality=Quality.BEST)
+                answer = await _of_the_best(client, dataset.bodies[position], server.task)
                 right[dataset.numbers[position]] = answer.index == labels[position]
                 show(Tally(len(right), len(right), 0))
 
@@ -179,7 +227,33 @@ async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
     return right
 
 
-async def _interruptible(crew: Crew, job: Job) -> tuple[list[Outcome], float | None]:
+async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> Answer:
+    """The best rung's own answer; one that is `degraded` is another's, and would be a reference to nothing."""
+    for wait_s in (*REFERENCE_WAITS_S, None):
+        answer = await client.classify(body, task=task, quality=Quality.BEST)
+        if not answer.degraded:
+            return answer
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+    raise NotReady(
+        f"{answer.model} ({answer.tier.value}) answered below the target, {1 + len(REFERENCE_WAITS_S)} times; expected "
+        "the best rung: is the datacenter reached?"
+    )
+
+
+@asynccontextmanager
+async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[Behind | None]:
+    """The server behind the link that was asked for."""
+    if profile is None:
+        yield None
+        return
+    server = setup_.server
+    datagrams = [await udp_port_of(server.url, server.api_key)] if server.protocol == "lossy" else []
+    async with Behind(server.url, profile, udp_ports=datagrams) as behind:
+        yield behind
+
+
+async def _interruptible(crew: Crew, job: Job, begun: Callable[[], None] | None) -> tuple[list[Outcome], float | None]:
     """The outcomes, and when (since the start) an interrupt stopped the sending."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -196,7 +270,7 @@ async def _interruptible(crew: Crew, job: Job) -> tuple[list[Outcome], float | N
         loop.add_signal_handler(each, interrupt)
     try:
         with _bar("requests", len(job.due) or None) as show:
-            outcomes = await crew.run(job, stop=stop, show=show)
+            outcomes = await crew.run(job, stop=stop, show=show, begun=begun)
     finally:
         if not stopped:
             for each in (signal.SIGINT, signal.SIGTERM):
@@ -221,13 +295,14 @@ def _bar(title: str, total: int | None) -> Iterator[Show]:
         yield show
 
 
-def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> None:
+def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> Summary:
     """Save first: whatever becomes of the rest, the record is there."""
     from loadgen.summary import show, summarise
 
     if record is not None:
         save(tested, record)
-    show([summarise(tested)], console)
+    summary = summarise(tested)
+    show([summary], console)
     if page is not None:
         from loadgen.report import write_html
 
@@ -235,6 +310,7 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
     for path in (record, page):
         if path is not None:
             console.print(f"written to {path}", highlight=False)
+    return summary
 
 
 def _rate(arrivals: Arrivals) -> float | None:

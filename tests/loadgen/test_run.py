@@ -15,7 +15,10 @@ from hawkvision.process import ServerProcess
 from loadgen.__main__ import main
 from loadgen.command_line import stated, words
 from loadgen.record import load
+from loadgen.run import missed_goals
+from loadgen.summary import summarise
 from tests.loadgen.command import command, endless
+from tests.loadgen.runs import answer, refusal, run_of
 from tests.loadgen.scripted import Asked, reply, scripted
 from tests.loadgen.test_evaluate import Oracle, asking, write_set
 
@@ -58,6 +61,31 @@ def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) ->
     assert [each.right for each in sorted(run.outcomes, key=lambda each: each.picture)][::2] == [
         picture % 4 != 0 for picture in range(8)
     ]
+
+
+@pytest.mark.parametrize(("degraded_times", "status"), [(1, 0), (99, 1)])
+def test_reference_is_the_best_rungs_or_none(degraded_times: int, status: int, tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    oracle = Oracle(degraded_times=degraded_times)
+
+    async def scenario() -> tuple[int | None, bytes]:
+        async with asking(oracle) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", client.url, "--no-noise", "--reference",
+                "--data", str(write_set(tmp_path, [0, 1])), "--targets", "quality:fast", "--arrivals", "constant:50",
+                "--duration-s", "0.1", "--warm-up-s", "0", "--json", str(record),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await process.communicate()
+            return process.returncode, said
+
+    ended, said = asyncio.run(scenario())
+    assert ended == status
+    if status:
+        assert b"m (edge) answered below the target" in said
+        assert not record.exists()
+    else:
+        assert load(record).reference == {0: True, 1: True}
 
 
 def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path) -> None:
@@ -114,6 +142,39 @@ def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -
     assert [each.due_s for each in load(record).outcomes] == [0.0, 0.0, 0.25]
 
 
+def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+
+    async def refuse(_: Asked) -> bytes:
+        return reply(b'{"error": "no key", "code": "unauthorized"}', status=401)
+
+    async def scenario() -> tuple[int | None, bytes]:
+        async with scripted(refuse) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
+                "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise", "--json", str(record),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await process.communicate()
+            return process.returncode, said
+
+    assert asyncio.run(scenario()) == (1, b"missed: none of 10 requests was answered: unauthorized 10\n")
+    assert len(load(record).outcomes) == 10
+
+
+def test_goals_are_missed_by_what_was_measured() -> None:
+    quick = [answer(n / 10, 50.0, picture=n) for n in range(90)]
+    summary = summarise(run_of([*quick, *(answer(9.0 + n / 10, 150.0, picture=90 + n) for n in range(10))]))
+    assert missed_goals(summary, None, None) == []
+    assert missed_goals(summary, 150.0, 0.9) == []
+    assert missed_goals(summary, 149.0, 0.91) == [
+        "P99 150.0 ms; expected at most 149 ms",
+        "90.0% right and in time; expected at least 91.0%",
+    ]
+    refused = summarise(run_of([*quick, *(refusal(9.0 + n / 10, 1.0) for n in range(10))]))
+    assert missed_goals(refused, 1_000.0, None) == ["P99 ≥ 100.0 ms; expected at most 1000 ms"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -130,6 +191,9 @@ def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -
         (["--seed", "-1"], "--seed"),
         (["--path", "x"], "--path"),
         (["--reference"], "--reference"),
+        (["--min-effective", "0.9"], "--min-effective: expected labelled pictures"),
+        (["--min-effective", "90"], "--min-effective"),
+        (["--p99-ms", "0"], "--p99-ms"),
         ([], "127.0.0.1:1 cannot be reached"),
     ],
 )
