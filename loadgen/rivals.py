@@ -37,15 +37,15 @@ from rich.console import Console
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
-from loadgen import command_line, setup, stolen
+from loadgen import command_line, noise, setup, stolen
 from loadgen.arrivals import parse as parse_arrivals
 from loadgen.claims import Cell, Report, Result, Traffic, judge, merged, show_claims, show_rows
 from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC, Carried, Deployment
-from loadgen.engine import Job, Server
+from loadgen.engine import Job, Protocol, Server
 from loadgen.links import LinkProfile
 from loadgen.processes import LEAD_S, Crew
-from loadgen.record import LinkSample, Outcome, Run, TargetClass, save
+from loadgen.record import LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
 from loadgen.report import write_html
 from loadgen.rivals_plan import MOST_TRIES, PLACES, Contender, Plan, add_arguments, read_plan
 from loadgen.setup import MAX_IN_FLIGHT, Setup
@@ -86,6 +86,13 @@ async def run(given: argparse.Namespace) -> int:
     backend = ("--backend", given.backend)
     dc_arguments = ("--task", given.task, "--lossy-port", "0", *backend)
     found = _Found({}, [])
+    floors = {} if given.no_noise else await _floors(plan, dataset)
+    for protocol, floor in floors.items():
+        console.print(
+            f"the generator alone, by {protocol}: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
+            f"at most {floor.max_rate:.0f} requests/s",
+            highlight=False,
+        )
     testing = asyncio.current_task()
     assert testing is not None
     terminated: list[bool] = []
@@ -99,7 +106,7 @@ async def run(given: argparse.Namespace) -> int:
         with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
             async with Crew(1, deployment.client_prefix, realtime=True) as crew:
                 await crew.load(dataset)
-                bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend))
+                bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend), floors)
                 try:
                     await bench.ask_reference()
                     await _test_all(plan, bench, found, console)
@@ -110,6 +117,21 @@ async def run(given: argparse.Namespace) -> int:
             raise
         return TERMINATED_STATUS
     return 1 if found.failures else 0
+
+
+async def _floors(plan: Plan, dataset: Dataset) -> dict[Protocol, NoiseFloor]:
+    """What the generator itself adds, by protocol, before anything else is there: no links; at the highest rate."""
+    rate = max(plan.rates)
+    floors: dict[Protocol, NoiseFloor] = {}
+    # Not before all ordinary processes: asking for as much as it can, it would leave nothing to the null server.
+    async with Crew(1) as crew:
+        await crew.load(dataset)
+        for protocol in dict.fromkeys(contender.protocol for contender in plan.contenders):
+            server = Server("http://127.0.0.1", protocol, timeout_s=plan.timeout_s)
+            setup_ = Setup(server, dataset, plan.classes, 1, MAX_IN_FLIGHT, plan.seed)
+            job = setup_.job(parse_arrivals(plan.schedule(rate)), plan.duration_s)
+            floors[protocol] = await noise.measure(crew, job, rate)
+    return floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +208,16 @@ class _Bench:
     """Tests one contender after another."""
 
     def __init__(
-        self, plan: Plan, dataset: Dataset, deployment: Deployment, crew: Crew, edge_arguments: tuple[str, ...]
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        deployment: Deployment,
+        crew: Crew,
+        edge_arguments: tuple[str, ...],
+        floors: Mapping[Protocol, NoiseFloor],
     ) -> None:
         self._plan = plan
+        self._floors = floors
         self._dataset = dataset
         self._deployment = deployment
         self._crew = crew
@@ -262,6 +291,7 @@ class _Bench:
             targets=plan.classes,
             outcomes=outcomes,
             origin=started,
+            noise=self._floors.get(contender.protocol),
             links=samples(weather, plan.duration_s, number),
             steady=is_steady(outcomes, plan.warm_up_s, plan.duration_s),
             reference=self._reference,
@@ -298,7 +328,7 @@ class _Bench:
     def _setup(self, contender: Contender, url: str, classes: list[TargetClass], number: int) -> Setup:
         server = Server(
             url,
-            "lossy" if contender.transport == "lossy" else "http",
+            contender.protocol,
             api_key=self._deployment.key,
             timeout_s=self._plan.timeout_s,
         )

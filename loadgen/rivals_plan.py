@@ -15,6 +15,7 @@ from loadgen.arrivals import parse as parse_arrivals
 from loadgen.compare import MOST_RUNS
 from loadgen.dataset import SPLITS
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC
+from loadgen.engine import Protocol
 from loadgen.links import LinkProfile, load_profile, names
 from loadgen.record import TargetClass
 from loadgen.setup import positive
@@ -42,6 +43,11 @@ class Contender:
     transport: Transport
     static_threshold: float | None = None
     """Of `static`; None is the policy's own."""
+
+    @property
+    def protocol(self) -> Protocol:
+        """That callers speak."""
+        return "lossy" if self.transport == "lossy" else "http"
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -129,6 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"repeat, up to {MOST_TRIES - 1} times, a policy's round in which the machine's host held back more of "
         "the processor time that was wanted (0.02: two percent), and count the least disturbed",
     )
+    parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--backend", choices=("onnxruntime", "noop"), default="onnxruntime", help=argparse.SUPPRESS)

@@ -190,6 +190,8 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
     assert report.failures == []
     assert report.rows[0].uplink_bytes > 3 * report.rows[1].uplink_bytes
     assert ours.links[0].link == "client-edge"
+    assert ours.noise is not None
+    assert 0.0 < ours.noise.p50_ms <= ours.noise.p99_ms
     assert ours.reference is not None
     assert set(ours.reference) == {0, 1, 2}
     assert (tmp_path / "out" / "wifi-busy-20.html").stat().st_size > 10_000
