@@ -23,7 +23,7 @@ from loadgen.compare import Ratio, compare
 from loadgen.equal_accuracy import EQUAL_ACCURACY, Dilution, Opponent, opponent
 from loadgen.promises import Estimate, Verdict
 from loadgen.record import LinkSample, Run
-from loadgen.summary import Summary, summarise
+from loadgen.summary import Percentile, Summary, summarise
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
 """The second without the lossy transport, so that nobody can say it was only that."""
@@ -74,6 +74,7 @@ class Row(msgspec.Struct, frozen=True):
     p99_high_ms: float
     p99_at_least: bool
     """Requests without an answer reach it, so the true one is larger."""
+    p999: Percentile
     accuracy: Estimate | None
     effective: Estimate | None
     in_time: Estimate | None
@@ -81,6 +82,8 @@ class Row(msgspec.Struct, frozen=True):
     degraded: float
     flagged: float
     unanswered: int
+    shed_share: float
+    """Refused with 429 or 503, of all requests."""
     client_bytes: float
     """From the client to the edge, per request sent; likewise the next."""
     uplink_bytes: float
@@ -193,6 +196,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         p99_low_ms=p99.low,
         p99_high_ms=p99.high,
         p99_at_least=p99.at_least,
+        p999=figures.percentile(0.999),
         accuracy=figures.accuracy,
         effective=figures.effective,
         in_time=figures.in_time,
@@ -200,6 +204,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         degraded=figures.degraded,
         flagged=figures.flagged,
         unanswered=figures.n - figures.answered,
+        shed_share=figures.shed_share,
         client_bytes=result.traffic.client_up / sent,
         uplink_bytes=result.traffic.dc_up / sent,
         stolen=result.run.stolen,
@@ -314,21 +319,22 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
 
 
 def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
-    """One cell, a line per contender."""
+    """One cell, a line per contender; `?` marks a P99.9 that rests on few requests or few occasions."""
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     table.add_column("policy")
     for column in (
-        "n", "P50 ms", "P99 ms", "(95 %)", "accuracy", "right in time", "in time", "escalated", "degraded", "flagged",
-        "unanswered", "kB to edge", "kB to dc", "stolen",
+        "n", "P50 ms", "P99 ms", "(95 %)", "P99.9 ms", "accuracy", "right in time", "in time", "escalated", "degraded",
+        "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row.name, str(row.n), f"{row.p50_ms:.1f}", f"{'≥ ' if row.p99_at_least else ''}{row.p99_ms:.0f}",
-            f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}", _share(row.accuracy), _share(row.effective),
-            _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}", f"{row.flagged:.0%}",
-            str(row.unanswered), f"{row.client_bytes / 1e3:.1f}", f"{row.uplink_bytes / 1e3:.1f}",
-            "" if row.stolen is None else f"{row.stolen:.1%}",
+            f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}",
+            f"{'≥ ' * row.p999.at_least}{row.p999.ms:.0f}{' ?' * row.p999.few}", _share(row.accuracy),
+            _share(row.effective), _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}",
+            f"{row.flagged:.0%}", str(row.unanswered), f"{row.shed_share:.1%}", f"{row.client_bytes / 1e3:.1f}",
+            f"{row.uplink_bytes / 1e3:.1f}", "" if row.stolen is None else f"{row.stolen:.1%}",
         )  # fmt: skip
     console.print(table)
 

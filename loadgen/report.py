@@ -96,7 +96,7 @@ def _head(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
 
 def _cards(one: Told) -> str:
     total = one.summary.total
-    cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles[:3]]
+    cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles]
     if total.in_time is not None:
         cards.append(("in time", percent(total.in_time.value), within(total.in_time)))
     if total.effective is not None:
@@ -104,7 +104,8 @@ def _cards(one: Told) -> str:
     if total.accuracy is not None:
         cards.append(("accuracy of answers", percent(total.accuracy.value), within(total.accuracy)))
     cards.append(("escalated", percent(total.escalated), ""))
-    cards.append(("not answered", f"{total.n - total.answered:,}", f"{total.shed:,} of them shed"))
+    shed = f"{total.shed:,} shed, {percent(total.shed_share)} of all"
+    cards.append(("not answered", f"{total.n - total.answered:,}", shed))
     cards.append(("flagged", percent(total.flagged), "do not claim their target"))
     cards.append(
         ("sent per request", f"{total.sent_bytes / 1024:.1f} KiB", f"{percent(total.received_fraction)} received")
@@ -124,8 +125,8 @@ def _latency(total: Figures, share: float) -> tuple[str, str]:
 
 
 def _runs_table(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
-    names = ("P50", "P99", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
-             "escalated", "not answered", "flagged", "KiB sent")  # fmt: skip
+    names = ("P50", "P99", "P99.9", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
+             "escalated", "not answered", "shed", "flagged", "KiB sent")  # fmt: skip
     head = "".join(f'<th scope="col"{WORDS if name == "targets kept" else ""}>{name}</th>' for name in names)
     rows = "".join(
         _run_row(place, one, comparisons[place - 1].ratio("P99") if place else None) for place, one in enumerate(told)
@@ -138,12 +139,13 @@ def _runs_table(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
 
 def _run_row(place: int, one: Told, ratio: Ratio | None) -> str:
     total = one.summary.total
-    cells = [_two(*_latency(total, share)) for share in (0.5, 0.99)]
+    cells = [_two(*_latency(total, share)) for share in (0.5, 0.99, 0.999)]
     cells.append(_two("first", "") if ratio is None else _ratio_cell(ratio))
     cells += [_share_cell(estimate) for estimate in (total.in_time, total.effective, total.accuracy)]
     cells.append(f"<td{WORDS}>{escape(targets_words(one.summary))}</td>")
     cells.append(f"<td>{percent(total.escalated)}</td>")
     cells.append(_two(f"{total.n - total.answered:,}", f"of {total.n:,}"))
+    cells.append(_two(percent(total.shed_share), f"{total.shed:,}"))
     cells += [f"<td>{percent(total.flagged)}</td>", f"<td>{total.sent_bytes / 1024:.1f}</td>"]
     first = ' class="first"' if place == 0 else ""
     return f'<tr{first}><th scope="row">{_key(place)}{escape(one.run.name)}</th>{"".join(cells)}</tr>'

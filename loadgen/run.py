@@ -84,7 +84,7 @@ async def run(given: argparse.Namespace) -> int:
     job = setup_.job(arrivals, given.duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {given.duration_s:g} s")
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = Console() if sys.stdout.isatty() else Console(width=180)
     async with Crew(setup_.processes) as crew:
         await crew.load(setup_.dataset)
         floor = None if given.no_noise else await noise.measure(crew, job, _rate(arrivals))

@@ -118,6 +118,7 @@ def test_a_row_counts_what_was_not_answered_and_the_bytes_of_each() -> None:
     (row,), claims = judge(cell)
     assert (row.n, row.unanswered, row.p99_at_least, claims) == (2, 1, True, [])
     assert (row.client_bytes, row.uplink_bytes) == (1500.0, 500.0)
+    assert (row.shed_share, row.p999.at_least, row.p999.few) == (0.5, True, True)
 
 
 def round_of(first_ms: float) -> Run:

@@ -153,6 +153,26 @@ def test_silently_missed_target_is_in_the_headline() -> None:
     assert headline([told(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
 
 
+def cells_of(text: str, name: str) -> dict[str, str]:
+    """A run's row of the first table, by column."""
+    table = tree(text).find(".//table")
+    assert table is not None
+    columns = ["".join(cell.itertext()) for cell in table.findall("./thead/tr/th")]
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.findall("./tbody/tr")]
+    return dict(zip(columns, next(row for row in rows if name in row[0]), strict=True))
+
+
+def test_page_says_what_share_was_shed_and_how_long_the_tail_is() -> None:
+    outcomes = [refusal(k / 10, 1) if k % 4 == 0 else answer(k / 10, 50) for k in range(40)]
+    shedding, other = run_of(outcomes, name="shedding"), run_of([answer(k / 10, 10 + k) for k in range(40)], name="b")
+    (cards,) = ("".join(each.itertext()) for each in tree(page([shedding])).findall(".//dl[@class='cards']"))
+    assert "P99.9 latency≥ 100 ms ?" in cards
+    assert "not answered1010 shed, 25.0 % of all" in cards
+    row = cells_of(page([other, shedding]), "shedding")
+    assert row["shed"] == "25.0 %10"
+    assert row["P99.9"].startswith("≥ 100 ms ?")
+
+
 def test_doubts_about_a_run_are_said_first() -> None:
     outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
