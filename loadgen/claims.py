@@ -112,6 +112,10 @@ class Claim(msgspec.Struct, frozen=True):
     """Of latencies: with accuracies of what came in time, and the rival undiluted."""
     dilution: Dilution | None = None
     """What made a more accurate rival equal; None where nothing had to, or could."""
+    unequal: str = ""
+    """Why the rival could not be made equal to ours; `value` is then of the rival as it was tested."""
+    ratio: Ratio | None = None
+    """Of latencies: what `value` is the ratio of, what it shows, and what limits it. None of other claims."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -265,7 +269,8 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, policy
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival.name,
         rival.ratio.ratio, rival.ratio.low, rival.ratio.high, f"≥ {goal:.3g}",
         _both(_reached(rival.ratio, goal), equal), _latency_note(rival, mine, theirs),
-        _both(_reached(plain, goal), _equal(mine.effective, theirs.effective)), rival.dilution,
+        _both(_reached(plain, goal), _equal(mine.effective, theirs.effective)), rival.dilution, rival.unequal,
+        rival.ratio,
     )  # fmt: skip
 
 

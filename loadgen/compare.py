@@ -193,20 +193,25 @@ def ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Rati
 
 
 def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
+    share = LATENCIES[found.figure]
+    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
+    few = any(counted.few(share, counted.block()) for counted in (ours, theirs))
+    return limited(found, first_at_least=first_at_least, other_at_least=other_at_least, few=few)
+
+
+def limited(found: Ratio, *, first_at_least: bool, other_at_least: bool, few: bool) -> Ratio:
     """A ratio of latencies with what limits it; a difference that an unknown end may undo is not shown.
 
     Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
     other may not be called slower; and the other way round.
     """
-    share = LATENCIES[found.figure]
-    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
     undone = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}.get(found.verdict, False)
     return msgspec.structs.replace(
         found,
         verdict=Verdict.SAME if undone else found.verdict,
         first_at_least=first_at_least,
         other_at_least=other_at_least,
-        few=any(counted.few(share, counted.block()) for counted in (ours, theirs)),
+        few=few,
     )
 
 

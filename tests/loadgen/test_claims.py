@@ -5,6 +5,7 @@ import pytest
 
 from hawkvision.types import PromiseStatus
 from loadgen.claims import Cell, Claim, Result, Traffic, judge, merged
+from loadgen.compare import Verdict
 from loadgen.record import LinkSample, Outcome, Run, TargetClass
 from tests.loadgen.runs import answer, refusal, run_of
 
@@ -30,6 +31,8 @@ def test_a_rival_four_times_as_slow_bears_the_claim_out() -> None:
     assert claim.value == pytest.approx(202 / 52)
     assert claim.low is not None
     assert claim.met is True
+    assert claim.ratio is not None
+    assert (claim.ratio.first, claim.ratio.other, claim.ratio.verdict) == (52.0, 202.0, Verdict.SLOWER)
     assert "accuracy 100.0% and 100.0%" in claim.note
 
 
@@ -44,6 +47,7 @@ def test_being_fast_and_less_accurate_bears_nothing_out() -> None:
     assert claim.value is not None
     assert claim.value > 2.0
     assert (claim.met, claim.met_in_time) == (None, True), "theirs is right, and comes after the deadline"
+    assert claim.unequal == "theirs is more accurate, and all-edge was not tested"
     assert (
         "accuracy 99.0% and 100.0% (theirs is more accurate, and all-edge was not tested); "
         "right in time 99.0% and 0.0%" in claim.note
