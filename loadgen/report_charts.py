@@ -47,6 +47,23 @@ class Told:
     run: Run
     counted: Counted
     summary: Summary
+    uplink_bytes: float | None = None
+    """From the edge to the datacenter, per request sent; None where nobody counted them."""
+
+    @property
+    def bytes_each(self) -> float:
+        """Those that a chart shows per request: to the datacenter where they are known, else what callers sent.
+
+        Callers send the same whatever the policy.
+        """
+        return self.summary.total.sent_bytes if self.uplink_bytes is None else self.uplink_bytes
+
+    @property
+    def bytes_words(self) -> str:
+        """`8.2 kB to the datacenter`, `12.0 KiB sent`."""
+        if self.uplink_bytes is None:
+            return f"{self.summary.total.sent_bytes / 1024:.1f} KiB sent"
+        return f"{self.uplink_bytes / 1000:.1f} kB to the datacenter"
 
 
 def latency_chart(told: Sequence[Told]) -> str:
@@ -122,7 +139,7 @@ def percentile_chart(told: Sequence[Told]) -> str:
 
 
 def frontier_chart(told: Sequence[Told]) -> str:
-    """Effective accuracy against P99; the area of a disc is the bytes sent per request."""
+    """Effective accuracy against P99; the area of a disc is `Told.bytes_each`."""
     height, left, right, top, bottom = 300.0, 52.0, NARROW - 12, 30.0, 300.0 - 44
     shown = [(place, one) for place, one in enumerate(told) if one.summary.total.effective is not None]
     p99s = [one.summary.total.percentile(0.99) for _, one in shown]
@@ -132,16 +149,15 @@ def frontier_chart(told: Sequence[Told]) -> str:
     x = log_scale(ends, left, right - 14)
     y = linear_scale(ys, bottom, top)
     marks = bottom_axis(x, bottom, top, "P99 latency", "ms") + left_axis(y, left, right, "right and in time", "%")
-    largest = max((one.summary.total.sent_bytes for _, one in shown), default=1.0) or 1.0
+    largest = max((one.bytes_each for _, one in shown), default=1.0) or 1.0
     discs, dots, taken = [], [], list[tuple[float, float]]()
     for (place, one), p99, found in zip(shown, p99s, effective, strict=True):
         assert found is not None
         at_x, at_y = x.at(p99.ms), y.at(found.value)
-        radius = 24.0 * math.sqrt(one.summary.total.sent_bytes / largest)
+        radius = 24.0 * math.sqrt(one.bytes_each / largest)
         discs.append(f'<circle cx="{n(at_x)}" cy="{n(at_y)}" r="{n(radius)}" class="disc {series_class(place)}"/>')
         spoken = (
-            f"{one.run.name}: P99 {p99.ms:.0f} ms, right and in time {found.value:.1%}, "
-            f"{one.summary.total.sent_bytes / 1024:.1f} KiB sent per request"
+            f"{one.run.name}: P99 {p99.ms:.0f} ms, right and in time {found.value:.1%}, {one.bytes_words} per request"
         )
         dots += [
             whisker(place, x.at(p99.low), x.at(p99.high), at_y),

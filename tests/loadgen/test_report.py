@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
+from loadgen.claims import Cell, Result, judge
 from loadgen.compare import compare_all
 from loadgen.counted import counted_of
 from loadgen.record import LinkSample, NoiseFloor, Run, TargetClass
@@ -24,6 +25,7 @@ from loadgen.report_time import link_words, windows
 from loadgen.report_words import headline, milliseconds, warnings_of
 from loadgen.summary import summarise
 from tests.loadgen.runs import answer, drive, origin, plausible, refusal, run_of
+from tests.loadgen.test_claims import result
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
@@ -46,7 +48,24 @@ def three() -> str:
     return page([short("hawkvision"), short("infaas", slow=3, honest=False), short("static", slow=2, honest=False)])
 
 
-@pytest.fixture(params=["alone", "three"])
+@pytest.fixture(scope="module")
+def judged() -> str:
+    return judged_page(
+        result("hawkvision", 50.0, wrong=2, uplink=400_000),
+        result("infaas", 500.0, uplink=2_000_000),
+        result("all-edge", 20.0, wrong=40),
+    )
+
+
+def cell_of(*results: Result) -> Cell:
+    return Cell("a link", 20.0, steady=False, results={each.run.name: each for each in results})
+
+
+def judged_page(*results: Result) -> str:
+    return page([each.run for each in results], *judge(cell_of(*results)))
+
+
+@pytest.fixture(params=["alone", "three", "judged"])
 def either(request: pytest.FixtureRequest) -> str:
     found = request.getfixturevalue(request.param)
     assert isinstance(found, str)
@@ -153,10 +172,9 @@ def test_silently_missed_target_is_in_the_headline() -> None:
     assert headline([told(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
 
 
-def cells_of(text: str, name: str) -> dict[str, str]:
-    """A run's row of the first table, by column."""
-    table = tree(text).find(".//table")
-    assert table is not None
+def cells_of(text: str, name: str, number: int = 0) -> dict[str, str]:
+    """A row of one of the page's tables, by column."""
+    table = tree(text).findall(".//table")[number]
     columns = ["".join(cell.itertext()) for cell in table.findall("./thead/tr/th")]
     rows = [["".join(cell.itertext()) for cell in row] for row in table.findall("./tbody/tr")]
     return dict(zip(columns, next(row for row in rows if name in row[0]), strict=True))
@@ -171,6 +189,71 @@ def test_page_says_what_share_was_shed_and_how_long_the_tail_is() -> None:
     row = cells_of(page([other, shedding]), "shedding")
     assert row["shed"] == "25.0 %10"
     assert row["P99.9"].startswith("≥ 100 ms ?")
+
+
+def test_comparison_of_policies_begins_with_its_claims(judged: str) -> None:
+    claim = cells_of(judged, "P99, theirs over ours")
+    assert claim["claim"] == "P99, theirs over ourshawkvision"
+    assert claim["against"] == "infaas5.0 % answered as all-edge did"
+    assert re.fullmatch(r"9\.65 \?\d\.\d\d–\d+\.\d\d", claim["value"])
+    assert (claim["goal"], claim["met"], claim["met in time"]) == ("≥ 3", "✓ met", "✓ met")
+    assert "52.0 ms and 502.0 ms" in claim["measured"]
+    assert cells_of(judged, "accuracy missing")["met in time"] == "–"
+
+
+def test_headline_of_a_comparison_is_drawn_from_its_claims(judged: str) -> None:
+    parsed = tree(judged)
+    assert parsed.findtext(".//h1") == "hawkvision: P99 52 ms, at equal accuracy faster than infaas (9.7x)"
+    assert parsed.findtext(".//p[@class='lead']") == (
+        "200 requests at 20 a second on poisson:8; 2 of 2 claims met; right and in time: 99.0 %, against 80.0 % "
+        "(all-edge) and 0.0 % (infaas); 2.0 kB to the datacenter per request, against 10.0 (infaas); no accuracy "
+        "target shown to be missed."
+    )
+
+
+def test_headline_does_not_call_unequal_rivals_slower() -> None:
+    results = [result("hawkvision", 50.0, wrong=2), result("static", 500.0), result("infaas", 60.0, wrong=2)]
+    _, claims = judge(cell_of(*results))
+    claim, lead = headline([told(each.run) for each in results], (), claims)
+    assert claim == (
+        "hawkvision: P99 52 ms, at equal accuracy faster than infaas (1.2x), static could not be compared at equal "
+        "accuracy"
+    )
+    assert "1 of 3 claims met, 1 cannot be said" in lead
+
+
+def test_bytes_of_a_comparison_are_those_to_the_datacenter(judged: str, three: str) -> None:
+    assert cells_of(judged, "infaas", 1)["kB to the datacenter"] == "10.0"
+    assert "right and in time 99.0%, 2.0 kB to the datacenter per request" in judged
+    assert "KiB sent" in cells_of(three, "infaas")
+    assert "KiB sent per request" in three
+
+
+def test_comparison_that_claims_nothing_has_bytes_to_the_datacenter_all_the_same() -> None:
+    results = [result("static", 50.0, uplink=400_000), result("infaas", 50.0, uplink=2_000_000)]
+    text = judged_page(*results)
+    lead = tree(text).findtext(".//p[@class='lead']") or ""
+    assert "2.0 kB to the datacenter per request, against 10.0 (infaas)" in lead
+    assert "<h2>Claims" not in text
+
+
+def test_page_without_claims_says_nothing_of_them(alone: str, three: str) -> None:
+    for text in (alone, three):
+        assert "<h2>Claims" not in text
+        assert "to the datacenter" not in text
+        assert "as tested" not in text
+
+
+def test_claims_are_no_markup() -> None:
+    results = [result("hawkvision", 50.0), result("infaas", 500.0)]
+    rows, claims = judge(cell_of(*results))
+    odd = [
+        msgspec.structs.replace(claim, what=HOSTILE, against=HOSTILE, goal=HOSTILE, note=HOSTILE, unequal=HOSTILE)
+        for claim in claims
+    ]
+    text = page([each.run for each in results], rows, odd)
+    assert "<img" not in text
+    assert tree(text).find(".//h1") is not None
 
 
 def test_doubts_about_a_run_are_said_first() -> None:
