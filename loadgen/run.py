@@ -222,12 +222,15 @@ def _bar(title: str, total: int | None) -> Iterator[Show]:
 
 
 def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> None:
-    """Save first: whatever becomes of the rest, the record is there."""
+    """Save first, and once more with the figures: whatever becomes of the rest, the record is there."""
     from loadgen.summary import show, summarise
 
     if record is not None:
         save(tested, record)
-    show([summarise(tested)], console)
+    summary = summarise(tested)
+    if record is not None:
+        save(tested, record, summary)
+    show([summary], console)
     if page is not None:
         from loadgen.report import write_html
 

@@ -19,6 +19,7 @@ from loadgen import compare as command
 from loadgen.compare import FIGURES, Comparison, Verdict, compare, compare_all, same_schedule, slower, written
 from loadgen.counted import counted_of
 from loadgen.record import Run, save
+from loadgen.summary import summarise
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
 
 
@@ -165,7 +166,7 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    save(served(1), tmp_path / "a.json")
+    save(served(1), tmp_path / "a.json", summarise(served(1)))
     save(served(1, slow=1.2, name="b"), tmp_path / "b.json.gz")
     return Files(tmp_path)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hawkvision.process import ServerProcess
 from loadgen.__main__ import main
 from loadgen.record import load
 from loadgen.setup import command as written
+from loadgen.summary import Summary, summarise
 from tests.loadgen.command import command, endless
 from tests.loadgen.scripted import Asked, reply, scripted
 from tests.loadgen.test_evaluate import Oracle, asking, write_set
@@ -34,6 +37,8 @@ def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_p
     assert "secret" not in run.origin.command
     assert run.origin.seed == 7
     assert "nothing" in page.read_text()
+    figures = msgspec.json.decode(gzip.decompress(record.read_bytes()))["summary"]
+    assert msgspec.convert(figures, Summary) == summarise(run)
 
 
 def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) -> None:
