@@ -28,6 +28,7 @@ from loadgen.report_charts import (
     Told,
     drop_chart,
     frontier_chart,
+    frontier_points,
     latency_chart,
     percentile_chart,
 )
@@ -223,13 +224,16 @@ def _latencies(told: Sequence[Told]) -> str:
             "Where intervals are far apart, runs differ. Hollow: rests on few requests or few occasions.",
         )
     ]
-    where = "" if told[0].uplink_bytes is None else " to the datacenter"
-    if sum(one.summary.total.effective is not None for one in told) > 1:
+    points = frontier_points(told)
+    if len(points) > 1:
+        each = "One point per target. " if len(told) == 1 else ""
+        where = " to the datacenter" if len(told) > 1 and told[0].uplink_bytes is not None else ""
         left.append(
             _figure(
                 "Accuracy, latency and bytes together",
-                frontier_chart(told),
-                f"Up and to the left is better; a smaller disc sends fewer bytes{where}. Crosses are 95 % intervals.",
+                frontier_chart(points),
+                f"{each}Up and to the left is better; a smaller disc sends fewer bytes{where}. Crosses are 95 % "
+                "intervals. Hollow: its P99 rests on few requests or few occasions.",
             )
         )
     if any(found.drop is not None for one in told for found in one.summary.classes):

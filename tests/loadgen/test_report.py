@@ -24,7 +24,7 @@ from loadgen.report_svg import Kind, Scale, linear_scale, log_scale, path, ticks
 from loadgen.report_time import link_words, windows
 from loadgen.report_words import headline, milliseconds, warnings_of
 from loadgen.summary import summarise
-from tests.loadgen.runs import answer, drive, origin, plausible, refusal, run_of
+from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
 from tests.loadgen.test_claims import result
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
@@ -102,6 +102,36 @@ def test_ids_are_unique_and_every_chart_is_named(either: str) -> None:
     charts = [element for element in parsed.iter() if element.attrib.get("role") == "img"]
     assert len(charts) >= 5
     assert all(set(chart.attrib["aria-labelledby"].split()) <= set(ids) for chart in charts)
+
+
+def frontier(text: str) -> list[str]:
+    """What each point of the chart says of itself."""
+    chart = tree(text).find(".//*[@aria-labelledby='frontier-t frontier-d']")
+    titles = [] if chart is None else [each.text or "" for each in chart.iter() if each.tag.endswith("title")]
+    return titles[1:]
+
+
+def test_one_run_has_a_point_per_target_in_the_frontier() -> None:
+    targets = (TargetClass({"quality": "fast"}, 0.5), TargetClass({"max_accuracy_drop": "0.01"}, 0.5))
+    outcomes = [
+        answer(k / 10, 80 if k % 2 else 20, target=k % 2, right=k % 10 != 0, picture=k, sent_bytes=1024 * (1 + k % 2))
+        for k in range(40)
+    ]
+    run = run_of(outcomes, targets=targets)
+    assert frontier(page([run])) == [
+        "quality=fast: P99 20 ms, right and in time 80.0%, 1.0 KiB sent per request",
+        "max_accuracy_drop=0.01: P99 80 ms, right and in time 100.0%, 2.0 KiB sent per request",
+    ]
+
+
+def test_frontier_of_several_runs_has_a_point_per_run(three: str) -> None:
+    assert [said.split(":")[0] for said in frontier(three)] == ["hawkvision", "infaas", "static"]
+
+
+def test_nothing_to_put_side_by_side_has_no_frontier() -> None:
+    assert frontier(page([run_of([answer(k / 10, 10) for k in range(30)])])) == []
+    unlabelled = [answer(k / 10, 10, target=k % 5, right=None) for k in range(30)]
+    assert frontier(page([run_of(unlabelled, targets=FIVE, labelled=False)])) == []
 
 
 def test_curves_differ_by_more_than_colour(three: str) -> None:
