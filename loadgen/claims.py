@@ -12,7 +12,7 @@ has a verdict of its own:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -89,6 +89,8 @@ class Row(msgspec.Struct, frozen=True):
     uplink_bytes: float
     stolen: float | None = None
     """Of the processor time that was wanted, by the machine's host; None where that is not known."""
+    steady: list[bool | None] = []
+    """Per round, whether its second half looked like its first; None where it was too short to tell."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -166,7 +168,8 @@ def merged(rounds: Sequence[Run]) -> Run:
         outcomes=outcomes,
         links=sorted(links, key=lambda sample: sample.at_s),
         duration_s=first.warm_up_s + len(rounds) * step_s,
-        steady=first.steady if len(rounds) == 1 else None,
+        steady=_all(run.steady for run in rounds),
+        rounds_steady=[run.steady for run in rounds] if len(rounds) > 1 else [],
         interrupted=any(run.interrupted for run in rounds),
         stolen=_mean_stolen(rounds),
     )
@@ -212,6 +215,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         client_bytes=result.traffic.client_up / sent,
         uplink_bytes=result.traffic.dc_up / sent,
         stolen=result.run.stolen,
+        steady=result.run.rounds_steady or [result.run.steady],
     )
 
 
@@ -268,8 +272,8 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, policy
     return Claim(
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival.name,
         rival.ratio.ratio, rival.ratio.low, rival.ratio.high, f"≥ {goal:.3g}",
-        _both(_reached(rival.ratio, goal), equal), _latency_note(rival, mine, theirs),
-        _both(_reached(plain, goal), _equal(mine.effective, theirs.effective)), rival.dilution, rival.unequal,
+        _all((_reached(rival.ratio, goal), equal)), _latency_note(rival, mine, theirs),
+        _all((_reached(plain, goal), _equal(mine.effective, theirs.effective))), rival.dilution, rival.unequal,
         rival.ratio,
     )  # fmt: skip
 
@@ -298,11 +302,10 @@ def _equal(ours: Estimate | None, theirs: Estimate | None) -> bool | None:
     return None if ours is None or theirs is None else ours.value >= theirs.value - EQUAL_ACCURACY
 
 
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Whether both hold; what is known to fail fails whatever cannot be said of the other."""
-    if one is False or other is False:
-        return False
-    return None if one is None or other is None else True
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    """Whether all hold; what is known to fail fails whatever cannot be said of others."""
+    known = set(verdicts)
+    return False if False in known else None if None in known else True
 
 
 def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
@@ -324,7 +327,10 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
 
 
 def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
-    """One cell, a line per contender; `?` marks a P99.9 that rests on few requests or few occasions."""
+    """One cell, a line per contender; `?` marks a P99.9 that rests on few requests or few occasions.
+
+    Below it, who was not steady, and in how many rounds.
+    """
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     table.add_column("policy")
     for column in (
@@ -342,6 +348,9 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
             f"{row.uplink_bytes / 1e3:.1f}", "" if row.stolen is None else f"{row.stolen:.1%}",
         )  # fmt: skip
     console.print(table)
+    unsteady = [f"{row.name} in {row.steady.count(False)} of {len(row.steady)}" for row in rows if False in row.steady]
+    if unsteady:
+        console.print(f"rounds that were not steady: {', '.join(unsteady)}", highlight=False, markup=False)
 
 
 def show_claims(claims: Sequence[Claim], console: Console) -> None:

@@ -144,6 +144,8 @@ class Run(msgspec.Struct, frozen=True):
     with it."""
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
+    rounds_steady: list[bool | None] = []
+    """`steady` of each round, where the run is several put together: then it is steady if all of them are."""
     format: int = FORMAT
 
     def counted(self) -> list[Outcome]:

@@ -35,7 +35,17 @@ from loadgen.report_charts import (
 from loadgen.report_claims import claims_table
 from loadgen.report_svg import DASHES, marker
 from loadgen.report_time import timeline, timelines
-from loadgen.report_words import headline, milliseconds, notes_of, percent, span, targets_words, warnings_of, within
+from loadgen.report_words import (
+    headline,
+    milliseconds,
+    notes_of,
+    percent,
+    span,
+    steady_words,
+    targets_words,
+    warnings_of,
+    within,
+)
 from loadgen.summary import ClassSummary, Estimate, Figures, Verdict, summarise
 
 MOST_CODES: Final = 12
@@ -399,7 +409,7 @@ def _facts(one: Told) -> list[tuple[str, str]]:
         ("slowest", milliseconds(total.max_ms)),
         ("generator", "not measured" if noise is None else
             f"adds {noise.p50_ms:.2f} ms at P50, {noise.p99_ms:.2f} ms at P99; at most {noise.max_rate:.0f} a second"),
-        ("steady", {True: "yes", False: "no", None: "not tested"}[run.steady]),
+        ("steady", steady_words(run)),
         ("versions", f"HawkVision {origin.hawkvision}, Python {origin.python}"),
         ("machine", f"{origin.cpu}, {origin.cores} cores, load {origin.load_before:.2f} before the run" +
             ("" if run.stolen is None else f"; {percent(run.stolen)} of the time wanted was held back by the host")),

@@ -10,6 +10,7 @@ import numpy as np
 from loadgen.claims import Claim
 from loadgen.compare import LATENCIES, Comparison, Ratio
 from loadgen.compare import Verdict as Shown
+from loadgen.record import Run
 from loadgen.report_charts import Told
 from loadgen.stolen import MATTERS
 from loadgen.summary import Estimate, Figures, Percentile, Summary, Verdict, targets_kept
@@ -258,7 +259,7 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
     if run.interrupted:
         found.append(("Interrupted; this is what was measured until then", ""))
     if run.steady is False:
-        found.append(("Not steady; the second half does not look like the first", ""))
+        found.append(("Not steady; the second half does not look like the first", _rounds(run)))
     if p99.few:
         times = "once" if p99.occasions == 1 else f"on {p99.occasions} separate occasions"
         found.append(
@@ -286,6 +287,18 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
     if not run.labelled:
         found.append(("The pictures have no labels, so nothing is said about accuracy", ""))
     return found
+
+
+def steady_words(run: Run) -> str:
+    """`yes`, `not tested`, `no, in 1 of 3 rounds`."""
+    word = {True: "yes", False: "no", None: "not tested"}[run.steady]
+    return word if run.steady or not run.rounds_steady else f"{word}, {_rounds(run)}"
+
+
+def _rounds(run: Run) -> str:
+    """In how many rounds a run was as steady as it is said to be; empty if it was one."""
+    rounds = run.rounds_steady
+    return f"in {rounds.count(run.steady)} of {len(rounds)} rounds" if rounds else ""
 
 
 def notes_of(told: Sequence[Told]) -> list[str]:

@@ -298,6 +298,17 @@ def test_doubts_about_a_run_are_said_first() -> None:
         assert word in said
 
 
+def test_page_says_in_how_many_rounds_a_run_was_not_steady() -> None:
+    run = run_of([answer(k / 10, 50 + k % 49) for k in range(50)])
+    odd = msgspec.structs.replace(run, steady=False, rounds_steady=[True, False, None])
+    assert "Not steady; the second half does not look like the first (in 1 of 3 rounds)." in warnings_of(
+        [told(odd)], ()
+    )
+    assert "<dt>steady</dt><dd>no, in 1 of 3 rounds</dd>" in page([odd])
+    unknown = msgspec.structs.replace(odd, steady=None, rounds_steady=[True, None])
+    assert "<dt>steady</dt><dd>not tested, in 1 of 2 rounds</dd>" in page([unknown])
+
+
 def test_doubt_that_several_runs_share_is_said_once() -> None:
     quick, slow = [answer(k / 10, 50 + k % 49) for k in range(50)], [answer(k / 10, 50) for k in range(999)]
     runs = [told(run_of(outcomes, name=name)) for name, outcomes in (("a", quick), ("b", quick), ("c", slow))]
