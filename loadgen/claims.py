@@ -12,7 +12,7 @@ has a verdict of its own:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,7 @@ from loadgen.compare import Ratio, compare
 from loadgen.equal_accuracy import EQUAL_ACCURACY, Dilution, Opponent, opponent
 from loadgen.promises import Estimate, Verdict
 from loadgen.record import LinkSample, Run
-from loadgen.summary import Summary, summarise
+from loadgen.summary import Percentile, Summary, summarise
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
 """The second without the lossy transport, so that nobody can say it was only that."""
@@ -74,6 +74,7 @@ class Row(msgspec.Struct, frozen=True):
     p99_high_ms: float
     p99_at_least: bool
     """Requests without an answer reach it, so the true one is larger."""
+    p999: Percentile
     accuracy: Estimate | None
     effective: Estimate | None
     in_time: Estimate | None
@@ -81,11 +82,15 @@ class Row(msgspec.Struct, frozen=True):
     degraded: float
     flagged: float
     unanswered: int
+    shed_share: float
+    """Refused with 429 or 503, of all requests."""
     client_bytes: float
     """From the client to the edge, per request sent; likewise the next."""
     uplink_bytes: float
     stolen: float | None = None
     """Of the processor time that was wanted, by the machine's host; None where that is not known."""
+    steady: list[bool | None] = []
+    """Per round, whether its second half looked like its first; None where it was too short to tell."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -109,6 +114,10 @@ class Claim(msgspec.Struct, frozen=True):
     """Of latencies: with accuracies of what came in time, and the rival undiluted."""
     dilution: Dilution | None = None
     """What made a more accurate rival equal; None where nothing had to, or could."""
+    unequal: str = ""
+    """Why the rival could not be made equal to ours; `value` is then of the rival as it was tested."""
+    ratio: Ratio | None = None
+    """Of latencies: what `value` is the ratio of, what it shows, and what limits it. None of other claims."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -159,7 +168,8 @@ def merged(rounds: Sequence[Run]) -> Run:
         outcomes=outcomes,
         links=sorted(links, key=lambda sample: sample.at_s),
         duration_s=first.warm_up_s + len(rounds) * step_s,
-        steady=first.steady if len(rounds) == 1 else None,
+        steady=_all(run.steady for run in rounds),
+        rounds_steady=[run.steady for run in rounds] if len(rounds) > 1 else [],
         interrupted=any(run.interrupted for run in rounds),
         stolen=_mean_stolen(rounds),
     )
@@ -193,6 +203,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         p99_low_ms=p99.low,
         p99_high_ms=p99.high,
         p99_at_least=p99.at_least,
+        p999=figures.percentile(0.999),
         accuracy=figures.accuracy,
         effective=figures.effective,
         in_time=figures.in_time,
@@ -200,9 +211,11 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         degraded=figures.degraded,
         flagged=figures.flagged,
         unanswered=figures.n - figures.answered,
+        shed_share=figures.shed_share,
         client_bytes=result.traffic.client_up / sent,
         uplink_bytes=result.traffic.dc_up / sent,
         stolen=result.run.stolen,
+        steady=result.run.rounds_steady or [result.run.steady],
     )
 
 
@@ -259,8 +272,9 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, policy
     return Claim(
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival.name,
         rival.ratio.ratio, rival.ratio.low, rival.ratio.high, f"≥ {goal:.3g}",
-        _both(_reached(rival.ratio, goal), equal), _latency_note(rival, mine, theirs),
-        _both(_reached(plain, goal), _equal(mine.effective, theirs.effective)), rival.dilution,
+        _all((_reached(rival.ratio, goal), equal)), _latency_note(rival, mine, theirs),
+        _all((_reached(plain, goal), _equal(mine.effective, theirs.effective))), rival.dilution, rival.unequal,
+        rival.ratio,
     )  # fmt: skip
 
 
@@ -288,11 +302,10 @@ def _equal(ours: Estimate | None, theirs: Estimate | None) -> bool | None:
     return None if ours is None or theirs is None else ours.value >= theirs.value - EQUAL_ACCURACY
 
 
-def _both(one: bool | None, other: bool | None) -> bool | None:
-    """Whether both hold; what is known to fail fails whatever cannot be said of the other."""
-    if one is False or other is False:
-        return False
-    return None if one is None or other is None else True
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    """Whether all hold; what is known to fail fails whatever cannot be said of others."""
+    known = set(verdicts)
+    return False if False in known else None if None in known else True
 
 
 def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
@@ -314,23 +327,30 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
 
 
 def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
-    """One cell, a line per contender."""
+    """One cell, a line per contender; `?` marks a P99.9 that rests on few requests or few occasions.
+
+    Below it, who was not steady, and in how many rounds.
+    """
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     table.add_column("policy")
     for column in (
-        "n", "P50 ms", "P99 ms", "(95 %)", "accuracy", "right in time", "in time", "escalated", "degraded", "flagged",
-        "unanswered", "kB to edge", "kB to dc", "stolen",
+        "n", "P50 ms", "P99 ms", "(95 %)", "P99.9 ms", "accuracy", "right in time", "in time", "escalated", "degraded",
+        "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row.name, str(row.n), f"{row.p50_ms:.1f}", f"{'≥ ' if row.p99_at_least else ''}{row.p99_ms:.0f}",
-            f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}", _share(row.accuracy), _share(row.effective),
-            _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}", f"{row.flagged:.0%}",
-            str(row.unanswered), f"{row.client_bytes / 1e3:.1f}", f"{row.uplink_bytes / 1e3:.1f}",
-            "" if row.stolen is None else f"{row.stolen:.1%}",
+            f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}",
+            f"{'≥ ' * row.p999.at_least}{row.p999.ms:.0f}{' ?' * row.p999.few}", _share(row.accuracy),
+            _share(row.effective), _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}",
+            f"{row.flagged:.0%}", str(row.unanswered), f"{row.shed_share:.1%}", f"{row.client_bytes / 1e3:.1f}",
+            f"{row.uplink_bytes / 1e3:.1f}", "" if row.stolen is None else f"{row.stolen:.1%}",
         )  # fmt: skip
     console.print(table)
+    unsteady = [f"{row.name} in {row.steady.count(False)} of {len(row.steady)}" for row in rows if False in row.steady]
+    if unsteady:
+        console.print(f"rounds that were not steady: {', '.join(unsteady)}", highlight=False, markup=False)
 
 
 def show_claims(claims: Sequence[Claim], console: Console) -> None:

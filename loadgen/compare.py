@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from loadgen.bootstrap import Floats, Places, bootstrap, interval, quantiles
 from loadgen.counted import Counted, counted_of
@@ -87,6 +88,14 @@ _WORDS: Final = {
 """What a ratio below and above 1 means."""
 
 FIGURES: Final = tuple(_WORDS)
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Comparisons, as `--json` writes them; what was not measured is null there."""
+
+    runs: list[str]
+    """The files, the one that others are compared with first."""
+    comparisons: tuple[Comparison, ...]
 
 
 def compare(first: Run, other: Run) -> Comparison:
@@ -193,20 +202,25 @@ def ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Rati
 
 
 def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
+    share = LATENCIES[found.figure]
+    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
+    few = any(counted.few(share, counted.block()) for counted in (ours, theirs))
+    return limited(found, first_at_least=first_at_least, other_at_least=other_at_least, few=few)
+
+
+def limited(found: Ratio, *, first_at_least: bool, other_at_least: bool, few: bool) -> Ratio:
     """A ratio of latencies with what limits it; a difference that an unknown end may undo is not shown.
 
     Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
     other may not be called slower; and the other way round.
     """
-    share = LATENCIES[found.figure]
-    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
     undone = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}.get(found.verdict, False)
     return msgspec.structs.replace(
         found,
         verdict=Verdict.SAME if undone else found.verdict,
         first_at_least=first_at_least,
         other_at_least=other_at_least,
-        few=any(counted.few(share, counted.block()) for counted in (ours, theirs)),
+        few=few,
     )
 
 
@@ -224,6 +238,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m loadgen compare`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="the first is what others compare with")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios and their intervals here")
     parser.add_argument(
         "--fail-if-slower",
         type=float,
@@ -236,7 +251,7 @@ async def run(given: argparse.Namespace) -> int:
     """Compare as the options say, print the table; the exit status.
 
     Raises:
-        HawkVisionError: for files that hold no runs.
+        HawkVisionError: for files that hold no runs, or that cannot be written.
     """
     runs = [load(path) for path in given.runs]
     comparisons = compare_all(runs)
@@ -246,6 +261,9 @@ async def run(given: argparse.Namespace) -> int:
         from loadgen.report import write_html
 
         write_html(runs, given.html)
+    if given.json is not None:
+        body = msgspec.json.encode(Written([str(path) for path in given.runs], comparisons))
+        write_atomic(given.json, msgspec.json.format(body) + b"\n")
     show(comparisons, Console() if sys.stdout.isatty() else Console(width=160))
     if given.fail_if_slower is None:
         return 0

@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from loadgen.bootstrap import Floats, Places, bootstrap, occasions, quantiles
-from loadgen.compare import LATENCIES, Ratio, compare, divided, ratio_of, same_schedule
+from loadgen.compare import LATENCIES, Ratio, compare, divided, limited, ratio_of, same_schedule
 from loadgen.counted import FEWEST_BEYOND, Counted, counted_of
 from loadgen.record import Run
 
@@ -254,7 +254,7 @@ def _diluted_ratio(figure: str, mixture: _Mixture, way: _Way, seed: int) -> Rati
     first = float(quantiles(ours.latency_ms, [level])[0])
     resampled = bootstrap(len(ours.outcomes), block, seed, statistic)
     seen = occasions(np.maximum(rival.latency_ms, by.latency_ms), way.ms, block)
-    return msgspec.structs.replace(
+    return limited(
         ratio_of(figure, first, way.ms, resampled[:, 0]),
         first_at_least=not ours.true_percentile(level),
         other_at_least=not mixture.true_percentile(way.share, level),

@@ -144,6 +144,10 @@ class Run(msgspec.Struct, frozen=True):
     with it."""
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
+    server: str = ""
+    """What the server says of itself (`loadgen.identify`); empty if it says nothing, or was not asked."""
+    rounds_steady: list[bool | None] = []
+    """`steady` of each round, where the run is several put together: then it is steady if all of them are."""
     format: int = FORMAT
 
     def counted(self) -> list[Outcome]:
@@ -151,9 +155,14 @@ class Run(msgspec.Struct, frozen=True):
         return [each for each in self.outcomes if each.due_s >= self.warm_up_s]
 
 
-def save(run: Run, path: Path) -> None:
-    """Write a run as JSON, gzipped if the name ends in `.gz`."""
-    body = msgspec.json.encode(run)
+def save(run: Run, path: Path, summary: msgspec.Struct | None = None) -> None:
+    """Write a run as JSON, gzipped if the name ends in `.gz`.
+
+    `summary` is what is said of it (`summary.summarise`), for readers without this program: it goes into the same file,
+    and `load` passes over it, for whoever loads a run computes that again.
+    """
+    said = {} if summary is None else {"summary": summary}
+    body = msgspec.json.encode({**said, **msgspec.structs.asdict(run)})
     write_atomic(path, gzip.compress(body, mtime=0) if path.suffix == ".gz" else body)
 
 

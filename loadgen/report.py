@@ -17,6 +17,7 @@ from typing import Final
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
+from loadgen.claims import Claim, Row
 from loadgen.compare import MOST_RUNS, Comparison, Ratio, compare_all, written
 from loadgen.compare import Verdict as Shown
 from loadgen.counted import counted_of
@@ -27,12 +28,24 @@ from loadgen.report_charts import (
     Told,
     drop_chart,
     frontier_chart,
+    frontier_points,
     latency_chart,
     percentile_chart,
 )
+from loadgen.report_claims import claims_table
 from loadgen.report_svg import DASHES, marker
 from loadgen.report_time import timeline, timelines
-from loadgen.report_words import headline, milliseconds, notes_of, percent, span, targets_words, warnings_of, within
+from loadgen.report_words import (
+    headline,
+    milliseconds,
+    notes_of,
+    percent,
+    span,
+    steady_words,
+    targets_words,
+    warnings_of,
+    within,
+)
 from loadgen.summary import ClassSummary, Estimate, Figures, Verdict, summarise
 
 MOST_CODES: Final = 12
@@ -40,35 +53,43 @@ MOST_CODES: Final = 12
 WORDS: Final = ' class="words"'
 
 
-def write_html(runs: Sequence[Run], path: Path) -> None:
+def write_html(runs: Sequence[Run], path: Path, rows: Sequence[Row] = (), claims: Sequence[Claim] = ()) -> None:
     """Write the page of a run, or of several beside the first of them.
+
+    Args:
+        runs: what was measured.
+        path: of the page.
+        rows: of the contenders that the runs are of, if they were compared over links: each has one, with its bytes.
+        claims: what such a comparison claims; the page begins with them.
 
     Raises:
         ConfigError: for no runs or more than `MOST_RUNS`, or one in which no request counts.
         ArtifactError: if the file cannot be written.
     """
-    write_atomic(path, page(runs).encode())
+    write_atomic(path, page(runs, rows, claims).encode())
 
 
-def page(runs: Sequence[Run]) -> str:
-    """The page.
+def page(runs: Sequence[Run], rows: Sequence[Row] = (), claims: Sequence[Claim] = ()) -> str:
+    """The page, of what `write_html` is given.
 
     Raises:
         ConfigError: as `write_html`.
     """
     if not 1 <= len(runs) <= MOST_RUNS:
         raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(runs)}")
-    told = [Told(run, counted_of(run), summarise(run)) for run in runs]
+    uplink = {row.name: row.uplink_bytes for row in rows}
+    told = [Told(run, counted_of(run), summarise(run), uplink[run.name] if rows else None) for run in runs]
     comparisons = compare_all(runs) if len(runs) > 1 else ()
     script = files("loadgen").joinpath("report.js").read_text(encoding="utf-8")
     template = Template(files("loadgen").joinpath("report.html").read_text(encoding="utf-8"))
     sections = [
-        _head(told, comparisons),
+        _head(told, comparisons, claims),
+        claims_table(claims),
         _runs_table(told, comparisons) if comparisons else _cards(told[0]),
         _latencies(told),
         _over_time(told),
         _targets(told),
-        _ratios(comparisons),
+        _ratios(comparisons, as_tested=bool(claims)),
         _provenance(told),
         _notes(told),
     ]
@@ -80,9 +101,9 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def _head(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
+def _head(told: Sequence[Told], comparisons: Sequence[Comparison], claims: Sequence[Claim]) -> str:
     run = told[0].run
-    claim, lead = headline(told, comparisons)
+    claim, lead = headline(told, comparisons, claims)
     deadline = "no deadline" if run.deadline_ms is None else f"deadline {run.deadline_ms:g} ms"
     kicker = ["HawkVision load test", run.schedule, deadline, run.data, run.origin.started]
     doubts = warnings_of(told, comparisons)
@@ -96,7 +117,7 @@ def _head(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
 
 def _cards(one: Told) -> str:
     total = one.summary.total
-    cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles[:3]]
+    cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles]
     if total.in_time is not None:
         cards.append(("in time", percent(total.in_time.value), within(total.in_time)))
     if total.effective is not None:
@@ -104,8 +125,11 @@ def _cards(one: Told) -> str:
     if total.accuracy is not None:
         cards.append(("accuracy of answers", percent(total.accuracy.value), within(total.accuracy)))
     cards.append(("escalated", percent(total.escalated), ""))
-    cards.append(("not answered", f"{total.n - total.answered:,}", f"{total.shed:,} of them shed"))
+    shed = f"{total.shed:,} shed, {percent(total.shed_share)} of all"
+    cards.append(("not answered", f"{total.n - total.answered:,}", shed))
     cards.append(("flagged", percent(total.flagged), "do not claim their target"))
+    if one.uplink_bytes is not None:
+        cards.append(("to the datacenter", f"{one.uplink_bytes / 1000:.1f} kB", "per request"))
     cards.append(
         ("sent per request", f"{total.sent_bytes / 1024:.1f} KiB", f"{percent(total.received_fraction)} received")
     )
@@ -124,8 +148,9 @@ def _latency(total: Figures, share: float) -> tuple[str, str]:
 
 
 def _runs_table(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
-    names = ("P50", "P99", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
-             "escalated", "not answered", "flagged", "KiB sent")  # fmt: skip
+    sent = "KiB sent" if told[0].uplink_bytes is None else "kB to the datacenter"
+    names = ("P50", "P99", "P99.9", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
+             "escalated", "not answered", "shed", "flagged", sent)  # fmt: skip
     head = "".join(f'<th scope="col"{WORDS if name == "targets kept" else ""}>{name}</th>' for name in names)
     rows = "".join(
         _run_row(place, one, comparisons[place - 1].ratio("P99") if place else None) for place, one in enumerate(told)
@@ -138,13 +163,15 @@ def _runs_table(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
 
 def _run_row(place: int, one: Told, ratio: Ratio | None) -> str:
     total = one.summary.total
-    cells = [_two(*_latency(total, share)) for share in (0.5, 0.99)]
+    cells = [_two(*_latency(total, share)) for share in (0.5, 0.99, 0.999)]
     cells.append(_two("first", "") if ratio is None else _ratio_cell(ratio))
     cells += [_share_cell(estimate) for estimate in (total.in_time, total.effective, total.accuracy)]
     cells.append(f"<td{WORDS}>{escape(targets_words(one.summary))}</td>")
     cells.append(f"<td>{percent(total.escalated)}</td>")
     cells.append(_two(f"{total.n - total.answered:,}", f"of {total.n:,}"))
-    cells += [f"<td>{percent(total.flagged)}</td>", f"<td>{total.sent_bytes / 1024:.1f}</td>"]
+    cells.append(_two(percent(total.shed_share), f"{total.shed:,}"))
+    sent = total.sent_bytes / 1024 if one.uplink_bytes is None else one.uplink_bytes / 1000
+    cells += [f"<td>{percent(total.flagged)}</td>", f"<td>{sent:.1f}</td>"]
     first = ' class="first"' if place == 0 else ""
     return f'<tr{first}><th scope="row">{_key(place)}{escape(one.run.name)}</th>{"".join(cells)}</tr>'
 
@@ -207,12 +234,16 @@ def _latencies(told: Sequence[Told]) -> str:
             "Where intervals are far apart, runs differ. Hollow: rests on few requests or few occasions.",
         )
     ]
-    if sum(one.summary.total.effective is not None for one in told) > 1:
+    points = frontier_points(told)
+    if len(points) > 1:
+        each = "One point per target. " if len(told) == 1 else ""
+        where = " to the datacenter" if len(told) > 1 and told[0].uplink_bytes is not None else ""
         left.append(
             _figure(
                 "Accuracy, latency and bytes together",
-                frontier_chart(told),
-                "Up and to the left is better; a smaller disc sends fewer bytes. Crosses are 95 % intervals.",
+                frontier_chart(points),
+                f"{each}Up and to the left is better; a smaller disc sends fewer bytes{where}. Crosses are 95 % "
+                "intervals. Hollow: its P99 rests on few requests or few occasions.",
             )
         )
     if any(found.drop is not None for one in told for found in one.summary.classes):
@@ -318,10 +349,15 @@ def _verdict_cell(verdict: Verdict) -> str:
     return f'<td class="words {kind}"><span aria-hidden="true">{sign} </span>{escape(verdict)}</td>'
 
 
-def _ratios(comparisons: Sequence[Comparison]) -> str:
+def _ratios(comparisons: Sequence[Comparison], *, as_tested: bool) -> str:
     if not comparisons:
         return ""
-    parts = [f"<h2>Beside {escape(comparisons[0].first)}</h2>"]
+    parts = [f"<h2>Beside {escape(comparisons[0].first)}{', as tested' if as_tested else ''}</h2>"]
+    if as_tested:
+        parts.append(
+            '<p class="note">Whatever accuracy they came to; the claims above are at equal accuracy. “Bytes sent” are '
+            "those from callers to the edge.</p>"
+        )
     for one in comparisons:
         rows = "".join(
             f'<tr><th scope="row">{ratio.figure}</th><td>{_value(ratio, first=True)}</td>'
@@ -363,6 +399,7 @@ def _facts(one: Told) -> list[tuple[str, str]]:
     errors += [f"{sum(found for _, found in codes[MOST_CODES:])} others"] if len(codes) > MOST_CODES else []
     return [
         ("address", f"{run.url} ({run.protocol})"),
+        ("server", run.server or "says nothing of itself"),
         ("started", origin.started),
         ("schedule", f"{run.schedule}, seed {origin.seed}, {run.duration_s:g} s, of which {run.warm_up_s:g} s warm-up"),
         ("requests", f"{total.n:,} counted, {total.answered:,} answered; {total.offered_per_s:.4g} a second offered, "
@@ -373,8 +410,8 @@ def _facts(one: Told) -> list[tuple[str, str]]:
         ("slowest", milliseconds(total.max_ms)),
         ("generator", "not measured" if noise is None else
             f"adds {noise.p50_ms:.2f} ms at P50, {noise.p99_ms:.2f} ms at P99; at most {noise.max_rate:.0f} a second"),
-        ("steady", {True: "yes", False: "no", None: "not tested"}[run.steady]),
-        ("versions", f"HawkVision {origin.hawkvision}, Python {origin.python}"),
+        ("steady", steady_words(run)),
+        ("generator's versions", f"HawkVision {origin.hawkvision}, Python {origin.python}"),
         ("machine", f"{origin.cpu}, {origin.cores} cores, load {origin.load_before:.2f} before the run" +
             ("" if run.stolen is None else f"; {percent(run.stolen)} of the time wanted was held back by the host")),
     ]  # fmt: skip

@@ -32,7 +32,7 @@ from loadgen.report_svg import (
     text,
     whisker,
 )
-from loadgen.summary import ClassSummary, Summary
+from loadgen.summary import ClassSummary, Estimate, Figures, Percentile, Summary
 
 NARROW: Final = 440.0
 """Of charts that a phone shows as large as a desk does."""
@@ -47,6 +47,24 @@ class Told:
     run: Run
     counted: Counted
     summary: Summary
+    uplink_bytes: float | None = None
+    """From the edge to the datacenter, per request sent; None where nobody counted them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place on the frontier: a run, or a target of one."""
+
+    place: int
+    """Which colour and marker it has."""
+    label: str
+    name: str
+    p99: Percentile
+    effective: Estimate
+    bytes_each: float
+    """Per request: to the datacenter where that is known, for callers send the same whatever the policy."""
+    bytes_words: str
+    """`8.2 kB to the datacenter`, `12.0 KiB sent`."""
 
 
 def latency_chart(told: Sequence[Told]) -> str:
@@ -121,37 +139,58 @@ def percentile_chart(told: Sequence[Told]) -> str:
     )  # fmt: skip
 
 
-def frontier_chart(told: Sequence[Told]) -> str:
-    """Effective accuracy against P99; the area of a disc is the bytes sent per request."""
+def frontier_points(told: Sequence[Told]) -> list[Point]:
+    """One for each run, or for each target where there is one run; those whose effective accuracy is known."""
+    every: list[tuple[str, str, Figures, float | None]]
+    if len(told) > 1:
+        every = [(one.run.name, one.run.name, one.summary.total, one.uplink_bytes) for one in told]
+    else:
+        every = [(_short(one, one.target), one.target, one.figures, None) for one in told[0].summary.classes]
+    return [
+        Point(
+            place,
+            label,
+            name,
+            figures.percentile(0.99),
+            figures.effective,
+            figures.sent_bytes if uplink is None else uplink,
+            f"{figures.sent_bytes / 1024:.1f} KiB sent"
+            if uplink is None
+            else f"{uplink / 1000:.1f} kB to the datacenter",
+        )
+        for place, (label, name, figures, uplink) in enumerate(every)
+        if figures.effective is not None
+    ]
+
+
+def frontier_chart(points: Sequence[Point]) -> str:
+    """Effective accuracy against P99; the area of a disc is the bytes per request."""
     height, left, right, top, bottom = 300.0, 52.0, NARROW - 12, 30.0, 300.0 - 44
-    shown = [(place, one) for place, one in enumerate(told) if one.summary.total.effective is not None]
-    p99s = [one.summary.total.percentile(0.99) for _, one in shown]
-    ends = [end for one in p99s for end in (one.low, one.ms, one.high)]
-    effective = [one.summary.total.effective for _, one in shown]
-    ys = [end for found in effective if found is not None for end in (found.low, found.high)]
-    x = log_scale(ends, left, right - 14)
-    y = linear_scale(ys, bottom, top)
+    x = log_scale([end for one in points for end in (one.p99.low, one.p99.ms, one.p99.high)], left, right - 14)
+    y = linear_scale([end for one in points for end in (one.effective.low, one.effective.high)], bottom, top)
     marks = bottom_axis(x, bottom, top, "P99 latency", "ms") + left_axis(y, left, right, "right and in time", "%")
-    largest = max((one.summary.total.sent_bytes for _, one in shown), default=1.0) or 1.0
+    largest = max((one.bytes_each for one in points), default=1.0) or 1.0
     discs, dots, taken = [], [], list[tuple[float, float]]()
-    for (place, one), p99, found in zip(shown, p99s, effective, strict=True):
-        assert found is not None
+    for one in points:
+        place, p99, found = one.place, one.p99, one.effective
         at_x, at_y = x.at(p99.ms), y.at(found.value)
-        radius = 24.0 * math.sqrt(one.summary.total.sent_bytes / largest)
+        radius = 24.0 * math.sqrt(one.bytes_each / largest)
         discs.append(f'<circle cx="{n(at_x)}" cy="{n(at_y)}" r="{n(radius)}" class="disc {series_class(place)}"/>')
         spoken = (
-            f"{one.run.name}: P99 {p99.ms:.0f} ms, right and in time {found.value:.1%}, "
-            f"{one.summary.total.sent_bytes / 1024:.1f} KiB sent per request"
+            f"{one.name}: P99 {'at least ' if p99.at_least else ''}{p99.ms:.0f} ms, "
+            f"right and in time {found.value:.1%}, {one.bytes_words} per request"
         )
         dots += [
             whisker(place, x.at(p99.low), x.at(p99.high), at_y),
             whisker(place, y.at(found.low), y.at(found.high), at_x, upright=True),
-            marker(place, at_x, at_y, spoken),
+            marker(place, at_x, at_y, spoken, hollow=p99.few),
         ]
-        dots.append(_label(one.run.name, at_x, at_y, right, taken))
+        dots.append(_label(one.label, at_x, at_y, right, taken))
     return svg(
         "frontier", NARROW, height, "Accuracy, latency and bytes together",
-        "Right and in time against P99 for each run; larger discs send more bytes.", [*marks, *discs, *dots],
+        "Right and in time against P99; larger discs send more bytes. "
+        + "; ".join(f"{one.name} {one.effective.value:.1%}, {one.p99.ms:.0f} ms" for one in points),
+        [*marks, *discs, *dots],
     )  # fmt: skip
 
 

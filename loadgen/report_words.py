@@ -7,8 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.compare import Comparison, Ratio
+from loadgen.claims import Claim
+from loadgen.compare import LATENCIES, Comparison, Ratio
 from loadgen.compare import Verdict as Shown
+from loadgen.record import Run
 from loadgen.report_charts import Told
 from loadgen.stolen import MATTERS
 from loadgen.summary import Estimate, Figures, Percentile, Summary, Verdict, targets_kept
@@ -47,10 +49,11 @@ NOTES: Final = (
 )
 
 
-def headline(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
-    """The page's first sentence, and the one below it."""
-    first = told[0].summary
-    return _alone(first) if not comparisons else _beside(told, comparisons)
+def headline(told: Sequence[Told], comparisons: Sequence[Comparison], claims: Sequence[Claim] = ()) -> tuple[str, str]:
+    """The page's first sentence, and the one below it: drawn from claims where there are some."""
+    if claims:
+        return _claimed(told, claims)
+    return _beside(told, comparisons) if comparisons else _alone(told[0].summary)
 
 
 def _alone(summary: Summary) -> tuple[str, str]:
@@ -102,8 +105,18 @@ def _promises(summary: Summary) -> str:
 
 def _beside(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
     first = told[0].summary
-    p99 = first.total.percentile(0.99)
-    ratios = [(one.other, one.ratio("P99")) for one in comparisons]
+    shown = "; ".join(_differences([(one.other, one.ratio("P99")) for one in comparisons]))
+    return f"{first.name}: {_latency(first, 'P99')}, {shown}", _second_line(told, comparisons)
+
+
+def _latency(summary: Summary, figure: str) -> str:
+    """`P99 98.1 ms`."""
+    found = summary.total.percentile(LATENCIES[figure])
+    return f"{figure} {'at least ' if found.at_least else ''}{milliseconds(found.ms)}"
+
+
+def _differences(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
+    """`faster than …`, `slower than …`, `no difference shown to …`: how a run stands to others."""
     slower = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.SLOWER]
     faster = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.FASTER]
     same = [name for name, ratio in ratios if ratio.verdict not in (Shown.SLOWER, Shown.FASTER)]
@@ -118,27 +131,90 @@ def _beside(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[st
             parts.append("slower than " + _join(f"{name} ({1 / _times(ratio):.1f}x)" for name, ratio in faster))
         if same:
             parts.append(f"no difference shown to {_join(same)}")
-    head = f"{first.name}: P99 {'at least ' if p99.at_least else ''}{milliseconds(p99.ms)}, {'; '.join(parts)}"
-    return head, _second_line(told, comparisons)
+    return parts
 
 
 def _second_line(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
     first = told[0].summary
-    effective = first.total.effective
-    words = [f"{_rate(first.total)} on {first.schedule}"]
-    if effective is not None:
-        others = sorted(
-            (one.summary.total.effective.value, one.summary.name) for one in told[1:] if one.summary.total.effective
-        )
-        against = (
-            f", against {_join(f'{percent(value)} ({name})' for value, name in reversed(others))}" if others else ""
-        )
-        words.append(f"right and in time: {percent(effective.value)}{against}")
     fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is Shown.MORE]
-    if fewer:
-        words.append(f"sends fewer bytes than {_join(fewer)}")
-    said = _promises(first)
-    return "; ".join([*words, *([said] if said else [])]) + "."
+    sends = f"sends fewer bytes than {_join(fewer)}" if fewer else ""
+    return _sentence(
+        f"{_rate(first.total)} on {first.schedule}",
+        _right_in_time(told[0], told[1:]),
+        sends if told[0].uplink_bytes is None else _uplink(told[0], told[1:]),
+        _promises(first),
+    )
+
+
+def _sentence(*parts: str) -> str:
+    """Those that say something, in one sentence."""
+    return "; ".join(part for part in parts if part) + "."
+
+
+def _right_in_time(one: Told, others: Sequence[Told]) -> str:
+    """Empty if that was not measured."""
+    effective = one.summary.total.effective
+    if effective is None:
+        return ""
+    theirs = sorted(
+        (other.summary.total.effective.value, other.summary.name) for other in others if other.summary.total.effective
+    )
+    return f"right and in time: {percent(effective.value)}" + _against(
+        f"{percent(value)} ({name})" for value, name in reversed(theirs)
+    )
+
+
+def _uplink(one: Told, others: Sequence[Told]) -> str:
+    """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where nobody counted them."""
+    if one.uplink_bytes is None:
+        return ""
+    theirs = [(other.run.name, other.uplink_bytes) for other in others if other.uplink_bytes is not None]
+    return f"{one.uplink_bytes / 1000:.1f} kB to the datacenter per request" + _against(
+        f"{each / 1000:.1f} ({name})" for name, each in theirs
+    )
+
+
+def _against(words: Iterable[str]) -> str:
+    """`, against a and b`; empty if there are none."""
+    listed = list(words)
+    return f", against {_join(listed)}" if listed else ""
+
+
+def _claimed(told: Sequence[Told], claims: Sequence[Claim]) -> tuple[str, str]:
+    """What is claimed of the first contender that anything is claimed of."""
+    own = [claim for claim in claims if claim.ours == claims[0].ours]
+    mine = next(one for one in told if one.run.name == own[0].ours)
+    others = [one for one in told if one is not mine]
+    rivals = {claim.against for claim in own}
+    figures = list(dict.fromkeys(claim.ratio.figure for claim in own if claim.ratio is not None)) or ["P99"]
+    return (
+        f"{mine.run.name}: {'; '.join(_at_equal_accuracy(mine.summary, figure, own) for figure in figures)}",
+        _sentence(
+            f"{_rate(mine.summary.total)} on {mine.summary.schedule}",
+            _goals(own),
+            _right_in_time(mine, others),
+            _uplink(mine, [one for one in others if one.run.name in rivals]),
+            _promises(mine.summary),
+        ),
+    )
+
+
+def _at_equal_accuracy(summary: Summary, figure: str, claims: Sequence[Claim]) -> str:
+    """`P99 98.1 ms, at equal accuracy faster than infaas (3.1x)`."""
+    own = [(claim, claim.ratio) for claim in claims if claim.ratio is not None and claim.ratio.figure == figure]
+    parts = _differences([(claim.against, ratio) for claim, ratio in own if not claim.unequal])
+    parts = [f"at equal accuracy {', '.join(parts)}"] if parts else []
+    unequal = [claim.against for claim, _ in own if claim.unequal]
+    if unequal:
+        parts.append(f"{_join(unequal)} could not be compared at equal accuracy")
+    return ", ".join([_latency(summary, figure), *parts])
+
+
+def _goals(claims: Sequence[Claim]) -> str:
+    """`2 of 3 claims met, 1 cannot be said`."""
+    met = sum(claim.met is True for claim in claims)
+    unsaid = sum(claim.met is None for claim in claims)
+    return f"{met} of {len(claims)} claims met" + (f", {unsaid} cannot be said" if unsaid else "")
 
 
 def _times(ratio: Ratio) -> float:
@@ -183,7 +259,7 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
     if run.interrupted:
         found.append(("Interrupted; this is what was measured until then", ""))
     if run.steady is False:
-        found.append(("Not steady; the second half does not look like the first", ""))
+        found.append(("Not steady; the second half does not look like the first", _rounds(run)))
     if p99.few:
         times = "once" if p99.occasions == 1 else f"on {p99.occasions} separate occasions"
         found.append(
@@ -211,6 +287,18 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
     if not run.labelled:
         found.append(("The pictures have no labels, so nothing is said about accuracy", ""))
     return found
+
+
+def steady_words(run: Run) -> str:
+    """`yes`, `not tested`, `no, in 1 of 3 rounds`."""
+    word = {True: "yes", False: "no", None: "not tested"}[run.steady]
+    return word if run.steady or not run.rounds_steady else f"{word}, {_rounds(run)}"
+
+
+def _rounds(run: Run) -> str:
+    """In how many rounds a run was as steady as it is said to be; empty if it was one."""
+    rounds = run.rounds_steady
+    return f"in {rounds.count(run.steady)} of {len(rounds)} rounds" if rounds else ""
 
 
 def notes_of(told: Sequence[Told]) -> list[str]:

@@ -39,7 +39,7 @@ from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
 from loadgen import command_line, noise, setup, stolen
 from loadgen.arrivals import parse as parse_arrivals
-from loadgen.claims import Cell, Report, Result, Traffic, judge, merged, show_claims, show_rows
+from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, merged, show_claims, show_rows
 from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC, Carried, Deployment
 from loadgen.engine import Job, Protocol, Server
@@ -296,6 +296,7 @@ class _Bench:
             steady=is_steady(outcomes, plan.warm_up_s, plan.duration_s),
             reference=self._reference,
             stolen=lost,
+            server=f"hawkvision {started.hawkvision}, policy {contender.policy}, started for this test",
         )
         save(tested, plan.out / "rounds" / f"{name}.json.gz")
         return Result(tested, Traffic(near.up, near.down, far.up, far.down))
@@ -367,7 +368,7 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         files=[],
         failures=found.failures,
     )
-    pages: dict[str, list[Run]] = {}
+    pages: dict[str, tuple[list[Run], list[Row], list[Claim]]] = {}
     for (link, rate), results in found.cells.items():
         if not results:
             continue
@@ -381,12 +382,12 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         report.claims.extend(claims)
         show_rows(rows, f"\n{link}, {rate:g} requests/s, deadline {plan.deadline_ms:g} ms", console)
         report.files.append(f"{link}-{rate:g}.html")
-        pages[report.files[-1]] = [result.run for result in together.values()]
+        pages[report.files[-1]] = ([result.run for result in together.values()], rows, claims)
     if report.claims:
         show_claims(report.claims, console)
     write_atomic(plan.out / "summary.json", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    for page, runs in pages.items():
-        write_html(runs, plan.out / page)
+    for page, (runs, rows, claims) in pages.items():
+        write_html(runs, plan.out / page, rows, claims)
     console.print(f"written to {plan.out}", highlight=False)
 
 

@@ -27,6 +27,7 @@ from loadgen import noise, setup, stolen
 from loadgen.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.behind import Behind, seen, udp_port_of
 from loadgen.engine import Job, Tally
+from loadgen.identify import identify
 from loadgen.links import LinkProfile, load_profile, names
 from loadgen.processes import Crew
 from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, save
@@ -107,7 +108,7 @@ async def run(given: argparse.Namespace) -> int:
     job = setup_.job(arrivals, given.duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {given.duration_s:g} s")
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = Console() if sys.stdout.isatty() else Console(width=180)
     async with Crew(setup_.processes) as crew:
         await crew.load(setup_.dataset)
         floor = None if given.no_noise else await noise.measure(crew, job, _rate(arrivals))
@@ -120,6 +121,7 @@ async def run(given: argparse.Namespace) -> int:
             rate = _rate(arrivals)
             if rate is not None and rate > noise.MOST_SHARE * floor.max_rate:
                 console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
+        asked = await identify(setup_.server)
         reference = await ask_reference(setup_, job) if given.reference else None
         async with _behind(setup_, profile) as behind:
             if behind is not None:
@@ -128,7 +130,7 @@ async def run(given: argparse.Namespace) -> int:
             outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
             lost = stolen.since(before)
     links = [] if profile is None else seen(profile, given.duration_s)
-    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, links)
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, links, asked)
     missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
     for said in missed:
         print(f"missed: {said}", file=sys.stderr)  # noqa: T201
@@ -159,6 +161,7 @@ def assemble(
     stopped_s: float | None,
     lost: float | None,
     links: list[LinkSample],
+    server: str,
 ) -> Run:
     """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
 
@@ -185,6 +188,7 @@ def assemble(
         interrupted=stopped_s is not None,
         reference=reference,
         stolen=lost,
+        server=server,
     )
 
 
@@ -296,12 +300,14 @@ def _bar(title: str, total: int | None) -> Iterator[Show]:
 
 
 def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> Summary:
-    """Save first: whatever becomes of the rest, the record is there."""
+    """Save first, and once more with the figures: whatever becomes of the rest, the record is there."""
     from loadgen.summary import show, summarise
 
     if record is not None:
         save(tested, record)
     summary = summarise(tested)
+    if record is not None:
+        save(tested, record, summary)
     show([summary], console)
     if page is not None:
         from loadgen.report import write_html

@@ -95,6 +95,8 @@ class Figures(msgspec.Struct, frozen=True):
     """Of answers."""
     shed: int
     """Refused with 429 or 503."""
+    shed_share: float
+    """Of all requests."""
     errors: dict[str, int]
     """Requests without an answer, by code, the most frequent first."""
     sent_bytes: float
@@ -181,6 +183,7 @@ def _figures(run: Run, counted: Counted) -> Figures:
     end = run.warm_up_s + seconds
     deadlines = [deadline_of(run, target) for target in run.targets]
     replies = [each for each in outcomes if each.answered]
+    shed = sum(each.status in SHED for each in outcomes)
     block = counted.block()
     resampled = _resampled(run, counted, block)
     return Figures(
@@ -196,7 +199,8 @@ def _figures(run: Run, counted: Counted) -> Figures:
         escalated=_mean([each.escalated for each in replies]),
         degraded=_mean([each.degraded for each in replies]),
         flagged=_mean([is_flagged(each) for each in replies]),
-        shed=sum(each.status in SHED for each in outcomes),
+        shed=shed,
+        shed_share=shed / n,
         errors=dict(Counter(error_code(each) for each in outcomes if not each.answered).most_common()),
         sent_bytes=_mean([each.sent_bytes for each in outcomes]),
         received_fraction=_mean([each.received_fraction for each in replies]),
@@ -277,11 +281,12 @@ def show(summaries: Sequence[Summary], console: Console) -> None:
         "requests",
         "P50 ms",
         "P99 ms (95 %)",
+        "P99.9 ms",
         "in time",
         "right + in time (95 %)",
         "accuracy",
         "escalated",
-        "no answer",
+        "no answer (shed)",
         "flagged",
         "KiB sent",
     ):
@@ -311,11 +316,12 @@ def _cells(name: str, figures: Figures) -> tuple[str, ...]:
         str(figures.n),
         _milliseconds(figures.percentile(0.5)),
         f"{_milliseconds(p99)} ({p99.low:.3g}–{p99.high:.3g})",
+        _milliseconds(figures.percentile(0.999)),
         "" if figures.in_time is None else f"{figures.in_time.value:.1%}",
         "" if effective is None else f"{effective.value:.1%} ({100 * effective.low:.0f}–{100 * effective.high:.0f})",
         "" if figures.accuracy is None else f"{figures.accuracy.value:.1%}",
         f"{figures.escalated:.1%}",
-        str(figures.n - figures.answered),
+        f"{figures.n - figures.answered} ({figures.shed_share:.1%})",
         f"{figures.flagged:.1%}",
         f"{figures.sent_bytes / 1024:.1f}",
     )

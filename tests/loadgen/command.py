@@ -17,11 +17,12 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.asynccontextmanager
 async def endless(*words: str) -> AsyncIterator[tuple[Scripted, asyncio.subprocess.Process]]:
-    """A load test that goes on until it is killed, and the server that has had its first request."""
+    """A load test that goes on until it is killed, and the server that has had its first picture."""
     first = asyncio.Event()
 
-    async def say(_: Asked) -> bytes:
-        first.set()
+    async def say(asked: Asked) -> bytes:
+        if asked.sends:
+            first.set()
         return reply(b'{"index": 1}')
 
     async with scripted(say) as server:

@@ -20,6 +20,11 @@ class Asked:
     head: str
     body: bytes
 
+    @property
+    def sends(self) -> bool:
+        """Whether it brings a picture."""
+        return self.line.startswith("POST ")
+
 
 Say = Callable[[Asked], Awaitable[bytes | None]]
 """The reply to a request; None closes the connection."""
@@ -35,7 +40,7 @@ class Scripted:
     """Most requests that were being answered at one time."""
     answering: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a caller hangs up."""
+    """Set when a caller hangs up that has sent a picture."""
 
 
 def reply(body: bytes, status: int = 200, headers: str = "") -> bytes:
@@ -49,6 +54,7 @@ async def scripted(say: Say) -> AsyncIterator[Scripted]:
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        sent = False
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -56,6 +62,7 @@ async def scripted(say: Say) -> AsyncIterator[Scripted]:
                 body = await reader.readexactly(int(length[1]) if length else 0)
                 text = head.decode()
                 asked = Asked(number, text.partition("\r\n")[0], text, body)
+                sent = sent or asked.sends
                 server.asked.append(asked)
                 server.answering += 1
                 server.at_once = max(server.at_once, server.answering)
@@ -68,7 +75,8 @@ async def scripted(say: Say) -> AsyncIterator[Scripted]:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            server.left.set()
+            if sent:
+                server.left.set()
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,10 +1,14 @@
 """What a comparison claims: rounds put together without their warm-ups, ratios the right way round, equal accuracy."""
 
+import io
+
 import msgspec
 import pytest
+from rich.console import Console
 
 from hawkvision.types import PromiseStatus
-from loadgen.claims import Cell, Claim, Result, Traffic, judge, merged
+from loadgen.claims import Cell, Claim, Result, Traffic, judge, merged, show_rows
+from loadgen.compare import Verdict
 from loadgen.record import LinkSample, Outcome, Run, TargetClass
 from tests.loadgen.runs import answer, refusal, run_of
 
@@ -30,6 +34,8 @@ def test_a_rival_four_times_as_slow_bears_the_claim_out() -> None:
     assert claim.value == pytest.approx(202 / 52)
     assert claim.low is not None
     assert claim.met is True
+    assert claim.ratio is not None
+    assert (claim.ratio.first, claim.ratio.other, claim.ratio.verdict) == (52.0, 202.0, Verdict.SLOWER)
     assert "accuracy 100.0% and 100.0%" in claim.note
 
 
@@ -44,6 +50,7 @@ def test_being_fast_and_less_accurate_bears_nothing_out() -> None:
     assert claim.value is not None
     assert claim.value > 2.0
     assert (claim.met, claim.met_in_time) == (None, True), "theirs is right, and comes after the deadline"
+    assert claim.unequal == "theirs is more accurate, and all-edge was not tested"
     assert (
         "accuracy 99.0% and 100.0% (theirs is more accurate, and all-edge was not tested); "
         "right in time 99.0% and 0.0%" in claim.note
@@ -118,6 +125,7 @@ def test_a_row_counts_what_was_not_answered_and_the_bytes_of_each() -> None:
     (row,), claims = judge(cell)
     assert (row.n, row.unanswered, row.p99_at_least, claims) == (2, 1, True, [])
     assert (row.client_bytes, row.uplink_bytes) == (1500.0, 500.0)
+    assert (row.shed_share, row.p999.at_least, row.p999.few) == (0.5, True, True)
 
 
 def round_of(first_ms: float) -> Run:
@@ -132,6 +140,25 @@ def test_rounds_follow_one_another_and_only_the_first_has_a_warm_up() -> None:
     assert [round(each.latency_s * 1e3) for each in together.outcomes] == [10, 10, 10, 20, 20, 30, 30]
     assert (together.duration_s, together.warm_up_s) == (26.0, 2.0)
     assert len(together.counted()) == 6
+
+
+@pytest.mark.parametrize(
+    ("rounds", "together"),
+    [([True, True], True), ([True, False], False), ([None, False], False), ([True, None], None), ([False], False)],
+)
+def test_rounds_are_steady_together_if_each_was(rounds: list[bool | None], together: bool | None) -> None:
+    run = merged([msgspec.structs.replace(round_of(10.0), steady=steady) for steady in rounds])
+    assert run.steady is together
+    (row,), _ = judge(Cell("a link", 8.0, False, {"static": Result(run, Traffic())}))
+    assert row.steady == rounds
+
+
+def test_rounds_that_were_not_steady_are_named_below_the_table() -> None:
+    run = merged([msgspec.structs.replace(round_of(10.0), steady=steady) for steady in (True, False, False)])
+    rows, _ = judge(Cell("a link", 8.0, False, {"static": Result(run, Traffic()), "split": result("split", 10.0)}))
+    shown = Console(file=io.StringIO(), width=180, record=True)
+    show_rows(rows, "a link", shown)
+    assert shown.export_text().splitlines()[-1] == "rounds that were not steady: static in 2 of 3"
 
 
 def test_links_are_shown_as_they_were_when_each_round_began_to_count() -> None:

@@ -18,7 +18,8 @@ from hawkvision.errors import ConfigError
 from loadgen import compare as command
 from loadgen.compare import FIGURES, Comparison, Verdict, compare, compare_all, same_schedule, slower, written
 from loadgen.counted import counted_of
-from loadgen.record import Run, save
+from loadgen.record import Run, load, save
+from loadgen.summary import summarise
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
 
 
@@ -165,7 +166,7 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    save(served(1), tmp_path / "a.json")
+    save(served(1), tmp_path / "a.json", summarise(served(1)))
     save(served(1, slow=1.2, name="b"), tmp_path / "b.json.gz")
     return Files(tmp_path)
 
@@ -187,6 +188,24 @@ def test_command_fails_where_a_run_is_slower_than_allowed(files: Files, capsys: 
 def test_command_writes_the_page(files: Files) -> None:
     files.compare("--html", str(files.folder / "page.html"))
     assert "Beside a" in (files.folder / "page.html").read_text()
+
+
+def test_command_writes_ratios_and_intervals_even_where_it_fails(files: Files) -> None:
+    out = files.folder / "ratios.json"
+    assert files.compare("--json", str(out), "--fail-if-slower", "10") == 1
+    found = msgspec.json.decode(out.read_bytes(), type=command.Written)
+    assert found.runs == [str(files.folder / name) for name in ("a.json", "b.json.gz")]
+    assert found.comparisons == compare_all([load(Path(name)) for name in found.runs])
+
+
+def test_ratio_that_does_not_exist_is_null(files: Files) -> None:
+    unlabelled = run_of([answer(k / 10, 10 + k, right=None) for k in range(30)], labelled=False)
+    for name in ("a.json", "b.json.gz"):
+        save(unlabelled, files.folder / name)
+    files.compare("--json", str(files.folder / "ratios.json"))
+    (found,) = msgspec.json.decode((files.folder / "ratios.json").read_bytes())["comparisons"]
+    accuracy = next(each for each in found["ratios"] if each["figure"] == "accuracy")
+    assert accuracy["ratio"] is accuracy["first"] is None
 
 
 def test_file_that_holds_no_run_is_refused(files: Files) -> None:

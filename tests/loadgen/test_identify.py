@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from hawkvision.process import running
 from loadgen.engine import Server
 from loadgen.identify import MAX_BYTES, identify
+from loadgen.record import load
+from tests.loadgen.command import command
 from tests.loadgen.scripted import Asked, reply, scripted
 
 TRITON = b'{"name": "triton", "version": "2.65.0", "extensions": ["binary_tensor_data"]}'
@@ -49,10 +52,15 @@ def test_a_server_that_is_not_there_says_nothing() -> None:
     assert asyncio.run(identify(Server("http://127.0.0.1:1"))) == ""
 
 
-def test_a_node_says_its_release_its_policy_and_its_rungs() -> None:
+def test_a_node_says_its_release_its_policy_and_its_rungs_and_the_record_keeps_it(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
     with running("edge", "--port", "0", "--backend", "noop", "--policy", "all-edge", title="the node") as node:
-        said = asyncio.run(identify(Server(node.url)))
-    release, policy, rungs = said.split(", ")[:3]
+        done = command(
+            "run", "--url", node.url, "--no-noise", "--arrivals", "constant:20", "--duration-s", "0.2",
+            "--warm-up-s", "0", "--json", str(record),
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    release, policy, rungs = load(record).server.split(", ")[:3]
     assert release.startswith("hawkvision 0.")
     assert policy == "policy all-edge"
     assert rungs == "efficientnet_lite0_int8 before committee"

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
+from loadgen.claims import Cell, Result, judge
 from loadgen.compare import compare_all
 from loadgen.counted import counted_of
 from loadgen.record import LinkSample, NoiseFloor, Run, TargetClass
@@ -23,7 +24,8 @@ from loadgen.report_svg import Kind, Scale, linear_scale, log_scale, path, ticks
 from loadgen.report_time import link_words, windows
 from loadgen.report_words import headline, milliseconds, warnings_of
 from loadgen.summary import summarise
-from tests.loadgen.runs import answer, drive, origin, plausible, refusal, run_of
+from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
+from tests.loadgen.test_claims import result
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
@@ -46,7 +48,24 @@ def three() -> str:
     return page([short("hawkvision"), short("infaas", slow=3, honest=False), short("static", slow=2, honest=False)])
 
 
-@pytest.fixture(params=["alone", "three"])
+@pytest.fixture(scope="module")
+def judged() -> str:
+    return judged_page(
+        result("hawkvision", 50.0, wrong=2, uplink=400_000),
+        result("infaas", 500.0, uplink=2_000_000),
+        result("all-edge", 20.0, wrong=40),
+    )
+
+
+def cell_of(*results: Result) -> Cell:
+    return Cell("a link", 20.0, steady=False, results={each.run.name: each for each in results})
+
+
+def judged_page(*results: Result) -> str:
+    return page([each.run for each in results], *judge(cell_of(*results)))
+
+
+@pytest.fixture(params=["alone", "three", "judged"])
 def either(request: pytest.FixtureRequest) -> str:
     found = request.getfixturevalue(request.param)
     assert isinstance(found, str)
@@ -83,6 +102,36 @@ def test_ids_are_unique_and_every_chart_is_named(either: str) -> None:
     charts = [element for element in parsed.iter() if element.attrib.get("role") == "img"]
     assert len(charts) >= 5
     assert all(set(chart.attrib["aria-labelledby"].split()) <= set(ids) for chart in charts)
+
+
+def frontier(text: str) -> list[str]:
+    """What each point of the chart says of itself."""
+    chart = tree(text).find(".//*[@aria-labelledby='frontier-t frontier-d']")
+    titles = [] if chart is None else [each.text or "" for each in chart.iter() if each.tag.endswith("title")]
+    return titles[1:]
+
+
+def test_one_run_has_a_point_per_target_in_the_frontier() -> None:
+    targets = (TargetClass({"quality": "fast"}, 0.5), TargetClass({"max_accuracy_drop": "0.01"}, 0.5))
+    outcomes = [
+        answer(k / 10, 80 if k % 2 else 20, target=k % 2, right=k % 10 != 0, picture=k, sent_bytes=1024 * (1 + k % 2))
+        for k in range(40)
+    ]
+    run = run_of(outcomes, targets=targets)
+    assert frontier(page([run])) == [
+        "quality=fast: P99 20 ms, right and in time 80.0%, 1.0 KiB sent per request",
+        "max_accuracy_drop=0.01: P99 80 ms, right and in time 100.0%, 2.0 KiB sent per request",
+    ]
+
+
+def test_frontier_of_several_runs_has_a_point_per_run(three: str) -> None:
+    assert [said.split(":")[0] for said in frontier(three)] == ["hawkvision", "infaas", "static"]
+
+
+def test_nothing_to_put_side_by_side_has_no_frontier() -> None:
+    assert frontier(page([run_of([answer(k / 10, 10) for k in range(30)])])) == []
+    unlabelled = [answer(k / 10, 10, target=k % 5, right=None) for k in range(30)]
+    assert frontier(page([run_of(unlabelled, targets=FIVE, labelled=False)])) == []
 
 
 def test_curves_differ_by_more_than_colour(three: str) -> None:
@@ -153,6 +202,90 @@ def test_silently_missed_target_is_in_the_headline() -> None:
     assert headline([told(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
 
 
+def cells_of(text: str, name: str, number: int = 0) -> dict[str, str]:
+    """A row of one of the page's tables, by column."""
+    table = tree(text).findall(".//table")[number]
+    columns = ["".join(cell.itertext()) for cell in table.findall("./thead/tr/th")]
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.findall("./tbody/tr")]
+    return dict(zip(columns, next(row for row in rows if name in row[0]), strict=True))
+
+
+def test_page_says_what_share_was_shed_and_how_long_the_tail_is() -> None:
+    outcomes = [refusal(k / 10, 1) if k % 4 == 0 else answer(k / 10, 50) for k in range(40)]
+    shedding, other = run_of(outcomes, name="shedding"), run_of([answer(k / 10, 10 + k) for k in range(40)], name="b")
+    (cards,) = ("".join(each.itertext()) for each in tree(page([shedding])).findall(".//dl[@class='cards']"))
+    assert "P99.9 latency≥ 100 ms ?" in cards
+    assert "not answered1010 shed, 25.0 % of all" in cards
+    row = cells_of(page([other, shedding]), "shedding")
+    assert row["shed"] == "25.0 %10"
+    assert row["P99.9"].startswith("≥ 100 ms ?")
+
+
+def test_comparison_of_policies_begins_with_its_claims(judged: str) -> None:
+    claim = cells_of(judged, "P99, theirs over ours")
+    assert claim["claim"] == "P99, theirs over ourshawkvision"
+    assert claim["against"] == "infaas5.0 % answered as all-edge did"
+    assert re.fullmatch(r"9\.65 \?\d\.\d\d–\d+\.\d\d", claim["value"])
+    assert (claim["goal"], claim["met"], claim["met in time"]) == ("≥ 3", "✓ met", "✓ met")
+    assert "52.0 ms and 502.0 ms" in claim["measured"]
+    assert cells_of(judged, "accuracy missing")["met in time"] == "–"
+
+
+def test_headline_of_a_comparison_is_drawn_from_its_claims(judged: str) -> None:
+    parsed = tree(judged)
+    assert parsed.findtext(".//h1") == "hawkvision: P99 52 ms, at equal accuracy faster than infaas (9.7x)"
+    assert parsed.findtext(".//p[@class='lead']") == (
+        "200 requests at 20 a second on poisson:8; 2 of 2 claims met; right and in time: 99.0 %, against 80.0 % "
+        "(all-edge) and 0.0 % (infaas); 2.0 kB to the datacenter per request, against 10.0 (infaas); no accuracy "
+        "target shown to be missed."
+    )
+
+
+def test_headline_does_not_call_unequal_rivals_slower() -> None:
+    results = [result("hawkvision", 50.0, wrong=2), result("static", 500.0), result("infaas", 60.0, wrong=2)]
+    _, claims = judge(cell_of(*results))
+    claim, lead = headline([told(each.run) for each in results], (), claims)
+    assert claim == (
+        "hawkvision: P99 52 ms, at equal accuracy faster than infaas (1.2x), static could not be compared at equal "
+        "accuracy"
+    )
+    assert "1 of 3 claims met, 1 cannot be said" in lead
+
+
+def test_bytes_of_a_comparison_are_those_to_the_datacenter(judged: str, three: str) -> None:
+    assert cells_of(judged, "infaas", 1)["kB to the datacenter"] == "10.0"
+    assert "right and in time 99.0%, 2.0 kB to the datacenter per request" in judged
+    assert "KiB sent" in cells_of(three, "infaas")
+    assert "KiB sent per request" in three
+
+
+def test_comparison_that_claims_nothing_has_bytes_to_the_datacenter_all_the_same() -> None:
+    results = [result("static", 50.0, uplink=400_000), result("infaas", 50.0, uplink=2_000_000)]
+    text = judged_page(*results)
+    lead = tree(text).findtext(".//p[@class='lead']") or ""
+    assert "2.0 kB to the datacenter per request, against 10.0 (infaas)" in lead
+    assert "<h2>Claims" not in text
+
+
+def test_page_without_claims_says_nothing_of_them(alone: str, three: str) -> None:
+    for text in (alone, three):
+        assert "<h2>Claims" not in text
+        assert "to the datacenter" not in text
+        assert "as tested" not in text
+
+
+def test_claims_are_no_markup() -> None:
+    results = [result("hawkvision", 50.0), result("infaas", 500.0)]
+    rows, claims = judge(cell_of(*results))
+    odd = [
+        msgspec.structs.replace(claim, what=HOSTILE, against=HOSTILE, goal=HOSTILE, note=HOSTILE, unequal=HOSTILE)
+        for claim in claims
+    ]
+    text = page([each.run for each in results], rows, odd)
+    assert "<img" not in text
+    assert tree(text).find(".//h1") is not None
+
+
 def test_doubts_about_a_run_are_said_first() -> None:
     outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
@@ -163,6 +296,17 @@ def test_doubts_about_a_run_are_said_first() -> None:
                  "part of P50 is", "part of P99 is", "5 requests a second", "no labels",
                  "partly the host's (3.0 % of what was wanted)"):  # fmt: skip
         assert word in said
+
+
+def test_page_says_in_how_many_rounds_a_run_was_not_steady() -> None:
+    run = run_of([answer(k / 10, 50 + k % 49) for k in range(50)])
+    odd = msgspec.structs.replace(run, steady=False, rounds_steady=[True, False, None])
+    assert "Not steady; the second half does not look like the first (in 1 of 3 rounds)." in warnings_of(
+        [told(odd)], ()
+    )
+    assert "<dt>steady</dt><dd>no, in 1 of 3 rounds</dd>" in page([odd])
+    unknown = msgspec.structs.replace(odd, steady=None, rounds_steady=[True, None])
+    assert "<dt>steady</dt><dd>not tested, in 1 of 2 rounds</dd>" in page([unknown])
 
 
 def test_doubt_that_several_runs_share_is_said_once() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hawkvision.process import ServerProcess
@@ -16,7 +18,7 @@ from loadgen.__main__ import main
 from loadgen.command_line import stated, words
 from loadgen.record import load
 from loadgen.run import missed_goals
-from loadgen.summary import summarise
+from loadgen.summary import Summary, summarise
 from tests.loadgen.command import command, endless
 from tests.loadgen.runs import answer, refusal, run_of
 from tests.loadgen.scripted import Asked, reply, scripted
@@ -36,8 +38,11 @@ def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_p
     assert [sum(each.target == number for each in run.outcomes) for number in (0, 1)] == [15, 45]
     assert all(each.answered for each in run.outcomes)
     assert "secret" not in run.origin.command
+    assert run.server == "", "a server that answers all the same says nothing of itself"
     assert run.origin.seed == 7
     assert "nothing" in page.read_text()
+    figures = msgspec.json.decode(gzip.decompress(record.read_bytes()))["summary"]
+    assert msgspec.convert(figures, Summary) == summarise(run)
 
 
 def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) -> None:
@@ -93,12 +98,12 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
     enough = asyncio.Event()
 
     async def say(asked: Asked) -> bytes:
-        seen.append(asked)
-        if len(seen) == 5:
+        seen.append(asked.sends)
+        if sum(seen) == 5:
             enough.set()
         return reply(b'{"index": 1}')
 
-    seen: list[Asked] = []
+    seen: list[bool] = []
 
     async def scenario() -> tuple[int | None, bytes]:
         async with scripted(say) as server:

@@ -107,7 +107,7 @@ def test_shed_requests_and_errors_are_counted_by_code() -> None:
     outcomes = [refusal(0.1, 1), refusal(0.2, 1), refusal(0.3, 1, 503, "not_ready"), refusal(0.4, 1, 0, ""),
                 refusal(0.5, 1, 502, "")]  # fmt: skip
     total = summarise(run_of(outcomes)).total
-    assert total.shed == 3
+    assert (total.shed, total.shed_share) == (3, 3 / 5)
     assert total.errors == {"overloaded": 2, "not_ready": 1, "unanswered": 1, "http_502": 1}
     assert (total.answered, total.accuracy) == (0, None)
 
@@ -284,6 +284,15 @@ def test_table_of_one_run_has_a_row_per_target() -> None:
     assert "[bold]mine" in text
     assert "max_accuracy_drop=0.01" in text
     assert "? rests on few requests" in text
+
+
+def test_table_has_the_share_that_was_shed_and_marks_a_tail_of_few_requests() -> None:
+    outcomes = [refusal(k / 10, 1) if k % 4 == 0 else answer(k / 10, 50) for k in range(40)]
+    lines = [line.split() for line in printed([summarise(run_of(outcomes, name="mine"))]).splitlines()]
+    heads, row = next(each for each in lines if "requests" in each), next(each for each in lines if each[:1] == ["all"])
+    assert "P99.9" in heads
+    assert row[5] == "≥100.0?"
+    assert row[-4:-2] == ["10", "(25.0%)"]
 
 
 def test_table_of_two_runs_has_a_row_per_run() -> None:
