@@ -13,7 +13,10 @@ T = TypeVar("T")
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | signal.Handlers
 INTERRUPTED_STATUS: Final = 130
 """Exit status of a command that was interrupted, whatever it could still say."""
-AT_ONCE: Final[Mapping[signal.Signals, Handler]] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+AT_ONCE: Final[Mapping[signal.Signals, Handler]] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 """What the second one of each does."""
 
 
