@@ -128,6 +128,8 @@ def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -
         (["--timeout-s", "-1"], "--timeout-s"),
         (["--seed", "-1"], "--seed"),
         (["--path", "x"], "--path"),
+        (["--path", "/x", "--protocol", "oip"], "--path: expected none with --protocol oip"),
+        (["--path", "/x", "--protocol", "lossy"], "--path: expected none with --protocol lossy"),
         (["--reference"], "--reference"),
         ([], "127.0.0.1:1 cannot be reached"),
     ],
