@@ -144,6 +144,22 @@ def test_keys_are_not_written_down() -> None:
     assert said == "python -m loadgen run --api-key KEY --api-key=KEY --url u"
 
 
+@pytest.mark.parametrize(("missing", "extra"), [("scipy", "loadgen"), ("PIL", "peers")])
+def test_what_is_not_installed_is_named_with_its_extra(missing: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = None; from loadgen.__main__ import main;"
+        "sys.exit(main(['peers', '--names', 'hawkvision', '--install-only']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"pip install 'hawkvision[{extra}]'" in done.stderr
+
+
+def test_load_tests_need_no_matplotlib() -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from loadgen.__main__ import main; main(['--help'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
 @pytest.mark.parametrize("module", [["loadgen"], ["hawkvision.cli", "load"]])
 def test_every_command_explains_itself(module: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *module, "--help"], capture_output=True, text=True, timeout=60)
