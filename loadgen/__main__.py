@@ -25,8 +25,8 @@ COMMANDS: Final = {
     "peers": "loadgen.peers",
 }
 """Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
-EXTRA: Final = frozenset({"PIL", "matplotlib", "mlperf_loadgen", "scipy"})
-"""What the extra `loadgen` installs beyond what a node needs."""
+EXTRA_OF: Final = {"PIL": "peers", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
+"""Which extra installs what is needed beyond what a node needs."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> int:
@@ -60,9 +60,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
         print(f"error: {error}{where}", file=sys.stderr)  # noqa: T201
         return 1
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
+        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
-        print(f"error: this needs {error.name}: pip install 'hawkvision[loadgen]'", file=sys.stderr)  # noqa: T201
+        print(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 130

@@ -6,14 +6,16 @@
     {"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": n + 4}}],
      "parameters": {"max_accuracy_drop": 0.01, "binary_data_output": true}}<n, uint32 little-endian><the picture>
 
-Three forms of answer are read, whichever comes: an integer output `index`; a BYTES output in Triton's classification
-form (`confidence:index[:label]`) or that holds the index; and logits (FP32), of which the largest counts.
+Four forms of answer are read, the first that comes: an output `index`; a BYTES output in Triton's classification form
+(`confidence:index[:label]`) or that holds the index; an integer output of one element, whatever its name; and logits
+(FP16, FP32 or FP64; JSON may write some of them as integers), of which the largest counts.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -34,6 +36,8 @@ _DTYPES: Final = {
     "INT8": "<i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8",
     "UINT8": "<u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
 }  # fmt: skip
+_INTEGERS: Final = frozenset(name for name in _DTYPES if "INT" in name)
+_FLOATS: Final = frozenset(name for name in _DTYPES if name.startswith("FP"))
 _TEXTS: Final = frozenset({"on_miss", "quality", "stream", "task"})
 """Fields whose values are strings; all others are numbers."""
 
@@ -97,6 +101,14 @@ class _Output(msgspec.Struct, frozen=True):
     data: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    datatype: str
+    elements: Sequence[Any]
+    """In a row, at least one."""
+
+
 class _Reply(msgspec.Struct, frozen=True):
     outputs: tuple[_Output, ...]
     parameters: dict[str, Value] = {}
@@ -132,8 +144,8 @@ def read_reply(reply: HttpReply, sent_bytes: int) -> Replied:
     )
 
 
-def _tensors(reply: HttpReply) -> tuple[_Reply, dict[str, Sequence[Any]]]:
-    """The JSON part, and each output's elements in a row.
+def _tensors(reply: HttpReply) -> tuple[_Reply, list[_Tensor]]:
+    """The JSON part, and each output that holds anything.
 
     Raises:
         ValueError, msgspec.DecodeError, struct.error: if the reply breaks the protocol.
@@ -143,16 +155,18 @@ def _tensors(reply: HttpReply) -> tuple[_Reply, dict[str, Sequence[Any]]]:
         raise ValueError(split)
     decoded = _REPLY.decode(reply.body[:split])
     rest = memoryview(reply.body)[split:]
-    tensors: dict[str, Sequence[Any]] = {}
+    tensors: list[_Tensor] = []
     for output in decoded.outputs:
         size = output.parameters.get("binary_data_size")
         if size is None:
-            tensors[output.name] = _flat(output.data)
-            continue
-        if not isinstance(size, int) or not 0 <= size <= len(rest):
+            elements: Sequence[Any] = _flat(output.data)
+        elif not isinstance(size, int) or not 0 <= size <= len(rest):
             raise ValueError(size)
-        tensors[output.name] = _elements(output.datatype, bytes(rest[:size]))
-        rest = rest[size:]
+        else:
+            elements = _elements(output.datatype, bytes(rest[:size]))
+            rest = rest[size:]
+        if elements:
+            tensors.append(_Tensor(output.name, output.datatype, elements))
     return decoded, tensors
 
 
@@ -185,24 +199,36 @@ def _flat(data: Any) -> list[Any]:
     return flat
 
 
-def _answer(tensors: Mapping[str, Sequence[Any]]) -> tuple[int, float | None]:
-    """The class and how sure the server is of it, from whichever outputs there are."""
-    confidence = _first_float(tensors.get("confidence"))
-    if tensors.get("index"):
-        return int(tensors["index"][0]), confidence
-    for elements in tensors.values():
-        if elements and isinstance(elements[0], bytes | str):
-            text = elements[0].decode() if isinstance(elements[0], bytes) else elements[0]
+def _answer(tensors: Sequence[_Tensor]) -> tuple[int, float | None]:
+    """The class and how sure the server is of it, from whichever outputs there are.
+
+    Raises:
+        ValueError: if none tells the class.
+    """
+    confidence = next((_number(each.elements[0]) for each in tensors if each.name == "confidence"), None)
+    for each in tensors:
+        if each.name == "index":
+            return int(each.elements[0]), confidence
+    for each in tensors:
+        if isinstance(each.elements[0], bytes | str):
+            text = each.elements[0].decode() if isinstance(each.elements[0], bytes) else each.elements[0]
             sure, colon, rest = text.partition(":")
             if colon:
                 return int(rest.partition(":")[0]), float(sure)
             if text.isdigit():
                 return int(text), confidence
-    for elements in tensors.values():
-        if elements and isinstance(elements[0], float):
-            return int(np.argmax(np.array(elements, np.float64))), confidence
+    for each in tensors:
+        if each.datatype in _INTEGERS and len(each.elements) == 1 and isinstance(each.elements[0], int):
+            return each.elements[0], confidence
+    for each in tensors:
+        if each.datatype in _FLOATS and each.name != "confidence" and all(_is_number(one) for one in each.elements):
+            return int(np.argmax(np.array(each.elements, np.float64))), confidence
     raise ValueError("no output tells the class")
 
 
-def _first_float(elements: Sequence[Any] | None) -> float | None:
-    return float(elements[0]) if elements and isinstance(elements[0], int | float) else None
+def _number(element: Any) -> float | None:
+    return float(element) if _is_number(element) else None
+
+
+def _is_number(element: Any) -> bool:
+    return isinstance(element, int | float)

@@ -4,6 +4,8 @@ Closed loop over HTTP, one target after another, the same pictures for each, so 
 pictures that `best` gets right and the target does not, less the reverse, over all. Accuracies carry the exact
 (Clopper-Pearson) 95 % interval. Pictures that a profile was fitted or certified on prove nothing about its promises:
 by default only those that `hawkvision calibrate` held out are sent, and only from the very data set it saw.
+
+Ctrl-C ends it with a table of what was answered so far, for each target of the pictures that `best` was asked about.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from hawkvision.artifacts import write_atomic
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.manifest import load_labels, load_manifest, models_dir
@@ -38,6 +41,7 @@ from hawkvision.types import (
     target_fields,
 )
 from loadgen.bootstrap import exact_interval
+from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
 
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
 DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
@@ -59,6 +63,15 @@ class Sample:
     right: bool
     latency_ms: float
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was answered so far, by picture."""
+
+    samples: dict[Target, dict[int, Sample]] = field(default_factory=dict)
+    unattainable: dict[Target, float] = field(default_factory=dict)
+    """The maximum that the node named instead."""
 
 
 class Unattainable(msgspec.Struct, frozen=True, tag="unattainable"):
@@ -101,6 +114,10 @@ class Report(msgspec.Struct, frozen=True):
     n: int
     concurrency: int
     rows: tuple[Row | Unattainable, ...]
+    interrupted: bool = False
+    """Then rows may have fewer pictures than `n`, and targets may be missing."""
+    not_best: int = 0
+    """Answers to `quality=best` that were `degraded`, another rung's: drops are not below the ladder's best then."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +141,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models-dir", type=Path)
 
 
-async def run(given: argparse.Namespace) -> None:
+async def run(given: argparse.Namespace) -> int:
     """Evaluate as the options say, and print the table.
+
+    The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the best rung's, else 0.
 
     Raises:
         HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer.
@@ -142,15 +161,27 @@ async def run(given: argparse.Namespace) -> None:
     chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
     if not 1 <= given.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
-    async with AsyncClient(given.url, api_key=given.api_key, connections=given.concurrency) as client:
-        rows = await measure(client, given.task, pictures, chosen, targets, given.concurrency)
+    seen = Seen()
+    with heeded() as stop:
+        async with AsyncClient(given.url, api_key=given.api_key, connections=given.concurrency) as client:
+            rows = await unless(stop, measure(client, given.task, pictures, chosen, targets, given.concurrency, seen))
     report = Report(
-        client.url, given.task, pictures.name, pictures.sha256, given.split, len(chosen), given.concurrency, rows
+        url=client.url,
+        task=given.task,
+        data=pictures.name,
+        data_sha256=pictures.sha256,
+        split=given.split,
+        n=len(chosen),
+        concurrency=given.concurrency,
+        rows=rows_of(seen, chosen, targets) if rows is None else rows,
+        interrupted=rows is None,
+        not_best=sum(sample.answer.degraded for sample in seen.samples.get(Quality.BEST, {}).values()),
     )
     # A file or a pipe has no width of its own, and Rich would cut the table at 80.
     show(report, Console() if sys.stdout.isatty() else Console(width=160))
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return INTERRUPTED_STATUS if report.interrupted else int(report.not_best > 0)
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:
@@ -238,36 +269,53 @@ async def measure(
     chosen: NDArray[np.intp],
     targets: Sequence[Target],
     concurrency: int,
+    seen: Seen | None = None,
 ) -> tuple[Row | Unattainable, ...]:
     """Send the chosen pictures once per target, `best` first, for the others are compared with it.
+
+    What is answered is in `seen` at once, for whoever does not want to wait for the end.
 
     Raises:
         HawkVisionError: what the node says of a picture, with the picture's number.
     """
-    best = await _answers(client, task, pictures, chosen, Quality.BEST, concurrency)
+    seen = Seen() if seen is None else seen
+    await _ask(client, task, pictures, chosen, Quality.BEST, concurrency, seen)
+    for target in targets:
+        if target is Quality.BEST:
+            continue
+        try:
+            await _ask(client, task, pictures, chosen, target, concurrency, seen)
+        except TargetUnreachable as error:
+            seen.unattainable[target] = error.maximum
+    return rows_of(seen, chosen, targets)
+
+
+def rows_of(seen: Seen, chosen: NDArray[np.intp], targets: Sequence[Target]) -> tuple[Row | Unattainable, ...]:
+    """The rows of targets with answers, each over the pictures that `best` has answered, too."""
+    best = seen.samples.get(Quality.BEST, {})
     rows: list[Row | Unattainable] = []
     for target in targets:
-        try:
-            samples = (
-                best if target is Quality.BEST else await _answers(client, task, pictures, chosen, target, concurrency)
-            )
-        except TargetUnreachable as error:
-            rows.append(Unattainable(written(target), error.maximum))
-        else:
-            rows.append(summarise(written(target), samples, best))
+        if target in seen.unattainable:
+            rows.append(Unattainable(written(target), seen.unattainable[target]))
+            continue
+        samples = seen.samples.get(target, {})
+        both = [index for index in chosen.tolist() if index in samples and index in best]
+        if both:
+            rows.append(summarise(written(target), [samples[index] for index in both], [best[index] for index in both]))
     return tuple(rows)
 
 
-async def _answers(
+async def _ask(
     client: AsyncClient,
     task: str,
     pictures: LabelledPictures,
     chosen: NDArray[np.intp],
     target: Target,
     concurrency: int,
-) -> list[Sample]:
-    """Every chosen picture's answer, in order. The first refusal ends it: what cannot be answered cannot be judged."""
-    samples: dict[int, Sample] = {}
+    seen: Seen,
+) -> None:
+    """Every chosen picture. The first refusal ends it: what cannot be answered cannot be judged."""
+    samples = seen.samples.setdefault(target, {})
     waiting = iter(chosen.tolist())
     fields = target_fields(target)
 
@@ -289,7 +337,6 @@ async def _answers(
     except* HawkVisionError as group:
         first = group.exceptions[0]
         raise first from None
-    return [samples[index] for index in chosen.tolist()]
 
 
 def written(target: Target) -> str:
@@ -349,7 +396,7 @@ def show(report: Report, console: Console) -> None:
             table.add_row(row.target, "", "", "", "", f"unattainable, at most {row.maximum:g}")
             continue
         table.add_row(
-            row.target,
+            row.target if row.n == report.n else f"{row.target} ({row.n} pictures)",
             f"{row.accuracy:.1%}",
             f"{row.low:.1%}–{row.high:.1%}",
             f"{row.drop:+.2%} (−{row.lost} +{row.gained})",
@@ -363,4 +410,11 @@ def show(report: Report, console: Console) -> None:
     console.print(table)
     console.print(
         f"closed loop, {report.concurrency} callers; drop: pictures lost (−) and gained (+) against quality=best"
+        + ("; interrupted: targets without answers are missing" if report.interrupted else "")
     )
+    if report.not_best:
+        console.print(
+            f"{report.not_best} of {report.n} answers to quality=best were degraded, another rung's: is the datacenter "
+            "reached? Drops are no drops below the best rung",
+            style="bold red",
+        )

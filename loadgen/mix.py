@@ -7,7 +7,7 @@ Each part is `FIELD:VALUE[=SHARE]`, or `default[=SHARE]` for requests that name 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,8 @@ from loadgen.record import TargetClass
 
 DEFAULT: Final = "default"
 MAX_CLASSES: Final = 100
+DRAWN_AT_ONCE: Final = 1000
+"""Classes: to draw many together takes hardly longer than to draw one."""
 FIELDS: Final = {
     "max_drop": "max_accuracy_drop",
     "max_accuracy_drop": "max_accuracy_drop",
@@ -61,6 +63,17 @@ def deal(classes: Sequence[TargetClass], n: int, seed: int) -> NDArray[np.intp]:
     bounds[-1] = n
     deck = np.repeat(np.arange(len(classes)), np.diff(bounds, prepend=0))
     return np.random.default_rng(seed).permutation(deck)
+
+
+def draws(classes: Sequence[TargetClass], seed: int) -> Iterator[int]:
+    """The class of one request after another, without end: each drawn for itself, with its share as its chance.
+
+    For when nobody knows how many there will be. One seed gives the same classes, however many are taken.
+    """
+    rng = np.random.default_rng(seed)
+    shares = np.array([each.share for each in classes])
+    while True:
+        yield from rng.choice(len(classes), DRAWN_AT_ONCE, p=shares / shares.sum()).tolist()
 
 
 def _common(deadline_ms: float | None, on_miss: str | None) -> dict[str, str]:

@@ -4,6 +4,9 @@ LoadGen (mlcommons-loadgen) decides when to ask and whether a run is valid, and 
 become requests. LoadGen calls from a thread of its own; requests run on the event loop, at most `--max-in-flight` at
 once, and what is beyond waits, which LoadGen's latencies include. Performance is judged by LoadGen's rules. A request
 that is not answered must be completed too, so such a run is called INVALID here, whatever LoadGen says of its times.
+
+LoadGen knows nothing of target classes: each query's is drawn from the seed, in the order in which queries come. It
+cannot be stopped either: after Ctrl-C its logs are incomplete, and nothing else is written.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import array
 import asyncio
+import contextlib
 import importlib
 import itertools
 import math
@@ -28,10 +32,12 @@ from typing import Any, Final
 import msgspec
 from rich.console import Console
 
+from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, NotReady
 from loadgen import mix, setup
-from loadgen.asking import Asker
+from loadgen.asking import Asker, Replied
 from loadgen.engine import asker_for
+from loadgen.record import Origin
 from loadgen.setup import Setup
 
 SUMMARY: Final = "Let MLPerf LoadGen test a server: SingleStream, MultiStream, Server or Offline, with its verdict."
@@ -48,6 +54,9 @@ FASTER: Final = 1.5
 """Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
 _VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
 
+_LOGGED: Final = ":::MLLOG "
+_RESULTS: Final = ("result_", "early_stopping_", "num_errors", "num_warnings")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m loadgen mlperf`."""
@@ -56,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenario", choices=SCENARIOS, required=True)
     parser.add_argument("--mode", choices=MODES, default="performance", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("mlperf_logs"), help="folder of logs (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write verdict, figures and counts here as well")
     parser.add_argument(
         "--user-conf", type=Path, help="LoadGen's user.conf; overrides the rules, and is overridden by options"
     )
@@ -70,6 +80,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class ClassTally(msgspec.Struct):
+    """What came of the queries of one target class."""
+
+    target: str
+    asked: int = 0
+    answered: int = 0
+    right: int | None = None
+    """Of all that were asked; None without labels."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Right answers over all requests; None without labels or requests."""
+        return None if self.right is None or not self.asked else self.right / self.asked
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A test, as `--json` writes it."""
+
+    url: str
+    data: str
+    scenario: str
+    mode: str
+    benchmark: str
+    valid: bool
+    """LoadGen's verdict, and whether all was answered; in accuracy mode the latter alone."""
+    deviations: list[str]
+    """From MLPerf's rules for the benchmark; empty in accuracy mode."""
+    requests: int
+    failed: int
+    errors: dict[str, int]
+    """Requests that were not answered, by code."""
+    accuracy: float | None
+    """In accuracy mode, by LoadGen's log; None without labels."""
+    classes: list[ClassTally]
+    figures: dict[str, Any]
+    """LoadGen's own, by its names for them."""
+    logs: str
+    origin: Origin
+
+
 async def run(given: argparse.Namespace) -> int:
     """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
 
@@ -77,12 +127,15 @@ async def run(given: argparse.Namespace) -> int:
         HawkVisionError: if LoadGen is not installed, options do not fit, or nobody answers.
     """
     loadgen = _load()
+    if given.processes != 1:
+        raise ConfigError(f"--processes: expected 1, for LoadGen drives one process; got {given.processes}")
     setup_ = setup.read_setup(given)
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
     given.out.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    started = setup.origin(setup_.seed)
     asker = asker_for(setup_.server, setup_.max_in_flight)
     await asker.open()
     bridge = Bridge(loadgen, asker, setup_)
@@ -93,6 +146,8 @@ async def run(given: argparse.Namespace) -> int:
     finally:
         await asker.close()
     summary = given.out / "mlperf_log_summary.txt"
+    right: float | None = None
+    changed: list[str] = []
     if given.mode == "accuracy":
         right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
         said = "without labels" if right is None else f"{right:.2%} right"
@@ -108,7 +163,29 @@ async def run(given: argparse.Namespace) -> int:
             f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {bridge.failed} not "
             f"answered{_reasons(bridge)}"
         )
+    if len(bridge.tallies) > 1:
+        for tally in bridge.tallies:
+            console.print(f"  {_said(tally)}", markup=False)
     console.print(f"LoadGen's logs are in {given.out}")
+    if given.json is not None:
+        report = Report(
+            url=given.url,
+            data=setup_.dataset.name,
+            scenario=given.scenario,
+            mode=given.mode,
+            benchmark=given.benchmark,
+            valid=valid,
+            deviations=changed,
+            requests=bridge.completed,
+            failed=bridge.failed,
+            errors=bridge.errors,
+            accuracy=right,
+            classes=bridge.tallies,
+            figures=figures((given.out / "mlperf_log_detail.txt").read_text(encoding="utf-8", errors="replace")),
+            logs=str(given.out),
+            origin=started,
+        )
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     return 0 if valid else 1
 
 
@@ -185,23 +262,24 @@ def deviations(loadgen: Any, given: argparse.Namespace, settings: Any) -> list[s
 
 
 async def expect(given: argparse.Namespace, asker: Asker, setup_: Setup) -> Expected:
-    """Warm up: one request after another, or for Offline as many at once as it may be.
+    """Warm up, with all classes by their shares: one request after another, or for Offline as many at once as may be.
 
     Raises:
         NotReady: if the server refuses.
     """
     together = setup_.max_in_flight if given.scenario == "Offline" else 1
     fastest_s, done = math.inf, 0
-    bodies, fields = itertools.cycle(setup_.dataset.bodies), setup_.classes[0].fields
+    bodies, targets = itertools.cycle(setup_.dataset.bodies), mix.draws(setup_.classes, setup_.seed + 1)
     loop = asyncio.get_running_loop()
     began = loop.time()
 
     async def caller() -> None:
         nonlocal fastest_s, done
         while (asked := loop.time()) < began + WARM_UP_S:
-            replied = await asker.ask(next(bodies), fields)
+            target = setup_.classes[next(targets)]
+            replied = await asker.ask(next(bodies), target.fields)
             if replied.status != 200:
-                raise NotReady(f"the server does not answer pictures: {replied.error}")
+                raise NotReady(f"the server does not answer pictures, {target.name}: {replied.error}")
             fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
 
     await asyncio.gather(*(caller() for _ in range(together)))
@@ -215,15 +293,20 @@ class Bridge:
         self.completed = 0
         self.failed = 0
         self.errors: dict[str, int] = {}
+        labels = setup_.dataset.labels
+        self.tallies = [ClassTally(each.name, right=None if labels is None else 0) for each in setup_.classes]
+        """By target class."""
         self._loadgen = loadgen
         self._asker = asker
         self._bodies = setup_.dataset.bodies
+        self._labels = labels
         self._limit = setup_.max_in_flight
-        dealt = mix.deal(setup_.classes, len(setup_.dataset), setup_.seed + 1)
-        self._fields = [setup_.classes[number].fields for number in dealt]
+        self._fields = [each.fields for each in setup_.classes]
+        # Other draws than the warm-up's, lest a server see the same requests again.
+        self._targets = mix.draws(setup_.classes, setup_.seed + 2)
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, int]] = deque()
-        """Identity and picture of what LoadGen asked and nobody took: as many as it issues ahead of their answers."""
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        """Identity, picture and class of what LoadGen asked and nobody took: as many as it issues ahead of answers."""
         self._active = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -248,7 +331,7 @@ class Bridge:
         try:
             await self._over
         except asyncio.CancelledError:
-            sys.stderr.write("interrupted; LoadGen's logs are incomplete\n")
+            sys.stderr.write(f"interrupted; LoadGen cannot be stopped: its logs in {folder} are incomplete\n")
             sys.stderr.flush()
             os._exit(130)
         self._loadgen.DestroyQSL(library)
@@ -263,7 +346,7 @@ class Bridge:
         self._loop.call_soon_threadsafe(self._take, [(sample.id, sample.index) for sample in samples])
 
     def _take(self, samples: list[tuple[int, int]]) -> None:
-        self._waiting.extend(samples)
+        self._waiting.extend((identity, picture, next(self._targets)) for identity, picture in samples)
         for _ in range(min(len(samples), self._limit - self._active)):
             self._active += 1
             task = self._loop.create_task(self._work())
@@ -273,14 +356,22 @@ class Bridge:
     async def _work(self) -> None:
         """Ask as long as there is something to ask."""
         while self._waiting:
-            identity, picture = self._waiting.popleft()
-            replied = await self._asker.ask(self._bodies[picture], self._fields[picture])
-            self.completed += 1
-            if replied.status != 200 or replied.index is None:
-                self.failed += 1
-                self.errors[replied.error] = self.errors.get(replied.error, 0) + 1
+            identity, picture, target = self._waiting.popleft()
+            replied = await self._asker.ask(self._bodies[picture], self._fields[target])
+            self._count(replied, picture, self.tallies[target])
             self._complete(identity, NO_CLASS if replied.index is None else replied.index)
         self._active -= 1
+
+    def _count(self, replied: Replied, picture: int, tally: ClassTally) -> None:
+        self.completed += 1
+        tally.asked += 1
+        if replied.status != 200 or replied.index is None:
+            self.failed += 1
+            self.errors[replied.error] = self.errors.get(replied.error, 0) + 1
+            return
+        tally.answered += 1
+        if tally.right is not None and self._labels is not None:
+            tally.right += replied.index == self._labels[picture]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What breaks here must not leave LoadGen waiting for an answer for ever."""
@@ -308,6 +399,23 @@ def verdict(summary: str) -> bool:
     return found[1] == "VALID"
 
 
+class _Line(msgspec.Struct):
+    key: str
+    value: Any = None
+
+
+def figures(detail: str) -> dict[str, Any]:
+    """LoadGen's results in its detailed log, by its names for them; what is no line of that log is passed over."""
+    found: dict[str, Any] = {}
+    for line in detail.splitlines():
+        if line.startswith(_LOGGED):
+            with contextlib.suppress(msgspec.DecodeError):
+                read = msgspec.json.decode(line.removeprefix(_LOGGED).encode(), type=_Line)
+                if read.key.startswith(_RESULTS):
+                    found[read.key] = read.value
+    return found
+
+
 class _Logged(msgspec.Struct):
     qsl_idx: int
     data: str
@@ -328,6 +436,11 @@ def score(log: Path, labels: Sequence[int] | None) -> float | None:
     except (OSError, msgspec.DecodeError, ValueError, struct.error, IndexError) as error:
         raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
     return sum(right) / len(right) if right else None
+
+
+def _said(tally: ClassTally) -> str:
+    accuracy = "" if tally.accuracy is None else f", {tally.accuracy:.2%} right"
+    return f"{tally.target}: {tally.asked} requests{accuracy}, {tally.asked - tally.answered} not answered"
 
 
 def _reasons(bridge: Bridge) -> str:

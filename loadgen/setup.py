@@ -109,6 +109,10 @@ def read_setup(given: argparse.Namespace) -> Setup:
         raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
     if not given.path.startswith("/"):
         raise ConfigError(f"--path: expected to begin with '/', got {given.path!r}")
+    if given.protocol != "http" and given.path != CLASSIFY_PATH:
+        raise ConfigError(
+            f"--path: expected none with --protocol {given.protocol}, which has its own; got {given.path!r}"
+        )
     dataset = read_dataset(
         given.data,
         given.task or "imagenet",

@@ -1,4 +1,4 @@
-"""The options of `python -m loadgen peers`, and its course: install, find out the right answers, measure, report."""
+"""The options of `python -m loadgen peers`, and what must be there first: environments, the model, the pictures."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import argparse
 import asyncio
 import functools
 import importlib.metadata
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 
-from hawkvision import __version__
-from hawkvision.artifacts import load_variant, write_atomic
+from hawkvision.artifacts import load_variant
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
 from loadgen.bench.edge import pinned
 from loadgen.dataset import read_dataset
-from loadgen.peers import results, tables, work
+from loadgen.peers import work
 from loadgen.peers.catalogue import PEERS, Handler, Peer, contenders, find
-from loadgen.peers.contest import KINDS, SHARES, Contest, Field, Plan, choose_cores
+from loadgen.peers.comparison import Comparison, Part, conduct, handlers_of, telling, version_of
+from loadgen.peers.contest import SHARES, Field, Plan, choose_cores
 from loadgen.peers.environments import install, shared_pins
 from loadgen.peers.pictures import CAMERA_QUALITY, SIDES, as_jpeg, enlarged
-from loadgen.peers.results import BARE, OURS, Contender, Found, Kind, Overhead, Report, Row
 from loadgen.peers.serving import Task
 from loadgen.setup import origin
 
@@ -47,7 +42,11 @@ HANDLERS: Final[Mapping[str, tuple[Handler, ...]]] = {
     "documented": ("documented",),
     "both": ("same", "documented"),
 }
-ONLY: Final = ("model", "overhead", "both")
+PARTS: Final[Mapping[str, tuple[Part, ...]]] = {
+    "model": ("model",),
+    "overhead": ("overhead",),
+    "both": ("model", "overhead"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--same-rate-seconds", type=float, metavar="S", help="of each in those; default: --seconds")
     parser.add_argument("--callers", type=int, default=8, help="of the closed loop; default: %(default)s")
     parser.add_argument("--requests", type=int, default=300, help="per round without a model; default: %(default)s")
-    parser.add_argument("--measure", choices=ONLY, default="both", help="default: %(default)s")
+    parser.add_argument("--measure", choices=tuple(PARTS), default="both", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here as well")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the tables here as well, as one page")
@@ -106,47 +105,28 @@ async def run(given: argparse.Namespace) -> int:
     cores = choose_cores()
     subject = _subject(given, cores[0])
     console.print("environments of the peers; packages are fetched once")
-    pythons = {peer.name: await asyncio.to_thread(python_of, peer, _say(console)) for peer in peers}
+    pythons = {peer.name: await asyncio.to_thread(python_of, peer, telling(console)) for peer in peers}
     if given.install_only:
         return 0
     began = origin(given.seed)
-    task = subject.task
-    with pinned(cores[1]):
-        bare = {each: work.load(str(task.model), work.HANDLERS[each](task.spec())) for each in _all_handlers(peers)}
-        expected = {each: [classify(body) for body in subject.bodies] for each, classify in bare.items()}
-        contest = Contest(Field(peers, pythons, task, subject.bodies, expected, _folder()), plan, _say(console))
-        if given.measure in ("model", "both"):
-            await contest.run_model(bare)
-            await contest.run_same_rate(bare)
-        if given.measure in ("overhead", "both"):
-            await contest.run_overhead()
-    rows = _rows(contest, peers, pythons, plan, subject.labels)
-    report = Report(
+    field = Field(peers, pythons, subject.task, subject.bodies, {}, _folder())
+    comparison = Comparison(
         origin=began,
         cores=cores,
-        load_after=os.getloadavg()[0],
         model=given.variant,
         data=subject.data,
-        checked=len(subject.bodies) if given.measure != "overhead" else 0,
-        rounds=plan.rounds,
-        window_s=plan.window_s,
-        callers=plan.callers,
-        rows=rows,
-        against=results.against_best(rows),
-        overhead=_overhead(contest, peers, plan.rounds),
-        failures=contest.failures,
+        labels=subject.labels,
+        field=field,
+        plan=plan,
+        versions={peer.name: version_of(peer, pythons[peer.name]) for peer in peers},
+        parts=PARTS[given.measure],
+        json=given.json,
+        html=given.html,
     )
-    tables.show(report, console)
-    if given.json is not None:
-        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    if given.html is not None:
-        write_atomic(given.html, tables.page(report).encode())
-    return 1 if contest.failures else 0
-
-
-def _all_handlers(peers: Sequence[Peer]) -> tuple[Handler, ...]:
-    """Those in use, for each has a bare loop."""
-    return tuple(each for each in BARE if any(peer.handler == each for peer in peers))
+    task = subject.task
+    with pinned(cores[1]):
+        bare = {each: work.load(str(task.model), work.HANDLERS[each](task.spec())) for each in handlers_of(peers)}
+        return await conduct(comparison, bare, console)
 
 
 def _plan(given: argparse.Namespace) -> Plan:
@@ -244,65 +224,5 @@ def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
     return Path(sys.executable)
 
 
-def version_of(peer: Peer, python: Path) -> str:
-    """Of the package that is compared, as its environment has it."""
-    if peer.distribution is None:
-        return f"({__version__})"
-    ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
-    told = subprocess.run(  # noqa: S603 - our own interpreters
-        [str(python), "-c", ask, peer.distribution], capture_output=True, text=True, check=True, timeout=60.0
-    )
-    return f"({peer.distribution} {told.stdout.strip()})"
-
-
-def _rows(
-    contest: Contest, peers: Sequence[Peer], pythons: dict[str, Path], plan: Plan, labels: Sequence[int] | None
-) -> tuple[Row, ...]:
-    """Of those that went all rounds, for ratios are formed within rounds."""
-    whole = {
-        name: Found(visits, at_rate if len(at_rate := contest.at_rate.get(name, [])) == plan.same_rate_rounds else ())
-        for name, visits in contest.visits.items()
-        if len(visits) == plan.rounds
-    }
-    loop = "decode, scale and ONNX Runtime in a loop; latencies computed: its turns, first come first served"
-    all_contenders = [
-        *(Contender(BARE[each], BARE[each], "", loop, "bare", each) for each in _all_handlers(peers)),
-        *(
-            Contender(peer.name, peer.title, version_of(peer, pythons[peer.name]), peer.how, _kind(peer), peer.handler)
-            for peer in peers
-            if peer.name in whole
-        ),
-    ]
-    return tuple(
-        results.row(each, whole[each.name], whole.get(OURS), labels) for each in all_contenders if each.name in whole
-    )
-
-
-def _kind(peer: Peer) -> Kind:
-    if peer.name == OURS:
-        return "ours"
-    return "python" if peer.python else "native"
-
-
-def _overhead(contest: Contest, peers: Sequence[Peer], rounds: int) -> tuple[Overhead, ...]:
-    """Likewise."""
-    if not contest.waits:
-        return ()
-    whole = {key: waits for key, waits in contest.waits.items() if len(waits) == rounds}
-    ours = whole.get((OURS, "decode"))
-    floor = results.overhead("", "client alone", None, whole["", None], ours)
-    found = [
-        results.overhead(peer.name, peer.title, kind, whole[peer.name, kind], ours)
-        for kind in KINDS
-        for peer in peers
-        if (peer.name, kind) in whole
-    ]
-    return (floor, *found)
-
-
 def _folder() -> Path:
     return cache_dir() / "peers"
-
-
-def _say(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(escape(text), style="dim", highlight=False)

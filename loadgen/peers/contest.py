@@ -80,13 +80,27 @@ class Field:
 
 
 class Contest:
-    """Runs the rounds; what was seen is in `visits`, `at_rate` and `waits`.
+    """Runs the rounds; what was seen is in `visits`, `at_rate` and `waits`, of the round under way as well.
 
     A server that does not start, does not answer or answers otherwise than the bare loop is in `failures`, with the
     reason, and takes no further part; the others go on.
     """
 
-    def __init__(self, field: Field, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, field: Field, plan: Plan, say: Callable[[str], None], finished: Callable[[], None] = lambda: None
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            field: who takes part.
+            plan: how long to measure.
+            say: told what is measured now.
+            finished: called at the end of every round.
+        """
+        self.rounds = 0
+        """Of `visits`, finished; as the next two."""
+        self.same_rate_rounds = 0
+        self.overhead_rounds = 0
         self.visits: dict[str, list[Visit]] = {}
         self.rate = 0.0
         """Requests per second of `at_rate`; 0 before it is known."""
@@ -96,6 +110,7 @@ class Contest:
         self._field = field
         self._plan = plan
         self._say = say
+        self._finished = finished
 
     async def run_model(self, bare: Mapping[Handler, Classify]) -> None:
         """All rounds with the model, and with it in the bare loops."""
@@ -111,6 +126,8 @@ class Contest:
                     continue
                 with self._going_on_without(peers[name]):
                     self.visits.setdefault(name, []).append(await self._visit(peers[name], number))
+            self.rounds += 1
+            self._finished()
 
     async def run_same_rate(self, bare: Mapping[Handler, Classify]) -> None:
         """All that went the rounds of `run_model` again, at one rate: `SAME_RATE_SHARE` of the slowest's capacity."""
@@ -138,6 +155,8 @@ class Contest:
                         await self._closed(served, plan.warm_up_s)
                         found = await self._open(served, self.rate, number, plan.same_rate_window_s)
                     self.at_rate.setdefault(name, []).append(found)
+            self.same_rate_rounds += 1
+            self._finished()
 
     async def run_overhead(self) -> None:
         """All rounds without a model, each server for each kind of work it knows."""
@@ -157,6 +176,8 @@ class Contest:
                     async with self._serving(peer, work) as served:
                         found = _waits(served.url, peer, self._field.bodies[0], self._plan.requests)
                     self.waits.setdefault((peer.name, work), []).append(found)
+            self.overhead_rounds += 1
+            self._finished()
 
     @contextmanager
     def _going_on_without(self, peer: Peer) -> Iterator[None]:

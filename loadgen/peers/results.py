@@ -152,6 +152,7 @@ class Report(msgspec.Struct, frozen=True):
     checked: int
     """Pictures on which every server gave its bare loop's class."""
     rounds: int
+    """That were finished."""
     window_s: float
     callers: int
     rows: tuple[Row, ...]
@@ -159,6 +160,8 @@ class Report(msgspec.Struct, frozen=True):
     overhead: tuple[Overhead, ...]
     failures: dict[str, str]
     """Why a server is missing, by name."""
+    complete: bool = True
+    """Whether all was measured that was asked for; else it goes on, or was ended before its time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ def show(report: Report, console: Console) -> None:
         f"{report.origin.cpu}; servers on core {report.cores[0]}, one at a time, the generator on core "
         f"{report.cores[1]}; load average before {report.origin.load_before:.2f}, after {report.load_after:.2f}\n"
         f"{report.model} on {escape(report.data)}; {report.rounds} rounds of {report.window_s:g} s in rotated order"
+        + ("" if report.complete else ", finished so far: not all was measured")
         + (
             f"; every answer is that of the bare loop with its handler on {report.checked} pictures"
             if report.checked

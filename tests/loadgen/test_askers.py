@@ -153,11 +153,29 @@ def text(*words: bytes) -> bytes:
         [("index", "INT32", [4]), ("confidence", "FP32", [0.5])],
         [("scores", "BYTES", text(b"0.5:4:cat", b"0.1:2:dog"))],
         [("scores", "BYTES", ["0.5:4"])],
+        [("class", "INT64", [4]), ("confidence", "FP32", [0.5])],
+        [("confidence", "FP32", [0.5]), ("class", "UINT16", struct.pack("<H", 4)), ("logits", "FP32", [9.0, 1.0])],
+        [("confidence", "FP32", [0.5]), ("logits", "FP32", [0, -1.5, 0.5, 1, 1.25])],
+        [("logits", "FP32", [[0, 0, 0, 0, 1]]), ("confidence", "FP64", struct.pack("<d", 0.5))],
     ],
 )  # fmt: skip
 def test_oip_answers_are_read_in_every_form(outputs: list[tuple[str, str, object]]) -> None:
     replied = read_reply(oip(outputs), 10)
     assert (replied.status, replied.index, replied.confidence, replied.sent_bytes) == (200, 4, 0.5, 10)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [("confidence", "FP32", [0.5])],
+        [("top", "INT64", [4, 2, 1])],
+        [("class", "INT64", [])],
+        [("logits", "FP32", [None, 1.5])],
+        [("flag", "BOOL", [True])],
+    ],
+)
+def test_oip_outputs_that_tell_no_class_count_as_no_answer(outputs: list[tuple[str, str, object]]) -> None:
+    assert read_reply(oip(outputs), 1).error == "bad_reply"
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=50), st.booleans())

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -38,10 +39,12 @@ from loadgen.evaluate import (
     HeldOut,
     Row,
     Sample,
+    Seen,
     Unattainable,
     measure,
     parse_targets,
     read_indices,
+    rows_of,
     summarise,
     thin,
     written,
@@ -282,6 +285,63 @@ def test_command_writes_the_report_it_prints(tmp_path: Path) -> None:
     assert "quality=fast" in out
     (row,) = json.loads(report.read_text())["rows"]
     assert (row["n"], row["accuracy"], row["lost"]) == (12, 0.75, 3)
+
+
+def test_drops_against_another_rung_than_the_best_are_no_success(tmp_path: Path) -> None:
+    data, report = write_set(tmp_path, [0, 1, 2]), tmp_path / "report.json"
+
+    async def scenario() -> tuple[int, str, str]:
+        async with asking(Oracle(degraded_times=1)) as client:
+            words = ("--data", str(data), "--split", "all", "--targets", "quality=fast", "--json", str(report))
+            return await run_command(client.url, *words)
+
+    status, out, _ = asyncio.run(scenario())
+    assert status == 1
+    assert "3 of 3 answers to quality=best were degraded" in out
+    assert json.loads(report.read_text())["not_best"] == 3
+
+
+def test_interrupted_command_tables_the_answers_it_has(tmp_path: Path) -> None:
+    """Of twelve pictures `best` and the first target have all, the second has five when the node goes silent."""
+    data, report = write_set(tmp_path, [i % 7 for i in range(12)]), tmp_path / "report.json"
+    stuck, over = asyncio.Event(), asyncio.Event()
+
+    class Silent(Oracle):
+        async def handle(self, request: web.Request) -> web.Response:
+            if len(self.seen) == 12 + 12 + 5:
+                stuck.set()
+                await over.wait()
+            return await super().handle(request)
+
+    async def scenario() -> tuple[int | None, str]:
+        async with asking(Silent()) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "evaluate", "--url", client.url, "--data", str(data), "--split", "all",
+                "--targets", "quality=fast,max_accuracy_drop=0.1,max_accuracy_drop=0.2", "--json", str(report),
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await stuck.wait()
+            process.send_signal(signal.SIGINT)
+            out, _ = await process.communicate()
+            over.set()
+            return process.returncode, out.decode()
+
+    status, out = asyncio.run(scenario())
+    assert status == 130
+    assert "max_accuracy_drop=0.1 (5 pictures)" in out
+    assert "interrupted" in out
+    found = json.loads(report.read_text())
+    assert found["interrupted"] is True
+    rows = [(row["target"], row["n"]) for row in found["rows"]]
+    assert rows == [("quality=fast", 12), ("max_accuracy_drop=0.1", 5)]
+
+
+def test_rows_of_an_interrupted_evaluation_are_over_pictures_that_best_has_too() -> None:
+    right, wrong = (Sample(which, 1.0, answer(0)) for which in (True, False))
+    seen = Seen({Quality.BEST: {1: right, 2: right, 3: right}, Quality.FAST: {1: right, 3: wrong, 4: wrong}})
+    (row,) = rows_of(seen, np.array([4, 3, 2, 1]), (Quality.FAST, MinAccuracy(0.9)))
+    assert isinstance(row, Row)
+    assert (row.n, row.lost, row.accuracy) == (2, 1, 0.5)
 
 
 def test_command_refuses_data_that_was_not_held_out(tmp_path: Path) -> None:

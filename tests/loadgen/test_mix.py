@@ -1,6 +1,7 @@
 """Mixes of targets: what is read, and how it is dealt."""
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
-from loadgen.mix import deal, parse
+from loadgen.mix import deal, draws, parse
 from loadgen.record import TargetClass
 
 WRITTEN = st.one_of(
@@ -77,3 +78,12 @@ def test_every_class_is_dealt_its_share(weights: list[float], n: int, seed: int)
 def test_the_deck_is_shuffled() -> None:
     dealt = deal(parse("quality:fast,quality:best"), 200, seed=1)
     assert 60 < np.count_nonzero(np.diff(dealt)) < 140  # 100 changes are expected of a shuffled deck, 1 of a sorted one
+
+
+def test_drawn_classes_follow_their_shares_and_the_seed_however_many_are_taken() -> None:
+    classes = [TargetClass({"n": str(n)}, share) for n, share in enumerate((0.9, 0.099, 0.001))]
+    drawn = list(itertools.islice(draws(classes, 5), 10_000))
+    assert [drawn.count(number) / 10_000 for number in range(3)] == pytest.approx([0.9, 0.099, 0.001], abs=0.01)
+    assert drawn.count(2) > 0
+    assert list(itertools.islice(draws(classes, 5), 1500)) == drawn[:1500]
+    assert list(itertools.islice(draws(classes, 6), 1500)) != drawn[:1500]

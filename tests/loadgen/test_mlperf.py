@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import struct
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import ServerProcess
-from loadgen.mlperf import score, verdict
+from loadgen.mlperf import figures, score, verdict
 from tests.loadgen.command import command
-from tests.loadgen.test_evaluate import write_set
+from tests.loadgen.scripted import Asked, reply, scripted
+from tests.loadgen.test_evaluate import Oracle, asking, write_set
 
 try:
     import mlperf_loadgen  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
@@ -55,6 +61,101 @@ def test_accuracy_mode_scores_every_picture(null: ServerProcess, tmp_path: Path)
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 pictures, 75.00% right, 0 not answered" in done.stdout
+
+
+@needs_loadgen
+def test_accuracy_is_told_for_each_target_class_and_written(tmp_path: Path) -> None:
+    """Of 40 pictures `fast` gets every fourth wrong, `best` none."""
+    data, report, oracle = write_set(tmp_path, [i % 7 for i in range(40)]), tmp_path / "a.json", Oracle(wrong_every=4)
+
+    async def scenario() -> tuple[int | None, str]:
+        async with asking(oracle) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "mlperf", "--url", client.url, "--scenario", "Offline", "--mode",
+                "accuracy", "--data", str(data), "--targets", "quality:best,quality:fast", "--out", str(tmp_path / "l"),
+                "--json", str(report), stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, _ = await process.communicate()
+            return process.returncode, out.decode()
+
+    status, out = asyncio.run(scenario())
+    assert status == 0, out
+    found = json.loads(report.read_text())
+    best, fast = found["classes"]
+    assert (best["target"], fast["target"], best["asked"] + fast["asked"]) == ("quality=best", "quality=fast", 40)
+    assert 0 < best["asked"] == best["answered"] == best["right"]
+    assert 0 < fast["right"] < fast["asked"]
+    assert found["accuracy"] == (best["right"] + fast["right"]) / 40
+    assert f"quality=best: {best['asked']} requests, 100.00% right, 0 not answered" in out
+    assert {target for _, target in oracle.seen} == {"quality=best", "quality=fast"}
+
+
+@needs_loadgen
+def test_class_of_small_share_is_asked_though_pictures_are_few(null: ServerProcess, tmp_path: Path) -> None:
+    """Two pictures, and one request in ten for a class of its own, which no picture's would ever be."""
+    report = tmp_path / "a.json"
+    done = command(
+        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "0.5", "--limit", "2",
+        "--targets", "quality:fast=0.9,quality:best=0.1", "--out", str(tmp_path), "--json", str(report),
+    )  # fmt: skip
+    found = json.loads(report.read_text())
+    fast, best = found["classes"]
+    assert 0.05 < best["asked"] / (fast["asked"] + best["asked"]) < 0.15, done.stdout
+    assert (found["scenario"], found["valid"], found["accuracy"]) == ("SingleStream", done.returncode == 0, None)
+    assert found["figures"]["result_validity"] in ("VALID", "INVALID")
+    assert found["figures"]["result_90.00_percentile_latency_ns"] > 0
+    assert found["deviations"]
+
+
+@needs_loadgen
+def test_more_processes_than_loadgen_drives_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    from loadgen.__main__ import main
+
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--processes", "2"]
+    assert main(words) == 1
+    assert "--processes: expected 1" in capsys.readouterr().err
+
+
+@needs_loadgen
+def test_interrupt_ends_at_once_and_names_the_logs_that_are_incomplete(tmp_path: Path) -> None:
+    enough = asyncio.Event()
+    seen: list[Asked] = []
+
+    async def say(asked: Asked) -> bytes:
+        seen.append(asked)
+        if (tmp_path / "mlperf_log_detail.txt").exists():  # the warm-up is over
+            enough.set()
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> tuple[int | None, str]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "mlperf", "--url", server.url, "--scenario", "SingleStream",
+                "--out", str(tmp_path), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await enough.wait()
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+            return process.returncode, err.decode()
+
+    status, err = asyncio.run(scenario())
+    assert status == 130
+    assert f"its logs in {tmp_path} are incomplete" in err
+
+
+def test_figures_are_loadgens_results_and_no_others() -> None:
+    log = (
+        ':::MLLOG {"key": "result_validity", "value": "VALID", "time_ms": 1.0}\n'
+        ':::MLLOG {"key": "result_mean_latency_ns", "value": 868664}\n'
+        ':::MLLOG {"key": "effective_target_qps", "value": 50}\n'
+        ":::MLLOG broken off\n"
+    )
+    assert figures(log) == {"result_validity": "VALID", "result_mean_latency_ns": 868664}
+
+
+@given(st.text(max_size=60))
+def test_no_log_breaks_the_reader_of_figures(text: str) -> None:
+    assert figures(f":::MLLOG {text}") == {} or "result" in text or "num_" in text or "early" in text
 
 
 def test_verdict_is_loadgens_own() -> None:

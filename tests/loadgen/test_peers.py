@@ -1,21 +1,27 @@
 """The comparison's own parts, against a tiny server that is really started; the peers themselves where installed."""
 
 import asyncio
+import io
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.manifest import InputSpec, cache_dir
@@ -32,6 +38,7 @@ from loadgen.peers.catalogue import (
     read_inferred,
 )
 from loadgen.peers.command import read_shares
+from loadgen.peers.comparison import Comparison, conduct, version_of
 from loadgen.peers.contest import Contest, Field, Plan, check_answers, rotations, sojourns_s
 from loadgen.peers.keeper import descendants
 from loadgen.peers.pictures import as_jpeg, enlarged
@@ -139,6 +146,71 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
     # On a busy machine some may find all connections taken; never all.
     assert all(0.0 < waits.ms.min() < np.inf for visit in visits for waits in visit.at.values())
     assert [sorted(visit.at) for visit in contest.visits["bare loop"]] == [[0.3, 0.6, 0.9]] * 2
+
+
+def tiny_comparison(folder: Path, rounds: int) -> Comparison:
+    ours = peer(name="hawkvision")
+    plan = Plan(rounds, WINDOW_S, 0.05, callers=2, requests=20, seed=1, shares=(0.5,))
+    return Comparison(
+        origin=origin(0),
+        cores=(0, 1),
+        model="none",
+        data="bytes",
+        labels=None,
+        field=Field([ours], {"hawkvision": Path(sys.executable)}, task(), BODIES, {}, folder),
+        plan=plan,
+        versions={"hawkvision": "(1)"},
+        parts=("model",),
+        json=folder / "peers.json",
+        html=None,
+    )
+
+
+def conduct_tiny(folder: str) -> None:
+    """What the next test runs as a process."""
+    comparison = tiny_comparison(Path(folder), rounds=50)
+    sys.exit(asyncio.run(conduct(comparison, {"same": tiny_class}, Console(width=160))))
+
+
+def test_every_finished_round_is_written_and_an_interrupt_concludes_from_these(tmp_path: Path) -> None:
+    written = tmp_path / "peers.json"
+    script = f"from tests.loadgen.test_peers import conduct_tiny; conduct_tiny({str(tmp_path)!r})"
+
+    async def scenario() -> tuple[int | None, str, dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        while b"round 2 of 50" not in (line := await process.stdout.readline()):
+            assert line, "it ended by itself"
+        first = json.loads(written.read_text())
+        process.send_signal(signal.SIGINT)
+        out, _ = await process.communicate()
+        return process.returncode, out.decode(), first
+
+    status, out, first = asyncio.run(scenario())
+    last = json.loads(written.read_text())
+    assert (status, first["rounds"], first["complete"], last["complete"]) == (130, 1, False, False)
+    assert [row["name"] for row in first["rows"]] == ["bare loop", "hawkvision"]
+    assert 1 <= last["rounds"] < 50
+    assert "finished so far" in out
+    assert "answers/s" in out
+
+
+def test_interrupt_in_the_first_round_leaves_nothing_to_conclude_from(tmp_path: Path) -> None:
+    comparison = tiny_comparison(tmp_path, rounds=1)
+    contest = Contest(comparison.field, comparison.plan, lambda _: None)
+    contest.visits["bare loop"] = [visit(100, 2.0)]
+    report = comparison.report(contest, complete=False)
+    assert (report.rounds, report.rows, report.against, report.checked) == (0, (), (), 0)
+    tables.show(report, Console(file=io.StringIO()))
+
+
+def test_version_that_nobody_knows_loses_no_results() -> None:
+    unknown = replace(peer(), distribution="no-such-distribution")
+    assert version_of(unknown, Path(sys.executable)) == "(no-such-distribution, version not known)"
+    assert version_of(unknown, Path("/no/python")) == "(no-such-distribution, version not known)"
+    assert (
+        version_of(replace(peer(), distribution="msgspec"), Path(sys.executable)) == f"(msgspec {msgspec.__version__})"
+    )
 
 
 def test_all_servers_get_one_rate_that_the_slowest_can_bear(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def test_goals_are_missed_by_what_was_measured() -> None:
         (["--timeout-s", "-1"], "--timeout-s"),
         (["--seed", "-1"], "--seed"),
         (["--path", "x"], "--path"),
+        (["--path", "/x", "--protocol", "oip"], "--path: expected none with --protocol oip"),
+        (["--path", "/x", "--protocol", "lossy"], "--path: expected none with --protocol lossy"),
         (["--reference"], "--reference"),
         (["--min-effective", "0.9"], "--min-effective: expected labelled pictures"),
         (["--min-effective", "90"], "--min-effective"),
@@ -228,6 +230,22 @@ def test_the_command_that_a_record_states_is_one_that_runs(
     record.unlink()
     subprocess.run([sys.executable, *again], check=True, capture_output=True, timeout=60)
     assert len(load(record).outcomes) == 10
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("scipy", "loadgen"), ("PIL", "peers")])
+def test_what_is_not_installed_is_named_with_its_extra(missing: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = None; from loadgen.__main__ import main;"
+        "sys.exit(main(['peers', '--names', 'hawkvision', '--install-only']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"pip install 'hawkvision[{extra}]'" in done.stderr
+
+
+def test_load_tests_need_no_matplotlib() -> None:
+    code = "import sys; sys.modules['matplotlib'] = None; from loadgen.__main__ import main; main(['--help'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("module", [["loadgen"], ["hawkvision.cli", "load"]])

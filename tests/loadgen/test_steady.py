@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.record import Outcome
-from loadgen.steady import is_steady
+from loadgen.steady import is_growing, is_steady
 
 
 def outcomes(latency: np.ndarray, status: np.ndarray | None = None) -> list[Outcome]:
@@ -53,3 +53,25 @@ def test_warm_up_does_not_count() -> None:
 @pytest.mark.parametrize(("n", "end_s"), [(50, 10.0), (0, 10.0), (1000, 0.0)])
 def test_too_little_says_nothing(n: int, end_s: float) -> None:
     assert is_steady(outcomes(exponential(n, 1)), 0.0, end_s) is None
+    assert is_growing(outcomes(exponential(n, 1)), 0.0, end_s) is None
+
+
+def test_backlog_of_a_minority_is_seen_where_medians_see_nothing() -> None:
+    """One in ten waits in a queue of its own, which grows by a tenth of a second with each of them."""
+    latency = np.full(1000, 0.02)
+    latency[::10] += np.arange(100) / 10
+    assert is_steady(outcomes(latency), 0.0, 10.0) is True
+    assert is_growing(outcomes(latency), 0.0, 10.0) is True
+
+
+def test_what_stays_alike_has_no_growing_backlog_for_nearly_all_seeds() -> None:
+    assert sum(is_growing(outcomes(10 * exponential(1000, seed)), 0.0, 10.0) is False for seed in range(50)) >= 49
+
+
+def test_server_that_slows_down_and_is_idle_in_between_has_no_backlog() -> None:
+    latency = np.where(np.arange(1000) < 500, 0.002, 0.004)
+    assert is_growing(outcomes(latency), 0.0, 10.0) is False
+
+
+def test_backlog_that_drains_does_not_grow() -> None:
+    assert is_growing(outcomes(np.linspace(2.0, 0.02, 1000)), 0.0, 10.0) is False
