@@ -257,9 +257,9 @@ def _loopback(address: str) -> str:
     return address
 
 
-def seen(profile: LinkProfile, duration_s: float) -> list[LinkSample]:
-    """What the link of a run is like, for its record; `begin` is called `LEAD_S` before the run begins."""
-    found = profile.samples(CLIENT_EDGE, duration_s + LEAD_S, at_s=-LEAD_S)
+def seen(profile: LinkProfile, duration_s: float, link: str = CLIENT_EDGE, offset: int = 0) -> list[LinkSample]:
+    """What a link of a run is like, for its record; its weather begins `LEAD_S` before the run."""
+    found = profile.samples(link, duration_s + LEAD_S, offset, -LEAD_S)
     return [msgspec.structs.replace(sample, at_s=max(0.0, sample.at_s)) for sample in found]
 
 

@@ -39,12 +39,13 @@ from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
 from loadgen import command_line, noise, setup, stolen
 from loadgen.arrivals import parse as parse_arrivals
+from loadgen.behind import seen
 from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, merged, show_claims, show_rows
 from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import CLIENT_EDGE, EDGE_DC, Carried, Deployment
 from loadgen.engine import Job, Protocol, Server
 from loadgen.links import LinkProfile
-from loadgen.processes import LEAD_S, Crew
+from loadgen.processes import Crew
 from loadgen.record import LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
 from loadgen.report import write_html
 from loadgen.rivals_plan import MOST_TRIES, PLACES, Contender, Plan, add_arguments, read_plan
@@ -345,10 +346,9 @@ def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number
         sample
         for place, profile in enumerate(weather.values())
         if profile is not None
-        for sample in profile.samples(PLACES[place], duration_s + LEAD_S, 2 * number + place, -LEAD_S)
+        for sample in seen(profile, duration_s, PLACES[place], 2 * number + place)
     ]
-    begun = [msgspec.structs.replace(sample, at_s=max(0.0, sample.at_s)) for sample in found]
-    return sorted(begun, key=lambda sample: sample.at_s)
+    return sorted(found, key=lambda sample: sample.at_s)
 
 
 def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -28,6 +27,7 @@ from loadgen.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.behind import Behind, seen, udp_port_of
 from loadgen.engine import Job, Tally
 from loadgen.identify import identify
+from loadgen.interrupt import INTERRUPTED_STATUS, heeded
 from loadgen.links import LinkProfile, load_profile, names
 from loadgen.processes import Crew
 from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, save
@@ -39,7 +39,6 @@ REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
 REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
 """Before a picture is shown again that something else than the best rung answered: a link has bad moments."""
-INTERRUPTED_STATUS: Final = 130
 DURATION_S: Final = 60.0
 REPLAY_TAIL_S: Final = 0.001
 """After the last timestamp, lest it be due when all is over."""
@@ -260,26 +259,19 @@ async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[B
 async def _interruptible(crew: Crew, job: Job, begun: Callable[[], None] | None) -> tuple[list[Outcome], float | None]:
     """The outcomes, and when (since the start) an interrupt stopped the sending."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
     began = loop.time()
-    stopped: list[float] = []
 
-    def interrupt() -> None:
-        stopped.append(loop.time() - began)
-        stop.set()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)  # the second one ends us at once
+    async def noted() -> float:
+        await stop.wait()
+        return loop.time() - began
 
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, interrupt)
-    try:
-        with _bar("requests", len(job.due) or None) as show:
+    with heeded() as stop, _bar("requests", len(job.due) or None) as show:
+        noting = asyncio.create_task(noted())
+        try:
             outcomes = await crew.run(job, stop=stop, show=show, begun=begun)
-    finally:
-        if not stopped:
-            for each in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(each)
-    return outcomes, stopped[0] if stopped else None
+            return outcomes, await noting if stop.is_set() else None
+        finally:
+            noting.cancel()
 
 
 @contextmanager
