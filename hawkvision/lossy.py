@@ -316,7 +316,7 @@ class LossyLink:
         little = plan.parity if k <= SMALL_FRAGMENTS else SOME_PARITY[0]
         if carry_s(little) <= most_s:
             spread_s = PARITY_SPREAD_S if link.burst > BURSTY else 0.0
-            rounds = repairs(left_s - carry_s(little) - spread_s, client.timeout_s())
+            rounds = repairs(left_s - carry_s(little) - spread_s, client.repair_s())
             if rounds and k * link.loss ** (1 + rounds) <= may_miss:
                 return little
         return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None

@@ -154,13 +154,13 @@ def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0) ->
     return ratio if in_time >= ratio else math.floor(20.0 * in_time) / 20.0
 
 
-def repairs(left_s: float, timeout_s: float) -> int:
+def repairs(left_s: float, repair_s: float) -> int:
     """How often a receiver can ask for what is missing of a picture so that it comes in the time that is left.
 
-    It waits as long for what it asked for as its path takes to give up, and longer from round to round.
+    The first time it waits `repair_s` for what it asked for, and longer from round to round.
     """
     for done in range(MAX_NACKS):
-        left_s -= timeout_s * REPAIR_GROWTH**done
+        left_s -= repair_s * REPAIR_GROWTH**done
         if left_s < 0.0:
             return done
     return MAX_NACKS

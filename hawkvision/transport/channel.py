@@ -5,9 +5,11 @@ asks for a report carries a token, the owner's word for what was in it; the chan
 which are lost, and the owner decides what is worth sending again.
 
 A datagram counts as lost when one sent `REORDERING` later on its path was reported, or when nothing was reported of it
-for the path's timeout (RFC 9002 §6.1). If a report names it after all, the path's loss is put right: a host that stands
-still for a moment looks like a link that loses. A path that is silent for three round trips is dead: it is only probed
-until something authentic is heard on it. Reports repeat what earlier ones said, so that a lost one costs little.
+for the path's timeout (RFC 9002 §6.1). Silence about all datagrams alike is no loss yet (§6.2): the path is pinged, and
+they are given `SILENT_TIMEOUTS`; what is sent again into a link that has only become slow makes it slower. If a report
+names a lost one after all, the path's loss is put right: a host that stands still for a moment looks like a link that
+loses. A path that is silent for three round trips is dead: it is only probed until something authentic is heard on it.
+Reports repeat what earlier ones said, so that a lost one costs little.
 """
 
 from __future__ import annotations
@@ -50,11 +52,14 @@ MAX_MISSED: Final = 256
 DEAD_AFTER_RTTS: Final = 3.0
 DEAD_AFTER_LEAST_S: Final = 0.05
 """Of silence; the least covers the report delay and a busy peer."""
+SILENT_TIMEOUTS: Final = 2.5
+"""After which datagrams count as lost though nothing has been heard since they left. A crowded radio's round trip grows
+from 10 to 90 ms within one; resent after a single timeout of 46 ms, a picture of 28 KB took its 4 Mbit/s twice."""
 UNKNOWN_RTT_S: Final = 0.2
 MAX_FRAMES: Final = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
 """Bytes of frames in one datagram."""
 PROBE_S: Final = 0.1
-"""Between probes of a dead path, doubling up to `LONGEST_PROBE_S`."""
+"""Between probes of a silent path, doubling up to `LONGEST_PROBE_S`."""
 LONGEST_PROBE_S: Final = 1.0
 UNPROVEN_RATIO: Final = 3
 """Bytes sent per byte received before an address has proven that it receives (RFC 9000 §8.1)."""
@@ -117,7 +122,12 @@ class Path(Generic[Token]):
 
     def suspect(self, now: float) -> bool:
         """Whether a report is overdue: no reason to give the path up, but to prefer another."""
-        return self.waiting_since is not None and now > self.waiting_since + self.rate.timeout_s()
+        return now > self.suspect_at
+
+    @property
+    def suspect_at(self) -> float:
+        """When the report that is waited for becomes overdue."""
+        return math.inf if self.waiting_since is None else self.waiting_since + self.rate.timeout_s()
 
     @property
     def dies_at(self) -> float:
@@ -261,7 +271,8 @@ class Channel(Generic[Token]):
         for path in self.paths.values():
             if path.report_at is not None and path.report_at <= now:
                 yield from self.flush(path, now)
-            if path.dead(now) and (path.probe_at is None or path.probe_at <= now):
+            silent = path.dead(now) or path.suspect(now)
+            if silent and (path.probe_at is None or path.probe_at <= now):
                 path.probe_at = now + min(LONGEST_PROBE_S, PROBE_S * 2**path.probes)
                 path.probes = min(path.probes + 1, 8)
                 if path.may_send(SMALL):
@@ -297,11 +308,12 @@ class Channel(Generic[Token]):
             if path.report_at is not None:
                 yield path.report_at
             if path.sent:
-                yield next(iter(path.sent.values())).at + path.rate.timeout_s()
-            if path.dead(now):
+                yield self._gives_up_at(path, next(iter(path.sent.values())))
+            if path.dead(now) or path.suspect(now):
                 yield path.probe_at if path.probe_at is not None else now
+                yield max(now, path.silent_at + path.rate.timeout_s())
             elif path.waiting_since is not None:
-                yield path.dies_at
+                yield min(path.dies_at, path.suspect_at)
 
     def expire(self, now: float) -> None:
         """Give up what was not reported in time, and what a dead path holds while another lives."""
@@ -311,14 +323,24 @@ class Channel(Generic[Token]):
             timeout_s = path.rate.timeout_s()
             late = []
             for sequence, sent in path.sent.items():
-                if sent.at + timeout_s > now:
+                if self._gives_up_at(path, sent) > now:
                     break  # sent in order
                 late.append(sequence)
             if late:
                 self._lose(path, late, now)
-                if path.heard_at < now - timeout_s and path.silent_at < now - timeout_s:
-                    path.silent_at = now
-                    path.rate.silent(now)
+            if path.suspect(now) and path.heard_at < now - timeout_s and path.silent_at < now - timeout_s:
+                path.silent_at = now
+                path.rate.silent(now)
+
+    @staticmethod
+    def _gives_up_at(path: Path[Token], sent: _Sent[Token]) -> float:
+        """When a datagram counts as lost for want of a report.
+
+        Where nothing at all was heard since it left, it is likely to be late like all else (RFC 9002 §6.2): the path
+        is asked first.
+        """
+        timeouts = 1.0 if path.heard_at > sent.at else SILENT_TIMEOUTS
+        return sent.at + timeouts * path.rate.timeout_s()
 
     def _seal(self, path: Path[Token], frames: bytes) -> bytes:
         datagram = self._sealer.seal(path.number, path.next_sequence, frames)

@@ -155,6 +155,10 @@ class LossyClient:
         """After which the best living path counts a datagram as lost."""
         return self.sender.channel.best(monotonic()).rate.timeout_s()
 
+    def repair_s(self) -> float:
+        """How long it may take over the best living path until what is asked for again is there."""
+        return self.sender.channel.best(monotonic()).rate.repair_s()
+
     def silent_s(self) -> float:
         """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
         since = [path.waiting_since for path in self.sender.channel.paths.values()]

@@ -341,6 +341,11 @@ class RoundTrip:
             return 2 * INITIAL_RTT_S
         return self.smoothed_s + max(4 * self.variation_s, GRANULARITY_S) + MAX_REPORT_DELAY_S
 
+    @property
+    def reply_s(self) -> float:
+        """How long something may take that is not kept back as reports are."""
+        return self.patience_s - MAX_REPORT_DELAY_S
+
     def timeout_s(self) -> float:
         """After which something unreported is given up."""
         return self.patience_s * (1 << self._doublings)

@@ -227,6 +227,10 @@ class RateController:
         """After which a datagram of which nothing was reported counts as lost (RFC 9002 §6.2.1)."""
         return self._trip.timeout_s()
 
+    def repair_s(self) -> float:
+        """How long it may take until what is asked for again is there."""
+        return self._trip.reply_s
+
     def sent(self, size: int, now: float) -> None:
         """A datagram of `size` bytes left; it may have left before `release_at`, then the next ones wait longer."""
         self._fill(now)

@@ -508,7 +508,7 @@ class Receiver:
 
     def _repair_s(self, now: float) -> float:
         """How long a NACK and what it brings take."""
-        return max(GUARD_LEAST_S, self.channel.best(now).rate.timeout_s())
+        return max(GUARD_LEAST_S, self.channel.best(now).rate.repair_s())
 
     def _retry_s(self, now: float) -> float:
         rate = self.channel.best(now).rate

