@@ -14,6 +14,7 @@ Reports repeat what earlier ones said, so that a lost one costs little.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ DEAD_AFTER_LEAST_S: Final = 0.05
 SILENT_TIMEOUTS: Final = 2.5
 """After which datagrams count as lost though nothing has been heard since they left. A crowded radio's round trip grows
 from 10 to 90 ms within one; resent after a single timeout of 46 ms, a picture of 28 KB took its 4 Mbit/s twice."""
+BEHIND_RTTS: Final = 2.0
+"""And two reports' delays, after which a link may have become slow. Its variation does not count: that grows first, and
+would hide it."""
 UNKNOWN_RTT_S: Final = 0.2
 MAX_FRAMES: Final = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
 """Bytes of frames in one datagram."""
@@ -128,6 +132,17 @@ class Path(Generic[Token]):
     def suspect_at(self) -> float:
         """When the report that is waited for becomes overdue."""
         return math.inf if self.waiting_since is None else self.waiting_since + self.rate.timeout_s()
+
+    def behind(self, now: float) -> bool:
+        """Whether reports are later than they usually are: no reason to give anything up, but to send little.
+
+        Either nothing is heard, or so many datagrams are unreported that those behind them cannot have been, either.
+        """
+        latest = now - BEHIND_RTTS * (self.rate.rtt_s or UNKNOWN_RTT_S) - 2 * REPORT_DELAY_S
+        if self.waiting_since is not None and self.waiting_since < latest:
+            return True
+        last = next(itertools.islice(self.sent.values(), REORDERING, None), None)
+        return last is not None and last.at < latest
 
     @property
     def dies_at(self) -> float:

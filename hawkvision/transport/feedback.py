@@ -33,6 +33,9 @@ TRAIN_MOST: Final = 40
 SPREAD: Final = 1.5
 """How much longer than it was sent a train must arrive before it may lower the link's speed. Datagrams that leave at
 our share of a full link arrive at our share; only what left much faster shows the link itself."""
+FAR_SLOWER: Final = 2.0
+"""How many times more slowly than known a train must arrive to be believed before the fate of all of it is known: at a
+tenth of the link's speed that takes as long as ten pictures, and others are planned meanwhile."""
 SAMPLES: Final = 5
 """Trains whose median is the link's speed: three pictures suffice to learn that it has changed."""
 
@@ -221,6 +224,15 @@ class _Train:
         spread = span > SPREAD * (self.last_of_received - self.first_of_received)
         return min(rate, MAX_RATE), spread
 
+    def arriving(self) -> float | None:
+        """Bytes per second of what has arrived so far; None if that is too little, or arrived as slowly as it left."""
+        if self.received < TRAIN_LEAST or self.settled:
+            return None
+        span = max(max(self.times) - min(self.times), 1e-6)
+        if span <= SPREAD * (self.last_of_received - self.first_of_received):
+            return None
+        return self.received_size * (1 - 1 / self.received) / span
+
 
 class Trains:
     """The datagrams in flight, grouped into trains, and the link's speed that their spacing tells."""
@@ -232,6 +244,8 @@ class Trains:
         self.speed: float | None = None
         """Bytes per second of the bottleneck, the median of the samples; None before a train of at least five was seen.
         Kept, for senders ask for every datagram."""
+        self._arriving: float | None = None
+        """Bytes per second of the latest train of which enough has arrived, but not all."""
         self.spread_at: float | None = None
         """When a train last showed the link itself."""
         self.in_flight = 0.0
@@ -268,6 +282,13 @@ class Trains:
             train.lost += 1
             self.in_flight += train.outstanding
 
+    @property
+    def speed_now(self) -> float | None:
+        """The same, but what a train that is still arriving shows where that is far less."""
+        if self.speed is None or self._arriving is None or self._arriving > self.speed / FAR_SLOWER:
+            return self.speed
+        return self._arriving
+
     def settle(self, now: float, give_up_s: float) -> None:
         """Learn from the oldest trains whose fate is known, and forget what is older than `give_up_s`."""
         done = 0
@@ -279,6 +300,7 @@ class Trains:
             if found is not None:
                 self._learn(*found, now)
         self._drop(done)
+        self._arriving = next((speed for train in reversed(self._trains) if (speed := train.arriving())), None)
 
     def _learn(self, rate: float, spread: bool, now: float) -> None:
         known = self.speed
@@ -291,7 +313,7 @@ class Trains:
     def forget(self) -> None:
         """The path may be another now."""
         self._samples.clear()
-        self.speed = None
+        self.speed = self._arriving = None
 
     def _drop(self, count: int) -> None:
         self.in_flight -= sum(train.outstanding for train in self._trains[:count])

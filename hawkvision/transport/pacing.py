@@ -193,6 +193,12 @@ class RateController:
         return self._trip.smoothed_s
 
     @property
+    def latest_rtt_s(self) -> float | None:
+        """The latest sample, or the smoothed round trip if that is longer; None before the first sample."""
+        smoothed_s = self._trip.smoothed_s
+        return None if smoothed_s is None else max(smoothed_s, self._trip.latest_s)
+
+    @property
     def min_rtt_s(self) -> float | None:
         """Least round trip of the last ten seconds; None before the first sample."""
         return self._trip.least_s
@@ -226,6 +232,14 @@ class RateController:
     def timeout_s(self) -> float:
         """After which a datagram of which nothing was reported counts as lost (RFC 9002 §6.2.1)."""
         return self._trip.timeout_s()
+
+    def carry_s(self, size: float, now: float) -> float:
+        """How long so many bytes take that leave from now on: the link's time, and for more than a burst our own."""
+        speed = self._trains.speed_now
+        if speed is None or self._broken:
+            return size / self.rate_bytes_s
+        self._fill(now)
+        return max(size / speed, (size - max(0.0, self._tokens)) / self.rate_bytes_s)
 
     def repair_s(self) -> float:
         """How long it may take until what is asked for again is there."""

@@ -87,6 +87,20 @@ def test_where_all_is_silent_a_path_is_pinged_before_anything_counts_as_lost() -
     assert end.lost == ["token"]
 
 
+def test_a_path_is_behind_before_its_reports_are_overdue() -> None:
+    end, peer = channel(0), Peer(SERVER, CLIENT)
+    path = end.paths[0]
+    end.send(path, PING, BEGIN)
+    end.receive(*peer.seal(report_of([0])), BEGIN + 0.01)
+    assert not path.behind(BEGIN + 1.0), "nothing is waited for"
+    end.send(path, PING, BEGIN + 1.0)
+    overdue = next(at for step in range(1000) if path.suspect(at := BEGIN + 1.0 + step * 1e-3))
+    behind = next(at for step in range(1000) if path.behind(at := BEGIN + 1.0 + step * 1e-3))
+    assert BEGIN + 1.0 + 0.01 < behind < overdue
+    end.receive(*peer.seal(report_of([0, 1])), behind)
+    assert not path.behind(behind)
+
+
 def test_what_a_slow_link_brings_late_was_not_lost() -> None:
     end, peer = channel(0), Peer(SERVER, CLIENT)
     for sequence in range(2):

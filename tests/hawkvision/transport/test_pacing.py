@@ -215,6 +215,38 @@ def test_the_first_round_trip_raises_the_rate_to_one_initial_window_in_that_time
     assert control.rate_bytes_s == pytest.approx(rate, rel=0.01)
 
 
+def test_what_may_leave_at_once_takes_the_links_time_and_more_takes_the_rates() -> None:
+    link = a_link()
+    camera = Camera(link, PICTURE, every_s=0.2)
+    link.sim.run(2.15)
+    control, now = camera.rate, link.sim.now
+    assert control.link_bytes_s is not None
+    assert control.carry_s(PICTURE, now) == pytest.approx(PICTURE / control.link_bytes_s)
+    while control.release_at(1_200, now) <= now:
+        control.sent(1_200, now)
+    assert control.carry_s(PICTURE, now) == pytest.approx(PICTURE / control.rate_bytes_s, rel=0.2)
+
+
+def test_a_link_that_became_far_slower_is_seen_before_a_whole_picture_is_through() -> None:
+    link = a_link()
+    camera = Camera(link, PICTURE, every_s=0.2)
+    link.sim.run(2.15)
+    before = camera.rate.carry_s(PICTURE, link.sim.now)
+    link.rate = RATE / 10
+    link.sim.run(2.2 + link.delay_s * 2 + 0.3 * PICTURE / link.rate + 0.02)
+    assert camera.rate.carry_s(PICTURE, link.sim.now) > 5 * before
+
+
+def test_a_round_trip_that_has_just_grown_counts_at_once() -> None:
+    control = RateController(now=0.0)
+    for step, rtt_s in enumerate((0.01, 0.01, 0.09)):
+        control.sent(60, step)
+        control.reported([Arrival(60, step, rtt_s / 2)], [], rtt_s, step + rtt_s)
+    assert control.latest_rtt_s == pytest.approx(0.09)
+    assert control.rtt_s is not None
+    assert control.rtt_s < 0.03
+
+
 def test_tokens_gather_to_one_picture_at_most() -> None:
     link = a_link(rate=50 * RATE)
     camera = Camera(link, PICTURE, every_s=0.1)
