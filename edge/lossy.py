@@ -42,6 +42,8 @@ log = logging.getLogger("hawkvision.edge")
 RESERVE_S: Final = 0.02
 """How long before its deadline a picture is looked at, whatever is still missing of it: a look takes 3 to 10 ms on two
 cores, and answers leave 5 ms before the deadline."""
+GRACE_S: Final = 0.015
+"""How long a picture is let come in at least: what its first fragments show is a guess, and little earlier."""
 PATIENCE_S: Final = 30.0
 """Longest wait for missing fragments without a deadline; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 2.0
@@ -90,6 +92,7 @@ class LossyDoor:
             api_key=config.api_key,
             useful_side=useful_side,
             reserve_s=RESERVE_S,
+            grace_s=GRACE_S,
         )
         door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         metrics.watch_lossy(door._counts)

@@ -175,6 +175,8 @@ class Receiver:
         """Answers (picture, status, body) that no report confirmed: for the stream, which is reliable."""
         self.reserve_s = 0.01
         """How long before the deadline a picture must be handed over to be answered in time."""
+        self.grace_s = 0.0
+        """How long a picture is let come in at least, however soon its deadline is."""
         self._budget = budget
         self._templates: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
@@ -339,9 +341,13 @@ class Receiver:
         overdue = now + rest_s + self._guard_s(now)
         if assembly.nacks:
             overdue = max(overdue, min(assembly.check_at, now + self._repair_s(now)))
-        if assembly.deadline is not None:
-            overdue = min(overdue, assembly.deadline - self.reserve_s)
-        return overdue
+        return min(overdue, self._latest(assembly))
+
+    def _latest(self, assembly: _Assembly) -> float:
+        """When a picture with a deadline is handed over, however little there is of it."""
+        if assembly.deadline is None:
+            return math.inf
+        return max(assembly.deadline - self.reserve_s, assembly.started + self.grace_s)
 
     def _check(self, number: int, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
         """The last fragment is there or overdue: hand the picture over, or ask for what is missing."""
@@ -361,7 +367,7 @@ class Receiver:
             return
         repair_s = self._repair_s(now)
         # However long the timeouts of a silent path have grown, the last fragment's age decides.
-        until = assembly.last_at + ABANDONED_S if assembly.deadline is None else assembly.deadline - self.reserve_s
+        until = assembly.last_at + ABANDONED_S if assembly.deadline is None else self._latest(assembly)
         in_time = now + (0.0 if assembly.deadline is None else repair_s) < until
         if in_time and assembly.nacks < MAX_NACKS:
             assembly.nacks += 1

@@ -58,6 +58,7 @@ class Host(Protocol):
 
     handler: Handler
     reserve_s: float
+    grace_s: float
     budget: Budget
     transport: asyncio.DatagramTransport
     sent_bytes: int
@@ -73,6 +74,7 @@ class Session:
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
         self.receiver = Receiver(channel, server.budget)
         self.receiver.reserve_s = server.reserve_s
+        self.receiver.grace_s = server.grace_s
         self._server = server
         self._protocol = protocol
         self._addresses: dict[int, Any] = {}

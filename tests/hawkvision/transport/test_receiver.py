@@ -133,6 +133,18 @@ def test_of_a_deadline_the_ways_of_the_picture_and_of_the_answer_are_taken() -> 
     assert event.deadline == pytest.approx(BEGIN + 1 + 0.1 - rtt_s, abs=0.005)
 
 
+def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> None:
+    end, peer = server(), Peer()
+    end.grace_s = 0.015
+    first, *rest = fragments(SCENE, left_ms=1)
+    assert give(end, peer, first) == []
+    assert end.next_timer(BEGIN) <= BEGIN + end.grace_s + 1e-9
+    assert give(end, peer, rest[0], now=BEGIN + 0.014) == []
+    (event,) = handed(end, peer, BEGIN + 0.0151)
+    assert event.final
+    assert isinstance(event.arrived, Partial)
+
+
 def test_too_little_at_a_deadline_is_answered_as_expired() -> None:
     end, peer = server(), Peer()
     give(end, peer, fragments(coded(), left_ms=20)[0])
