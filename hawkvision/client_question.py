@@ -64,6 +64,8 @@ class Question:
     deadline_s: float | None
     fast: bool = False
     """Whether speed counts before accuracy, and a picture coded anew will do where there is time for it whole."""
+    insist: bool = True
+    """Whether an answer after the deadline is better than none, as it is but for `on_miss=fail`."""
 
 
 def lossy_question(query: dict[str, str]) -> Question:
@@ -84,7 +86,8 @@ def lossy_question(query: dict[str, str]) -> Question:
     else:
         meta = b""
     fast = shared.get("quality") == Quality.FAST.value
-    return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast)
+    insist = shared.get("on_miss") != OnMiss.FAIL.value
+    return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, insist)
 
 
 async def encoded(picture: Picture) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.errors import DeadlineMissed, HawkVisionError
 from hawkvision.hop import LossyOffer
 from hawkvision.lossy_plan import (
     ANSWER_S,
@@ -55,7 +55,19 @@ only later: a radio link may be back any moment."""
 LOOK_S: Final = 0.25
 """Between looks for silence."""
 LATE_S: Final = 0.5
-"""How long after its deadline an answer is still waited for."""
+"""How long after its deadline an answer is still waited for, unless even late ones are wanted."""
+OVERDUE_S: Final = 0.03
+MOST_OVERDUE_S: Final = 0.25
+"""How much more than a round trip after its deadline an answer is overdue, and how long after it at most."""
+SOON_S: Final = 0.02
+"""Between looks whether a link that was silent then is heard again."""
+MAX_INSISTS: Final = 3
+"""Small pictures sent for one whose late answer is wanted."""
+MAX_LATE: Final = 16
+"""Callers who wait for late answers; the next ones are told that they missed. After an outage they would be too many in
+the way of those who are not late."""
+SMALL_RATIO: Final = 0.35
+"""Of a plain picture's bytes, what is sent into a link that may have become slow: six fragments instead of eighteen."""
 WHOLE_SHARE: Final = 0.25
 WHOLE_MOST_S: Final = 0.25
 """Of the deadline, and in all, what a picture's very bytes with their parity may take of the link. They are two to
@@ -96,6 +108,20 @@ class _Connection:
     headers: set[bytes] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What `LossyLink.ask` was told; times are the loop's."""
+
+    template: bytes
+    picture: Picture
+    meta: bytes
+    exact: bool
+    deadline: float | None
+    until: float
+    hear: Callable[[bytes], None]
+    delivery: Delivery | None
+
+
 class LossyLink:
     """A peer and the connection to it. Used on one event loop; close it."""
 
@@ -107,6 +133,7 @@ class LossyLink:
         local: Sequence[str] = (),
         api_key: str | None = None,
         may_miss: float = SELDOM,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """Prepare a link; nothing is sent yet.
 
@@ -117,12 +144,14 @@ class LossyLink:
             api_key: of the peer, if it asks for one.
             may_miss: which share of the pictures that travel as they are may arrive too late, or not at all, where no
                 parity makes it `SELDOM`.
+            answer_s: of a deadline, what the peer's work takes, and the wait for fragments that are overdue.
         """
         self._routes = [Route(address, host) for address in local] or [Route(None, host)]
         self._host = host
         self._discover = discover
         self._api_key = api_key
         self._may_miss = may_miss
+        self._answer_s = answer_s
         self._planner = Planner()
         self._plan: Plan | None = None
         self._offer: LossyOffer | None = None
@@ -131,6 +160,8 @@ class LossyLink:
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._whole_from = -math.inf
+        self._late = 0
+        """Callers who wait for a late answer."""
         self._closed = False
 
     async def ask(
@@ -144,6 +175,7 @@ class LossyLink:
         exact: bool = False,
         hear: Callable[[bytes], None] = unheard,
         delivery: Delivery | None = None,
+        insist: bool = False,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
 
@@ -156,10 +188,12 @@ class LossyLink:
             exact: see `prepare`.
             hear: called with what the peer says before its answer, if it does and that arrives.
             delivery: learns when the picture is there.
+            insist: want an answer even after the deadline, if only to a small picture: see `_insisted`.
 
         Raises:
             RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
-            TimeoutError: if no answer came in time; `LATE_S` after the deadline is no time any more.
+            TimeoutError: if no answer came in time; `LATE_S` after the deadline is no time any more, but for `insist`.
+            DeadlineMissed: if `insist` asks for one late answer too many.
             ConnectionLost: if there was no connection.
         """
         if isinstance(picture, bytes):
@@ -171,28 +205,17 @@ class LossyLink:
             connection = await self._connected(until)
             if deadline_s is not None and deadline is None:
                 deadline = loop.time() + deadline_s
-                until = min(until, deadline + LATE_S)
-            left_s = None if deadline is None else max(0.0, deadline - loop.time())
-            coded = await self._prepared(connection, picture, meta, left_s, exact=exact)
-            now = loop.time()
-            asking = connection.client.ask(
-                template,
-                coded,
-                meta=meta,
-                deadline_s=None if deadline is None else max(0.0, deadline - now),
-                timeout_s=max(0.0, until - now),
-                hear=unheard if attempt else hear,  # nothing less than was heard already
-                delivery=delivery,
-            )
+                until = until if insist else min(until, deadline + LATE_S)
+
+            heard = unheard if attempt else hear  # nothing less than was heard already
+            asked = _Asked(template, picture, meta, exact, deadline, until, heard, delivery)
+            insisting = insist and deadline is not None
+            asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
-                status, answer = await self._watched(connection, asyncio.ensure_future(asking))
+                return await self._watched(connection, asyncio.ensure_future(asking))
             except ConnectionLost:
                 if attempt + 1 == MAX_ASKS or self._closed:
                     raise
-            else:
-                if exact and status is Status.EXPIRED:
-                    self._whole_from = loop.time() + WHOLE_PAUSE_S
-                return status, answer
         raise AssertionError("the last attempt returns or raises")
 
     def carries_whole(self, picture: Picture, deadline_s: float, *, surely: bool = False) -> bool:
@@ -205,7 +228,7 @@ class LossyLink:
         connection = self._alive()
         if connection is None or not isinstance(picture, bytes):
             return False
-        if asyncio.get_running_loop().time() < self._whole_from:
+        if asyncio.get_running_loop().time() < self._whole_from or connection.client.behind:
             return False
         plan = self._planned(connection, picture, deadline_s)
         most = SELDOM if surely else self._may_miss
@@ -270,16 +293,25 @@ class LossyLink:
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
     def _planned(self, connection: _Connection, picture: Picture, deadline_s: float | None) -> Plan:
-        """What a picture would get now."""
+        """What a picture would get now; little, if its time is up or may be."""
         client = connection.client
         plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
-        spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0)
-        return self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
+        spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0, self._answer_s)
+        if deadline_s == 0.0 or (deadline_s is not None and client.behind):
+            spare = min(spare, SMALL_RATIO)
+        plan = self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
+        if spare <= SMALL_RATIO and SMALL_RATIO * plain_s <= PARITY_SPREAD_S:
+            # A burst of loss may take so few fragments all at once; twice as many, spread over time, it does not.
+            return replace(plan, parity=max(plan.parity, 1.0))
+        return plan
 
     def _whole_parity(
         self, connection: _Connection, plan: Plan, size: int, deadline_s: float, may_miss: float
     ) -> float | None:
         """With which parity so many bytes arrive in time as they are, but for `SELDOM`, or else for `may_miss`.
+
+        By what is lost now, not by what was lost before it became less, as plans are made: whoever dares in vain has
+        another way.
 
         None where that takes too long, where nobody knows what is lost, and where the picture does not fit.
         """
@@ -295,11 +327,11 @@ class LossyLink:
         rounds are taken to be independent.
         """
         client = connection.client
-        link, rtt_s = self._planner.held(_seen(client), asyncio.get_running_loop().time()), client.rtt_s()
+        link, rtt_s = _seen(client), client.rtt_s()
         if not link.known or rtt_s is None:
             return None
         k = -(-size // fragment_room(bytes(MAX_META)))
-        left_s = deadline_s - rtt_s - ANSWER_S
+        left_s = deadline_s - rtt_s - self._answer_s
         most_s = min(left_s, WHOLE_SHARE * deadline_s, WHOLE_MOST_S)
 
         def carry_s(parity: float) -> float:
@@ -385,6 +417,62 @@ class LossyLink:
         if old is not None:
             self._sent_before += old.client.sent_bytes
             await old.client.close()
+
+    async def _sent(self, connection: _Connection, asked: _Asked, *, small: bool = False) -> tuple[Status, bytes]:
+        """The answer to a picture, as it is planned now, or to a small one, which may be late."""
+        loop, deadline = asyncio.get_running_loop(), asked.deadline
+        whole = asked.exact and not small
+        left_s = None if deadline is None else 0.0 if small else max(0.0, deadline - loop.time())
+        coded = await self._prepared(connection, asked.picture, asked.meta, left_s, exact=whole)
+        now = loop.time()
+        status, answer = await connection.client.ask(
+            asked.template,
+            coded,
+            meta=asked.meta,
+            deadline_s=None if deadline is None else max(0.0, deadline - now),
+            timeout_s=max(0.0, asked.until - now),
+            hear=asked.hear,
+            delivery=asked.delivery,
+            late_s=asked.until - deadline if small and deadline is not None else 0.0,
+        )
+        if whole and status is Status.EXPIRED:
+            self._whole_from = loop.time() + WHOLE_PAUSE_S
+        return status, answer
+
+    async def _insisted(self, connection: _Connection, asked: _Asked) -> tuple[Status, bytes]:
+        """The first answer that is one: to the picture, or to a small one that is sent if that came to nothing.
+
+        It did if too little arrived to be decoded, and may have if its answer is long overdue.
+        """
+        assert asked.deadline is not None
+        loop, client = asyncio.get_running_loop(), connection.client
+        overdue_at = asked.deadline + min(MOST_OVERDUE_S, (client.rtt_s() or 0.0) + OVERDUE_S)
+        tasks = [loop.create_task(self._sent(connection, asked))]
+        waiting, late = set(tasks), 0
+        try:
+            while True:
+                left_s = max(SOON_S, overdue_at - loop.time()) if len(tasks) == 1 else None
+                done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    status, answer = each.result()
+                    if status is not Status.EXPIRED or not (waiting or len(tasks) <= MAX_INSISTS):
+                        return status, answer
+                if not late and self._late >= MAX_LATE:
+                    raise DeadlineMissed(
+                        f"no answer came back in time, and {MAX_LATE} late ones are waited for already"
+                    )
+                self._late += 1 - late
+                late = 1
+                # What a silent link holds may still arrive, and more would only wait behind it.
+                heard = client.silent_s() <= (client.rtt_s() or 0.0) + OVERDUE_S
+                if len(tasks) <= MAX_INSISTS and (done or heard):
+                    tasks.append(loop.create_task(self._sent(connection, asked, small=True)))
+                    waiting.add(tasks[-1])
+        finally:
+            self._late -= late
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watched(
         self, connection: _Connection, asking: asyncio.Future[tuple[Status, bytes]]

@@ -148,8 +148,8 @@ class LossyClient:
         return self.sender.loss(monotonic())
 
     def rtt_s(self) -> float | None:
-        """The best living path's smoothed round trip."""
-        return self.sender.channel.best(monotonic()).rate.rtt_s
+        """The best living path's round trip, smoothed unless it has just grown."""
+        return self.sender.channel.best(monotonic()).rate.latest_rtt_s
 
     def timeout_s(self) -> float:
         """After which the best living path counts a datagram as lost."""
@@ -158,6 +158,12 @@ class LossyClient:
     def repair_s(self) -> float:
         """How long it may take over the best living path until what is asked for again is there."""
         return self.sender.channel.best(monotonic()).rate.repair_s()
+
+    @property
+    def behind(self) -> bool:
+        """Whether reports are late on every path: the link may have become slower than it was measured to be."""
+        now = monotonic()
+        return all(path.behind(now) for path in self.sender.channel.paths.values())
 
     def silent_s(self) -> float:
         """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
@@ -190,6 +196,7 @@ class LossyClient:
         timeout_s: float = 30.0,
         hear: Callable[[bytes], None] = unheard,
         delivery: Delivery | None = None,
+        late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
         """Send a picture, and wait for its answer.
 
@@ -201,6 +208,7 @@ class LossyClient:
             timeout_s: how long to wait at most.
             hear: called with what the server says before the answer, if it does.
             delivery: learns when the picture is there.
+            late_s: for how long after its deadline it is worth sending.
 
         Raises:
             TimeoutError: if no answer came.
@@ -219,7 +227,7 @@ class LossyClient:
                         raise ConnectionLost(self.lost)
                 now = monotonic()
                 deadline = None if deadline_s is None else started + deadline_s
-                number = sender.submit(self._template(template), coded, deadline, meta, now, delivery)
+                number = sender.submit(self._template(template), coded, deadline, meta, now, delivery, late_s)
                 future: asyncio.Future[tuple[Status, bytes]] = self._loop.create_future()
                 self._waiting[number], self._hearing[number] = future, hear
                 self._pump()

@@ -102,6 +102,8 @@ class _Picture:
     coded: Coded
     meta: bytes
     deadline: float | None
+    expires: float
+    """From when on nothing more is sent of it."""
     fragments: list[_Fragment]
     rounds: int = 0
     repair_at: float = -math.inf
@@ -156,8 +158,10 @@ class Sender:
         return max((path.rate.loss for path in self.channel.usable(now)), key=lambda loss: loss.ratio)
 
     def spare_s(self, size: int, now: float) -> float:
-        """How long that many bytes take at the rate of all living paths."""
-        return size / max(1.0, sum(path.rate.rate_bytes_s for path in self.channel.usable(now)))
+        """How long that many bytes take over all living paths, spread by their rates."""
+        rates = [path.rate for path in self.channel.usable(now)]
+        whole = max(1.0, sum(rate.rate_bytes_s for rate in rates))
+        return max(rate.carry_s(size * rate.rate_bytes_s / whole, now) for rate in rates)
 
     @property
     def queued_bytes(self) -> int:
@@ -177,8 +181,11 @@ class Sender:
         meta: bytes,
         now: float,
         delivery: Delivery | None = None,
+        late_s: float = 0.0,
     ) -> int:
         """Queue a picture, and return its number; `delivery` is told when it is there.
+
+        It is sent until its deadline, or `late_s` longer where its answer is still wanted then.
 
         Raises:
             WireError: if the meta is too long, or a symbol for a datagram beside it.
@@ -190,8 +197,9 @@ class Sender:
             raise WireError(f"meta of {len(meta)}, symbols of {longest} bytes; expected at most {MAX_META} and {room}")
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
+        expires = math.inf if deadline is None else deadline + late_s
         picture = _Picture(
-            number, template, coded, meta, deadline, [_Fragment() for _ in coded.symbols], delivery=delivery
+            number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols], delivery=delivery
         )
         self._pictures[number] = picture
         k, n = coded.format.k, coded.format.n
@@ -232,7 +240,7 @@ class Sender:
         while self._queue and self._queue[0].not_before <= now:
             entry = self._queue[0]
             picture = self._pictures.get(entry.number)
-            if picture is None or (picture.deadline is not None and picture.deadline <= now):
+            if picture is None or picture.expires <= now:
                 heapq.heappop(self._queue)
                 if picture is not None:
                     self._taken_off(picture, entry.fragment)

@@ -67,12 +67,12 @@ def test_before_a_deadline_it_travels_as_it_is_once_the_link_is_known_to_be_quic
 def test_who_has_an_answer_of_their_own_may_risk_more_for_pictures_as_they_are() -> None:
     async def carried() -> list[bool]:
         async with serving() as server:
-            spec = LinkSpec.parse("rate=100mbit,delay=20ms,loss=30%,seed=3")
+            spec = LinkSpec.parse("rate=100mbit,delay=20ms,loss=30%,burst=6,seed=3")
             async with UdpRelay(("127.0.0.1", server.udp.port), spec) as relay:
                 server.port = relay.address[1]
                 link = LossyLink("127.0.0.1", server.discover, may_miss=1.0)
-                # Too little time to send anything again, but not for half as much parity. How much is lost is measured,
-                # so at first it may be taken for less, of which parity mends enough for both.
+                # Too little time to send again all that is lost, but not for half as much parity. How much is lost is
+                # measured, so at first it may be taken for less, of which parity mends enough for both.
                 found: list[bool] = []
                 async with asyncio.timeout(30.0):
                     while found != [True, False]:

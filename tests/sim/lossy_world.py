@@ -85,6 +85,7 @@ class World:
         self.asked: dict[int, Asked] = {}
         self.answer_partial = False
         self.service_s = 0.002
+        self.when_answered: Callable[[int], None] = void
         self.stream_s = 0.5
         """How long QUIC's stream takes to deliver over a bad link."""
         self.by_stream = 0
@@ -101,12 +102,14 @@ class World:
         """Do something then."""
         heapq.heappush(self._events, (max(time, self.now), next(self._order), event))
 
-    def ask(self, coded: Coded, deadline_s: float | None = None) -> int | None:
+    def ask(
+        self, coded: Coded, deadline_s: float | None = None, *, template: int = 0, late_s: float = 0.0
+    ) -> int | None:
         """Submit a picture now; None if the sender is full."""
         if self.sender.full:
             return None
         deadline = None if deadline_s is None else self.now + deadline_s
-        number = self.sender.submit(0, coded, deadline, b"", self.now)
+        number = self.sender.submit(template, coded, deadline, b"", self.now, late_s=late_s)
         self.asked[number] = Asked(self.now, deadline)
         self._wake["client"] = self.now
         return number
@@ -116,9 +119,9 @@ class World:
         for n in range(count):
             self.at(self.now + n * every_s, lambda: void(self.ask(coded, deadline_s)))
 
-    def run(self, until: float) -> None:
-        """Let time pass."""
-        while True:
+    def run(self, until: float, unless: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass, until then or until there is something else to do."""
+        while not unless():
             then = min(
                 *self._wake.values(),
                 *(at for route in self.routes for at in (route.up.next_at, route.down.next_at) if at is not None),
@@ -129,6 +132,8 @@ class World:
                 break
             self.now = max(self.now, then)
             self._step()
+        else:
+            return
         self.now = until
 
     def _step(self) -> None:
@@ -158,6 +163,7 @@ class World:
             asked = self.asked[answer.picture]
             assert asked.answered_at is None, f"seed {self.seed}: picture {answer.picture} was answered twice"
             asked.answered_at, asked.status, asked.body = now, answer.status, answer.body
+            self.when_answered(answer.picture)
         self._wake["client"] = max(self.sender.next_timer(now), now + TICK_S)
 
     def _pump_server(self) -> None:

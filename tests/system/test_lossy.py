@@ -266,8 +266,10 @@ def test_a_dead_link_is_unreachable_within_the_time(noop: ServerProcess) -> None
         link.cut()
         with pytest.raises(Unreachable):
             client.classify(PICTURE)
-        with pytest.raises(DeadlineMissed):
+        with pytest.raises(Unreachable):
             client.classify(PICTURE, deadline_ms=100.0)
+        with pytest.raises(DeadlineMissed):
+            client.classify(PICTURE, deadline_ms=100.0, on_miss="fail")
 
 
 def test_a_dead_node_is_unreachable() -> None:

@@ -156,6 +156,14 @@ def test_nothing_is_sent_after_its_deadline() -> None:
     assert until(end, peer, BEGIN + 0.0101, BEGIN + 30) == []
 
 
+def test_a_picture_that_is_wanted_late_is_sent_after_its_deadline_and_not_for_ever() -> None:
+    end, peer = client(), peer_of()
+    end.submit(0, coded(k=30, n=60, size=1000), BEGIN, b"", BEGIN, late_s=0.5)
+    assert sent(end, peer, BEGIN)
+    assert until(end, peer, BEGIN + 0.0101, BEGIN + 0.5)
+    assert until(end, peer, BEGIN + 0.5001, BEGIN + 30) == []
+
+
 def test_a_cancelled_picture_is_told_and_not_sent_on() -> None:
     end, peer = client(), peer_of()
     number = end.submit(0, PICTURE, None, b"", BEGIN)
