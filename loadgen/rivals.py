@@ -15,8 +15,8 @@ asked once beforehand.
 `static@0.55` among the policies is `static` with that threshold; a comparison at equal accuracy needs one that makes it
 about as accurate as ours, or `all-edge`, whose answers dilute a rival that is more accurate (`equal_accuracy`).
 
-Writes, into a folder: a record per link, rate and policy, all rounds together; the single rounds; a page per link and
-rate; what servers said; and `summary.json` with the figures and the claims they bear out.
+Writes, into a folder: a record per link, rate and policy, all rounds together, with its figures; the single rounds; a
+page per link and rate; what servers said; and `summary.json` with all figures and the claims they bear out.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from loadgen.rivals_plan import MOST_TRIES, PLACES, Contender, Plan, add_argumen
 from loadgen.setup import MAX_IN_FLIGHT, Setup
 from loadgen.steady import is_steady
 from loadgen.stolen import ProcessorTime
+from loadgen.summary import summarise
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -376,7 +377,7 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         cell = Cell(link, rate, steady[link], together)
         for name, result in together.items():
             report.files.append(f"{link}-{rate:g}-{name}.json.gz")
-            save(result.run, plan.out / report.files[-1])
+            save(result.run, plan.out / report.files[-1], summarise(result.run))
         rows, claims = judge(cell)
         report.rows.extend(rows)
         report.claims.extend(claims)

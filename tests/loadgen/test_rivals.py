@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gzip
 import signal
 import subprocess
 import sys
@@ -188,6 +189,8 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
     assert {each.tier for each in alone.outcomes if each.answered} == {"edge"}
     assert {each.tier for each in ours.outcomes if each.answered} >= {"dc"}
     assert report.failures == []
+    written = gzip.decompress((tmp_path / "out" / "wifi-busy-20-hawkvision.json.gz").read_bytes())
+    assert msgspec.json.decode(written)["summary"]["name"] == "hawkvision"
     assert report.rows[0].uplink_bytes > 3 * report.rows[1].uplink_bytes
     assert ours.links[0].link == "client-edge"
     assert ours.noise is not None
