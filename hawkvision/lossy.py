@@ -63,7 +63,7 @@ SOON_S: Final = 0.02
 """Between looks whether a link that was silent then is heard again."""
 MAX_INSISTS: Final = 3
 """Small pictures sent for one whose late answer is wanted."""
-MAX_LATE: Final = 16
+MAX_LATE: Final = 24
 """Callers who wait for late answers; the next ones are told that they missed. After an outage they would be too many in
 the way of those who are not late."""
 SMALL_RATIO: Final = 0.35
@@ -300,7 +300,7 @@ class LossyLink:
         if deadline_s == 0.0 or (deadline_s is not None and client.behind):
             spare = min(spare, SMALL_RATIO)
         plan = self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
-        if spare <= SMALL_RATIO and SMALL_RATIO * plain_s <= PARITY_SPREAD_S:
+        if spare <= SMALL_RATIO and SMALL_RATIO * plain_s <= PARITY_SPREAD_S and not _is_silent(client):
             # A burst of loss may take so few fragments all at once; twice as many, spread over time, it does not.
             return replace(plan, parity=max(plan.parity, 1.0))
         return plan
@@ -463,9 +463,7 @@ class LossyLink:
                     )
                 self._late += 1 - late
                 late = 1
-                # What a silent link holds may still arrive, and more would only wait behind it.
-                heard = client.silent_s() <= (client.rtt_s() or 0.0) + OVERDUE_S
-                if len(tasks) <= MAX_INSISTS and (done or heard):
+                if len(tasks) <= MAX_INSISTS and (done or not _is_silent(client)):
                     tasks.append(loop.create_task(self._sent(connection, asked, small=True)))
                     waiting.add(tasks[-1])
         finally:
@@ -495,6 +493,11 @@ class LossyLink:
 def _seen(client: LossyClient) -> LinkState:
     estimate = client.loss()
     return LinkState(estimate.ratio, estimate.burst, estimate.known)
+
+
+def _is_silent(client: LossyClient) -> bool:
+    """Whether nothing is heard that should be: what such a link holds may all arrive, and more would wait behind it."""
+    return client.silent_s() > (client.rtt_s() or 0.0) + OVERDUE_S
 
 
 def _registered(connection: _Connection, header: bytes) -> int | None:
