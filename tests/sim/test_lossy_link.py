@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from hawkvision.lossy import LossyLink
+from hawkvision.errors import DeadlineMissed
+from hawkvision.lossy import MAX_LATE, LossyLink
 from hawkvision.transport.coding import Arrived, Complete, Partial
 from hawkvision.transport.receiver import Picture, Status
 from loadgen.links import load_profile
@@ -103,6 +104,23 @@ def test_a_picture_whose_link_is_held_is_answered_when_it_is_let_go() -> None:
     late = world.play(main)
     assert late.status is Status.OK
     assert 0.4 < late.after_s < 1.2
+
+
+def test_after_an_outage_so_many_late_answers_are_waited_for_and_no_more() -> None:
+    world = Edge(1)
+
+    async def main(link: LossyLink) -> list[Answered | BaseException]:
+        await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
+        world.routes[0].cut(True)
+        world.at(world.now + 2.0, lambda: world.routes[0].cut(False))
+        asking = (world.caller(link, n * 0.02) for n in range(MAX_LATE + 6))
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    came = world.play(main)
+    missed = [each for each in came if isinstance(each, DeadlineMissed)]
+    assert len(missed) == 6
+    assert {each.status for each in came if isinstance(each, Answered)} == {Status.OK}
+    assert len(missed) + sum(isinstance(each, Answered) for each in came) == len(came)
 
 
 def test_who_wants_no_late_answer_gets_none() -> None:
