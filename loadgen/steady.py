@@ -3,7 +3,7 @@
 Waiting times of neighbours in a queue are alike, and tests for independent samples would call every queue unsteady. So
 each half is cut into `BLOCKS` blocks of equal time, each block is represented by its median, and the medians of the
 halves are compared by the rank test of Mann and Whitney (1947), exact and two-sided. With many requests even a
-difference that nobody would notice is significant; so the halves must differ by `CLEARLY`, too.
+difference that nobody would notice is significant; so the halves must differ by `CLEARLY` and `NOTICEABLE_S`, too.
 
 Medians do not see a queue that a minority waits in: the one in five that is asked of a server behind the server. So
 the backlog is looked at as well: requests that are due and not answered, on average over each block.
@@ -28,6 +28,9 @@ LEAST_PER_BLOCK: Final = 5
 SIGNIFICANT: Final = 0.01
 CLEARLY: Final = 1.2
 """Ratio of the halves' medians that is more than the noise of shared machines."""
+NOTICEABLE_S: Final = 0.001
+"""Difference of the halves' medians that is more than a machine's own: a server that answers in one millisecond takes a
+fifth longer while something else runs beside it for a second."""
 ONE_REQUEST: Final = 1.0
 """By which a backlog must have grown: a server that is nearly idle has none."""
 
@@ -49,7 +52,7 @@ def is_steady(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> bool
     first, second = medians[:BLOCKS], medians[BLOCKS:]
     p = float(mannwhitneyu(first, second, alternative="two-sided", method="exact").pvalue)
     low, high = sorted((_median(first), _median(second)))
-    return p >= SIGNIFICANT or not high > CLEARLY * low
+    return p >= SIGNIFICANT or not (high > CLEARLY * low and high > low + NOTICEABLE_S)
 
 
 def is_growing(outcomes: Sequence[Outcome], start_s: float, end_s: float) -> bool | None:

@@ -43,6 +43,12 @@ def test_a_difference_that_nobody_notices_does_not_count() -> None:
     assert is_steady(outcomes(latency), 0.0, 10.0) is True
 
 
+def test_half_a_millisecond_more_of_a_server_that_takes_one_does_not_count_and_two_more_do() -> None:
+    for slower, steady in ((0.0015, True), (0.003, False)):
+        latency = np.where(np.arange(1000) < 500, 0.001, slower) + exponential(1000, 3) / 1e4
+        assert is_steady(outcomes(latency), 0.0, 10.0) is steady
+
+
 def test_warm_up_does_not_count() -> None:
     latency = exponential(1000, 1)
     latency[:300] += 1.0
