@@ -448,7 +448,7 @@ class LossyLink:
         loop, client = asyncio.get_running_loop(), connection.client
         overdue_at = asked.deadline + min(MOST_OVERDUE_S, (client.rtt_s() or 0.0) + OVERDUE_S)
         tasks = [loop.create_task(self._sent(connection, asked))]
-        waiting, late = set(tasks), 0
+        waiting, late = set(tasks), False
         try:
             while True:
                 left_s = max(SOON_S, overdue_at - loop.time()) if len(tasks) == 1 else None
@@ -457,12 +457,10 @@ class LossyLink:
                     status, answer = each.result()
                     if status is not Status.EXPIRED or not (waiting or len(tasks) <= MAX_INSISTS):
                         return status, answer
-                if not late and self._late >= MAX_LATE:
-                    raise DeadlineMissed(
-                        f"no answer came back in time, and {MAX_LATE} late ones are waited for already"
-                    )
-                self._late += 1 - late
-                late = 1
+                if not late:
+                    if self._late >= MAX_LATE:
+                        raise DeadlineMissed(f"no answer came in time, and {MAX_LATE} late ones are waited for already")
+                    self._late, late = self._late + 1, True
                 if len(tasks) <= MAX_INSISTS and (done or not _is_silent(client)):
                     tasks.append(loop.create_task(self._sent(connection, asked, small=True)))
                     waiting.add(tasks[-1])

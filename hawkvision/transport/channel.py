@@ -55,7 +55,7 @@ DEAD_AFTER_LEAST_S: Final = 0.05
 """Of silence; the least covers the report delay and a busy peer."""
 SILENT_TIMEOUTS: Final = 2.5
 """After which datagrams count as lost though nothing has been heard since they left. A crowded radio's round trip grows
-from 10 to 90 ms within one; resent after a single timeout of 46 ms, a picture of 28 KB took its 4 Mbit/s twice."""
+from 10 to 90 ms within one; resent after a single timeout of 46 ms, a picture would take its 4 Mbit/s twice."""
 BEHIND_RTTS: Final = 2.0
 """And two reports' delays, after which a link may have become slow. Its variation does not count: that grows first, and
 would hide it."""

@@ -151,10 +151,6 @@ class LossyClient:
         """The best living path's round trip, smoothed unless it has just grown."""
         return self.sender.channel.best(monotonic()).rate.latest_rtt_s
 
-    def timeout_s(self) -> float:
-        """After which the best living path counts a datagram as lost."""
-        return self.sender.channel.best(monotonic()).rate.timeout_s()
-
     def repair_s(self) -> float:
         """How long it may take over the best living path until what is asked for again is there."""
         return self.sender.channel.best(monotonic()).rate.repair_s()

@@ -112,9 +112,6 @@ class SimulatedClient:
     def rtt_s(self) -> float | None:
         return self._path.rate.latest_rtt_s
 
-    def timeout_s(self) -> float:
-        return self._path.rate.timeout_s()
-
     def repair_s(self) -> float:
         return self._path.rate.repair_s()
 
