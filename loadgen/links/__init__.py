@@ -212,6 +212,9 @@ def _steps(stretch: Stretch, way: Way, chance: random.Random) -> Iterator[Step]:
             # One gap more than bursts, since a stretch begins and ends alive.
             alive_s = stretch.seconds - sum(bursts)
             gaps = _split(alive_s, len(bursts) + 1, chance)
+            if len(gaps) <= len(bursts):  # a stretch of a few milliseconds has no room for them
+                yield Step(stretch.seconds, spec.rate_bit_s, spec.delay_ms, ratio)
+                return
             yield Step(gaps[0], spec.rate_bit_s, spec.delay_ms, 0.0)
             for burst, gap in zip(bursts, gaps[1:], strict=True):
                 yield Step(burst, spec.rate_bit_s, spec.delay_ms, 1.0)

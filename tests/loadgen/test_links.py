@@ -111,6 +111,16 @@ def test_weather_repeats_by_its_number_and_differs_between_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("name", names())
+def test_every_number_has_weather_though_a_stretch_may_be_too_short_for_its_bursts(name: str) -> None:
+    profile = load_profile(name)
+
+    for number in range(250):
+        for spec in profile.specs(number):
+            assert spec.trace is not None
+            assert sum(step.seconds for step in spec.trace.steps) == pytest.approx(profile.length_s)
+
+
 def test_both_ways_are_dead_at_the_same_time() -> None:
     profile = load_profile("outage")
     up, down = (Direction(spec, "way") for spec in profile.specs())
