@@ -32,19 +32,17 @@ from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, load_identity, own_identity
-from hawkvision.transport.receiver import Status
+from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
 from hawkvision.types import Answer, ClassifyRequest, Received
 
 log = logging.getLogger("hawkvision.edge")
 
-RESERVE_S: Final = 0.02
-"""How long before its deadline a picture is looked at, whatever is still missing of it: a look takes 3 to 10 ms on two
-cores, and answers leave 5 ms before the deadline."""
-GRACE_S: Final = 0.015
-"""How long a picture is let come in at least: what its first fragments show is a guess, and little earlier."""
-PATIENCE_S: Final = 30.0
+PATIENCE: Final = Patience(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
+"""A look takes 3 to 10 ms on two cores, and answers leave 5 ms before the deadline. What a picture's first fragments
+show is a guess, and little earlier."""
+MISSING_S: Final = 30.0
 """Longest wait for missing fragments without a deadline; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 2.0
 """How long a stopping door waits for its last answers to be confirmed, once they are given: a caller that is gone
@@ -91,8 +89,7 @@ class LossyDoor:
             door.answer,
             api_key=config.api_key,
             useful_side=useful_side,
-            reserve_s=RESERVE_S,
-            grace_s=GRACE_S,
+            patience=PATIENCE,
         )
         door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         metrics.watch_lossy(door._counts)
@@ -205,7 +202,7 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     """The picture once no more of it will come."""
     assert incoming.better is not None
     # Bounded here, too: the picture that is there is better than none.
-    patience_s = PATIENCE_S if incoming.deadline is None else max(0.0, incoming.deadline - time.monotonic())
+    patience_s = MISSING_S if incoming.deadline is None else max(0.0, incoming.deadline - time.monotonic())
     await asyncio.wait((incoming.better,), timeout=patience_s)
     return incoming.better.result() if incoming.better.done() else incoming
 

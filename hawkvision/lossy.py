@@ -58,7 +58,10 @@ LATE_S: Final = 0.5
 """How long after its deadline an answer is still waited for, unless even late ones are wanted."""
 OVERDUE_S: Final = 0.03
 MOST_OVERDUE_S: Final = 0.25
-"""How much more than a round trip after its deadline an answer is overdue, and how long after it at most."""
+"""How much more than a round trip after its picture was sent, if not before its deadline, an answer is overdue, and how
+long after that at most."""
+WHOLE_LATE_S: Final = 0.1
+"""How long after its deadline a picture that travels as it is is still sent for a late answer."""
 SOON_S: Final = 0.02
 """Between looks whether a link that was silent then is heard again."""
 MAX_INSISTS: Final = 3
@@ -120,6 +123,8 @@ class _Asked:
     until: float
     hear: Callable[[bytes], None]
     delivery: Delivery | None
+    insist: bool
+    """Whether a late answer is wanted, too."""
 
 
 class LossyLink:
@@ -208,8 +213,8 @@ class LossyLink:
                 until = until if insist else min(until, deadline + LATE_S)
 
             heard = unheard if attempt else hear  # nothing less than was heard already
-            asked = _Asked(template, picture, meta, exact, deadline, until, heard, delivery)
             insisting = insist and deadline is not None
+            asked = _Asked(template, picture, meta, exact, deadline, until, heard, delivery, insisting)
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
                 return await self._watched(connection, asyncio.ensure_future(asking))
@@ -424,7 +429,9 @@ class LossyLink:
         whole = asked.exact and not small
         left_s = None if deadline is None else 0.0 if small else max(0.0, deadline - loop.time())
         coded = await self._prepared(connection, asked.picture, asked.meta, left_s, exact=whole)
-        now = loop.time()
+        now, late_s = loop.time(), 0.0
+        if asked.insist and deadline is not None:
+            late_s = asked.until - deadline if small else WHOLE_LATE_S if whole else 0.0
         status, answer = await connection.client.ask(
             asked.template,
             coded,
@@ -433,7 +440,7 @@ class LossyLink:
             timeout_s=max(0.0, asked.until - now),
             hear=asked.hear,
             delivery=asked.delivery,
-            late_s=asked.until - deadline if small and deadline is not None else 0.0,
+            late_s=late_s,
         )
         if whole and status is Status.EXPIRED:
             self._whole_from = loop.time() + WHOLE_PAUSE_S
@@ -442,11 +449,13 @@ class LossyLink:
     async def _insisted(self, connection: _Connection, asked: _Asked) -> tuple[Status, bytes]:
         """The first answer that is one: to the picture, or to a small one that is sent if that came to nothing.
 
-        It did if too little arrived to be decoded, and may have if its answer is long overdue.
+        It did if too little arrived to be decoded. It may have if its answer is overdue although others' reports are
+        not; where they are, the link has become slow, and what is on its way may all arrive.
         """
         assert asked.deadline is not None
         loop, client = asyncio.get_running_loop(), connection.client
-        overdue_at = asked.deadline + min(MOST_OVERDUE_S, (client.rtt_s() or 0.0) + OVERDUE_S)
+        overdue_s = min(MOST_OVERDUE_S, (client.rtt_s() or 0.0) + OVERDUE_S)
+        overdue_at = max(asked.deadline, loop.time() + overdue_s)
         tasks = [loop.create_task(self._sent(connection, asked))]
         waiting, late = set(tasks), False
         try:
@@ -461,7 +470,7 @@ class LossyLink:
                     if self._late >= MAX_LATE:
                         raise DeadlineMissed(f"no answer came in time, and {MAX_LATE} late ones are waited for already")
                     self._late, late = self._late + 1, True
-                if len(tasks) <= MAX_INSISTS and (done or not _is_silent(client)):
+                if len(tasks) <= MAX_INSISTS and (done or not (_is_silent(client) or client.behind)):
                     tasks.append(loop.create_task(self._sent(connection, asked, small=True)))
                     waiting.add(tasks[-1])
         finally:

@@ -23,7 +23,7 @@ from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
 from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, load_identity, own_identity
-from hawkvision.transport.receiver import Status
+from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
 
@@ -68,7 +68,7 @@ class LossyDoor:
             door.answer,
             api_key=config.api_key,
             useful_side=useful_side(tier.catalog),
-            reserve_s=RESERVE_S,
+            patience=Patience(reserve_s=RESERVE_S),
         )
         door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         return door

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.transport.channel import UNKNOWN_RTT_S, Channel, Path
-from hawkvision.transport.coding import Arrived, Complete, Expired, PictureFormat, decode, missing
+from hawkvision.transport.coding import Arrived, Complete, Expired, Kind, PictureFormat, decode, missing
 from hawkvision.transport.frames import (
     ANSWER_ROOM,
     INTERIM_ROOM,
@@ -66,6 +66,8 @@ MAX_INTERIMS: Final = 256
 """Of one picture: as many as have numbers."""
 COPY_SPACING_S: Final = 0.003
 """Between copies: a burst of loss is often shorter."""
+LAST_COPY_S: Final = 0.02
+"""When one copy more goes out where one is not enough: outages of radio links take 10 to 20 ms."""
 GUARD_LEAST_S: Final = 0.004
 GUARD_MOST_S: Final = 0.03
 """How long after the expected last fragment the receiver waits for those that were overtaken."""
@@ -101,6 +103,22 @@ class Budget:
             return False
         self.used += size
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long pictures with a deadline are let come in."""
+
+    reserve_s: float = 0.01
+    """A picture must be handed over so long before its deadline to be answered in time."""
+    grace_s: float = 0.0
+    """So long it is let come in at least, however soon its deadline is."""
+    hold_s: float = 0.0
+    """And so much longer one of whose parts nothing can be made: whoever wants a late answer has it sooner than by
+    sending another picture."""
+
+
+STRICT: Final = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +191,7 @@ class Receiver:
         self.cancelled: deque[int] = deque(maxlen=MAX_ASSEMBLING)
         self.unheard: deque[tuple[int, int, bytes]] = deque(maxlen=MAX_ANSWERS)
         """Answers (picture, status, body) that no report confirmed: for the stream, which is reliable."""
-        self.reserve_s = 0.01
-        """How long before the deadline a picture must be handed over to be answered in time."""
-        self.grace_s = 0.0
-        """How long a picture is let come in at least, however soon its deadline is."""
+        self.patience = STRICT
         self._budget = budget
         self._templates: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
@@ -231,8 +246,7 @@ class Receiver:
             status, body = Status.BROKEN, _error_body("the answer is too long for this transport", "too_large")
         pieces = [body[at : at + ANSWER_ROOM] for at in range(0, len(body), ANSWER_ROOM)] or [b""]
         parts = [encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)]
-        spaced = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
-        self._answers[number] = _Answer(parts, status, body, now, copies=spaced)
+        self._answers[number] = _Answer(parts, status, body, now, copies=self._spaced(now))
         if len(self._answers) > MAX_ANSWERS:
             oldest, unheard = next(iter(self._answers.items()))
             if not unheard.by_stream:
@@ -250,7 +264,7 @@ class Receiver:
         assembly.interim = encode(Interim(number, assembly.interims, body))
         assembly.interims += 1
         assembly.interim_sent = 0
-        assembly.interim_copies = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
+        assembly.interim_copies = self._spaced(now)
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams to send now, each with its path."""
@@ -347,7 +361,9 @@ class Receiver:
         """When a picture with a deadline is handed over, however little there is of it."""
         if assembly.deadline is None:
             return math.inf
-        return max(assembly.deadline - self.reserve_s, assembly.started + self.grace_s)
+        patience = self.patience
+        latest = max(assembly.deadline - patience.reserve_s, assembly.started + patience.grace_s)
+        return latest + patience.hold_s if assembly.format.kind is Kind.OPAQUE else latest
 
     def _check(self, number: int, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
         """The last fragment is there or overdue: hand the picture over, or ask for what is missing."""
@@ -434,6 +450,12 @@ class Receiver:
 
     # ------------------------------------------------------------------------------------------- answers
 
+    def _spaced(self, now: float) -> list[float]:
+        """When the copies of what is said now leave."""
+        copies = self._copies(now)
+        spaced = [now + copy * COPY_SPACING_S for copy in range(copies)]
+        return spaced if copies == 1 else [*spaced, now + LAST_COPY_S]
+
     def _copies(self, now: float) -> int:
         loss = self.channel.best(now).rate.loss
         if not loss.known:
@@ -463,7 +485,7 @@ class Receiver:
                 self.unheard.append((number, answer.status, answer.body))
             if now < answer.made_at + GIVE_UP_S:
                 answer.rounds += 1
-                answer.copies = [now + copy * COPY_SPACING_S for copy in range(self._copies(now))]
+                answer.copies = self._spaced(now)
                 yield from self._send_answer(number, answer, now)
             else:
                 self._end(number)

@@ -25,7 +25,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.transport.control import VERSION, CloseCode, Hello, Message, Tables, Template, Welcome
 from hawkvision.transport.identity import Identity
 from hawkvision.transport.quic import ControlProtocol, server_configuration
-from hawkvision.transport.receiver import Budget, Status
+from hawkvision.transport.receiver import STRICT, Budget, Patience, Status
 from hawkvision.transport.seal import is_sealed, peek
 from hawkvision.transport.session import Handler, Session
 from hawkvision.transport.udp import bind
@@ -146,14 +146,11 @@ class _Demultiplexer(QuicServer):
 class LossyServer:
     """Listens for pictures. Made by `start`; close it."""
 
-    def __init__(
-        self, handler: Handler, *, api_key: str | None, useful_side: int, reserve_s: float, grace_s: float
-    ) -> None:
+    def __init__(self, handler: Handler, *, api_key: str | None, useful_side: int, patience: Patience) -> None:
         self.handler = handler
         self.api_key = api_key
         self.useful_side = useful_side
-        self.reserve_s = reserve_s
-        self.grace_s = grace_s
+        self.patience = patience
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, Session] = {}
         self.received_bytes = self.sent_bytes = self.dropped = 0
@@ -173,8 +170,7 @@ class LossyServer:
         *,
         api_key: str | None = None,
         useful_side: int = 256,
-        reserve_s: float = 0.01,
-        grace_s: float = 0.0,
+        patience: Patience = STRICT,
     ) -> LossyServer:
         """Listen on a UDP port; 0 takes a free one.
 
@@ -185,13 +181,12 @@ class LossyServer:
             handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
             api_key: asked of every client, if given.
             useful_side: told to clients.
-            reserve_s: how long before a picture's deadline it must be handed over at the latest.
-            grace_s: how long it is let come in all the same, where its deadline leaves less.
+            patience: how long pictures with a deadline are let come in.
 
         Raises:
             ConfigError: if the address cannot be bound.
         """
-        server = cls(handler, api_key=api_key, useful_side=useful_side, reserve_s=reserve_s, grace_s=grace_s)
+        server = cls(handler, api_key=api_key, useful_side=useful_side, patience=patience)
         configuration = server_configuration(identity)
         loop = asyncio.get_running_loop()
 

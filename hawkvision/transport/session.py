@@ -24,7 +24,7 @@ from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived
 from hawkvision.transport.control import CloseCode, StreamAnswer
 from hawkvision.transport.quic import ControlProtocol
-from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
+from hawkvision.transport.receiver import Budget, Patience, Picture, Receiver, Status
 from hawkvision.transport.seal import Header, Secret
 from hawkvision.transport.udp import TICK_S, send
 
@@ -57,8 +57,7 @@ class Host(Protocol):
     """What a session needs of the server it belongs to."""
 
     handler: Handler
-    reserve_s: float
-    grace_s: float
+    patience: Patience
     budget: Budget
     transport: asyncio.DatagramTransport
     sent_bytes: int
@@ -73,8 +72,7 @@ class Session:
         self.secrets = (Secret.random(), Secret.random())  # the client's, ours
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
         self.receiver = Receiver(channel, server.budget)
-        self.receiver.reserve_s = server.reserve_s
-        self.receiver.grace_s = server.grace_s
+        self.receiver.patience = server.patience
         self._server = server
         self._protocol = protocol
         self._addresses: dict[int, Any] = {}

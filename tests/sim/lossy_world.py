@@ -19,7 +19,7 @@ from typing import Any
 
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Coded, opaque
-from hawkvision.transport.receiver import Budget, Picture, Receiver, Status
+from hawkvision.transport.receiver import STRICT, Budget, Patience, Picture, Receiver, Status
 from hawkvision.transport.seal import Secret, peek
 from hawkvision.transport.sender import Sender
 from loadgen.link import UDP_OVERHEAD_BYTES
@@ -68,7 +68,7 @@ class Asked:
 class World:
     """Client, server, and the links between them."""
 
-    def __init__(self, links: Sequence[tuple[str, str]], seed: int, *, reserve_s: float = 0.01) -> None:
+    def __init__(self, links: Sequence[tuple[str, str]], seed: int, patience: Patience = STRICT) -> None:
         rng = random.Random(seed)
         client, server = (Secret.from_bytes(rng.randbytes(28)) for _ in range(2))
         self.now = 100.0
@@ -80,7 +80,7 @@ class World:
         self.sender = Sender(Channel[Any](7, client, server, self.now))
         self.budget = Budget(MANY_BYTES)
         self.receiver = Receiver(Channel[Any](7, server, client, self.now), self.budget)
-        self.receiver.reserve_s = reserve_s
+        self.receiver.patience = patience
         self.receiver.register_template(0, TEMPLATE)
         self.asked: dict[int, Asked] = {}
         self.answer_partial = False

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 import pytest
 
+from edge.lossy import PATIENCE
 from hawkvision.errors import DeadlineMissed
 from hawkvision.lossy import MAX_LATE, LossyLink
 from hawkvision.transport.coding import Arrived, Complete, Partial
 from hawkvision.transport.receiver import Picture, Status
+from loadgen.link_model import Pipe
 from loadgen.links import load_profile
 from tests.pictures import encoded
 from tests.sim.lossy_link_world import LinkWorld, quantile
+from tests.sim.lossy_world import seeded
 
 DEADLINE_S = 0.1
 PICTURE = encoded(height=400, width=400)
@@ -37,8 +40,7 @@ class Edge(LinkWorld):
     """A node at the other end that takes 8 ms for a look, one picture after the other."""
 
     def __init__(self, seed: int, link: str = CALM) -> None:
-        super().__init__([(link, link)], seed, reserve_s=0.02)
-        self.receiver.grace_s = 0.015
+        super().__init__([(link, link)], seed, PATIENCE)
         self.arrived: dict[bytes, Arrived] = {}
         self._free_at = self.now
 
@@ -133,6 +135,23 @@ def test_who_wants_no_late_answer_gets_none() -> None:
 
     with pytest.raises(TimeoutError):
         world.play(main)
+
+
+def test_a_picture_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> None:
+    """It is under way already; a small one behind it would come no sooner."""
+    world = Edge(1)
+
+    async def main(link: LossyLink) -> Answered:
+        await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
+        world.routes[0].up = Pipe(seeded("rate=2mbit,delay=30ms", 1), "slow")
+        return await world.caller(link, 0.0)
+
+    late = world.play(main)
+    assert late.status is Status.OK
+    assert late.exact
+    assert isinstance(late.arrived, Complete)
+    assert late.arrived.body == PICTURE
+    assert DEADLINE_S < late.after_s < 0.2
 
 
 def test_a_picture_of_which_too_little_came_is_asked_again_small_before_its_deadline() -> None:

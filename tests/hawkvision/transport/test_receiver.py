@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +31,7 @@ from hawkvision.transport.receiver import (
     MAX_SESSION_BYTES,
     REMEMBERED,
     Budget,
+    Patience,
     Picture,
     Receiver,
     Status,
@@ -135,14 +138,41 @@ def test_of_a_deadline_the_ways_of_the_picture_and_of_the_answer_are_taken() -> 
 
 def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> None:
     end, peer = server(), Peer()
-    end.grace_s = 0.015
+    end.patience = Patience(grace_s=0.015)
     first, *rest = fragments(SCENE, left_ms=1)
     assert give(end, peer, first) == []
-    assert end.next_timer(BEGIN) <= BEGIN + end.grace_s + 1e-9
+    assert end.next_timer(BEGIN) <= BEGIN + 0.015 + 1e-9
     assert give(end, peer, rest[0], now=BEGIN + 0.014) == []
     (event,) = handed(end, peer, BEGIN + 0.0151)
     assert event.final
     assert isinstance(event.arrived, Partial)
+
+
+def test_a_picture_that_is_all_or_nothing_may_be_held_for_a_late_answer() -> None:
+    end, peer = server(), Peer()
+    end.patience = Patience(hold_s=0.05)
+    first, *rest = (replace(each, rest_ms=40) for each in fragments(coded(), left_ms=20))
+    give(end, peer, first)
+    assert not answers(end, peer, BEGIN + 0.030)
+    (event,) = give(end, peer, *rest, now=BEGIN + 0.040)
+    assert event.final
+    assert isinstance(event.arrived, Complete)
+
+
+def test_a_picture_is_held_no_longer_than_that() -> None:
+    end, peer = server(), Peer()
+    end.patience = Patience(hold_s=0.05)
+    give(end, peer, replace(fragments(coded(), left_ms=20)[0], rest_ms=200))
+    assert not answers(end, peer, BEGIN + 0.050)
+    assert {part.status for part in answers(end, peer, BEGIN + 0.061)} == {Status.EXPIRED}
+
+
+def test_what_is_shown_in_parts_is_not_held() -> None:
+    end, peer = server(), Peer()
+    end.patience = Patience(hold_s=0.05)
+    give(end, peer, fragments(SCENE, left_ms=20)[0])
+    (event,) = handed(end, peer, BEGIN + 0.020)
+    assert event.final
 
 
 def test_too_little_at_a_deadline_is_answered_as_expired() -> None:
@@ -227,8 +257,9 @@ def test_what_is_known_before_the_answer_is_said_as_often_as_the_answer_and_neve
     end.interim(0, b"cat?", BEGIN)
     assert interims(end, peer, BEGIN) == [(1, b"cat?")]
     assert end.next_timer(BEGIN) <= BEGIN + 0.003
-    later = [interims(end, peer, BEGIN + wait_s) for wait_s in (0.003, 0.5, 1.0, 2.0)]
-    assert later == [[(1, b"cat?")], [], [], []], "two copies where the loss is not known"
+    later = [interims(end, peer, BEGIN + wait_s) for wait_s in (0.003, 0.02, 0.5, 1.0, 2.0)]
+    said = [(1, b"cat?")]
+    assert later == [said, said, [], [], []], "three copies where the loss is not known, the last after a burst of loss"
 
 
 def test_nobody_is_asked_to_report_what_is_said_before_the_answer() -> None:
