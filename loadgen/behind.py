@@ -30,14 +30,14 @@ import msgspec
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.hop import TRANSPORT_PATH, Transports
-from loadgen.deployment import CLIENT_EDGE, DISCARD_PORT
+from loadgen.deployment import DISCARD_PORT
 from loadgen.link import UdpRelay
 from loadgen.link_model import Counts
 from loadgen.link_spec import LinkSpec
 from loadgen.links import LinkProfile, load_profile, names
 from loadgen.namespaces import Side
 from loadgen.processes import LEAD_S
-from loadgen.record import LinkSample
+from loadgen.record import CLIENT_EDGE, LinkSample
 from loadgen.tun_link import TunLink
 
 SUMMARY: Final = "Offer a server at another address of this machine, behind a link of a profile (needs root)."

@@ -21,14 +21,13 @@ from hawkvision.process import ServerProcess, running
 from loadgen.link_spec import LinkSpec
 from loadgen.links import LinkProfile
 from loadgen.namespaces import Side
+from loadgen.record import CLIENT_EDGE
 from loadgen.tun_link import TunLink
 
 EDGE_PORT: Final = 8080
 DC_PORT: Final = 8090
 DISCARD_PORT: Final = 9
 """Where packets go that only have to cross a link; nobody listens there (RFC 863)."""
-CLIENT_EDGE: Final = "client-edge"
-EDGE_DC: Final = "edge-dc"
 PERFECT: Final = LinkSpec()
 
 

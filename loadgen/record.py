@@ -80,12 +80,16 @@ class TargetClass(msgspec.Struct, frozen=True):
         return ", ".join(found) or "default"
 
 
+CLIENT_EDGE: Final = "client-edge"
+EDGE_DC: Final = "edge-dc"
+
+
 class LinkSample(msgspec.Struct, frozen=True, array_like=True):
     """What an emulated link was like from a moment on."""
 
     at_s: float
     link: str
-    """`client-edge` or `edge-dc`."""
+    """`CLIENT_EDGE` or `EDGE_DC`."""
     rate_mbit_s: float | None
     delay_ms: float
     loss: float

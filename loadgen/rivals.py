@@ -42,11 +42,11 @@ from loadgen.arrivals import parse as parse_arrivals
 from loadgen.behind import seen
 from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, merged, show_claims, show_rows
 from loadgen.dataset import Dataset, read_dataset
-from loadgen.deployment import CLIENT_EDGE, EDGE_DC, Carried, Deployment
+from loadgen.deployment import Carried, Deployment
 from loadgen.engine import Job, Protocol, Server
 from loadgen.links import LinkProfile
 from loadgen.processes import Crew
-from loadgen.record import LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
+from loadgen.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
 from loadgen.report import write_html
 from loadgen.rivals_plan import MOST_TRIES, PLACES, Contender, Plan, add_arguments, read_plan
 from loadgen.setup import MAX_IN_FLIGHT, Setup

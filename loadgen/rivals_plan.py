@@ -14,10 +14,9 @@ from loadgen import mix
 from loadgen.arrivals import parse as parse_arrivals
 from loadgen.compare import MOST_RUNS
 from loadgen.dataset import SPLITS
-from loadgen.deployment import CLIENT_EDGE, EDGE_DC
 from loadgen.engine import Protocol
 from loadgen.links import LinkProfile, load_profile, names
-from loadgen.record import TargetClass
+from loadgen.record import CLIENT_EDGE, EDGE_DC, TargetClass
 from loadgen.setup import positive
 
 Transport: TypeAlias = Literal["tcp", "lossy", "uplink"]
