@@ -199,6 +199,11 @@ class RateController:
         return None if smoothed_s is None else max(smoothed_s, self._trip.latest_s)
 
     @property
+    def newest_rtt_s(self) -> float | None:
+        """The latest sample; None before the first. Where samples are seldom, what is smoothed is of another link."""
+        return None if self._trip.smoothed_s is None else self._trip.latest_s
+
+    @property
     def min_rtt_s(self) -> float | None:
         """Least round trip of the last ten seconds; None before the first sample."""
         return self._trip.least_s

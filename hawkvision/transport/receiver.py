@@ -329,7 +329,7 @@ class Receiver:
             deadline = None
             if fragment.left_ms:
                 # The sender counts from when it sent: half a round trip ago, and the answer needs the other half.
-                deadline = now + fragment.left_ms * 1e-3 - self._rtt_s(now)
+                deadline = now + fragment.left_ms * 1e-3 - (self.channel.best(now).rate.newest_rtt_s or 0.0)
             assembly = _Assembly(fragment.format, fragment.template, fragment.meta, now, deadline)
             self._assembling[number] = assembly
         if assembly.done or fragment.index in assembly.symbols:

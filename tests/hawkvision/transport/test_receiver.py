@@ -136,6 +136,17 @@ def test_of_a_deadline_the_ways_of_the_picture_and_of_the_answer_are_taken() -> 
     assert event.deadline == pytest.approx(BEGIN + 1 + 0.1 - rtt_s, abs=0.005)
 
 
+def test_deadlines_are_those_of_the_latest_round_trip_where_there_are_few() -> None:
+    end, peer = server(), Peer()
+    for number, rtt_s in enumerate((0.08, 0.08, 0.02)):
+        give(end, peer, *fragments(coded(), number=number), now=BEGIN + number)
+        end.answer(number, Status.OK, b"an answer", BEGIN + number)
+        assert answers(end, peer, BEGIN + number)
+        confirm(end, peer, end.channel.paths[0].next_sequence, BEGIN + number + rtt_s)
+    (event,) = give(end, peer, *fragments(coded(), number=3, left_ms=100), now=BEGIN + 3)
+    assert event.deadline == pytest.approx(BEGIN + 3 + 0.1 - 0.02, abs=0.005)
+
+
 def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> None:
     end, peer = server(), Peer()
     end.patience = Patience(grace_s=0.015)
