@@ -60,8 +60,6 @@ OVERDUE_S: Final = 0.03
 MOST_OVERDUE_S: Final = 0.25
 """How much more than a round trip after its picture was sent, if not before its deadline, an answer is overdue, and how
 long after that at most."""
-WHOLE_LATE_S: Final = 0.1
-"""How long after its deadline a picture that travels as it is is still sent for a late answer."""
 SOON_S: Final = 0.02
 """Between looks whether a link that was silent then is heard again."""
 MAX_INSISTS: Final = 3
@@ -123,8 +121,6 @@ class _Asked:
     until: float
     hear: Callable[[bytes], None]
     delivery: Delivery | None
-    insist: bool
-    """Whether a late answer is wanted, too."""
 
 
 class LossyLink:
@@ -213,8 +209,8 @@ class LossyLink:
                 until = until if insist else min(until, deadline + LATE_S)
 
             heard = unheard if attempt else hear  # nothing less than was heard already
+            asked = _Asked(template, picture, meta, exact, deadline, until, heard, delivery)
             insisting = insist and deadline is not None
-            asked = _Asked(template, picture, meta, exact, deadline, until, heard, delivery, insisting)
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
                 return await self._watched(connection, asyncio.ensure_future(asking))
@@ -429,9 +425,7 @@ class LossyLink:
         whole = asked.exact and not small
         left_s = None if deadline is None else 0.0 if small else max(0.0, deadline - loop.time())
         coded = await self._prepared(connection, asked.picture, asked.meta, left_s, exact=whole)
-        now, late_s = loop.time(), 0.0
-        if asked.insist and deadline is not None:
-            late_s = asked.until - deadline if small else WHOLE_LATE_S if whole else 0.0
+        now = loop.time()
         status, answer = await connection.client.ask(
             asked.template,
             coded,
@@ -440,7 +434,7 @@ class LossyLink:
             timeout_s=max(0.0, asked.until - now),
             hear=asked.hear,
             delivery=asked.delivery,
-            late_s=late_s,
+            late_s=asked.until - deadline if small and deadline is not None else 0.0,
         )
         if whole and status is Status.EXPIRED:
             self._whole_from = loop.time() + WHOLE_PAUSE_S
