@@ -4,9 +4,9 @@
                                   ├─ last one is overdue ─► NACK, if a repair fits ─► provisional event (Partial), then
                                   └─ no repair fits, or the deadline nears ────────────► final event (Partial, Expired)
 
-An answer ends a picture, whatever still arrives of it. It goes out in as many copies as the measured loss asks for,
-then again at growing intervals until the peer reports one of them or `GIVE_UP_S` is over. Interims, before it, go out
-in as many copies and never again.
+An answer ends a picture, whatever still arrives of it. It goes out in as many copies as the measured loss asks for (if
+more than one, another after a burst of loss), then again at growing intervals until the peer reports one of them or
+`GIVE_UP_S` is over. Interims, before it, go out in as many copies and never again.
 
 Bounds: `MAX_ASSEMBLING` pictures and `MAX_SESSION_BYTES` per session, a `Budget` of bytes for all sessions together.
 A picture beyond them is answered with `Status.OVERLOADED`, never dropped in silence.

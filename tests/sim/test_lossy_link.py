@@ -154,7 +154,7 @@ def test_a_picture_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> 
     assert DEADLINE_S < late.after_s < 0.2
 
 
-def test_a_picture_of_which_too_little_came_is_asked_again_small_before_its_deadline() -> None:
+def test_a_picture_of_which_too_little_came_is_asked_again_small() -> None:
     """The first is sent whole, loses more than it has parity for, and cannot be repaired in time."""
     world = Edge(1)
 
