@@ -41,8 +41,8 @@ log = logging.getLogger("hawkvision.edge")
 
 PATIENCE: Final = Patience(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
 """A look takes 3 to 10 ms on two cores, and answers leave 5 ms before the deadline. What a picture's first fragments
-show is a guess, and little earlier. Holding whole pictures leaves 0.23 % of answers later than 225 ms, not 0.32, outside
-held spells of a simulated busy wireless LAN (40 rounds, 13,619 answers)."""
+show is a guess, and little earlier. Holding whole pictures leaves 0.23 % of answers later than 225 ms, not 0.32,
+outside held spells of a simulated busy wireless LAN (40 rounds, 13,619 answers)."""
 MISSING_S: Final = 30.0
 """Longest wait for missing fragments without a deadline; the transport itself gives up after 10 s without news."""
 CONFIRM_S: Final = 2.0
