@@ -8,6 +8,7 @@ rival that is more accurate than ours must be given the chance to trade that for
   `all-edge`, which any node can do, or another version of itself. So each request counts twice, with weight 1 - q as
   the rival and with weight q as the other answered it; q is the smallest share at which the answers of this mixture are
   right as often as ours. That is a policy that could be built: it throws a coin. Its percentiles are weighted ones.
+  Where the other is more accurate than ours as well, q is 1: what any node can do is compared in the rival's place.
 
 Of all ways to be at least as accurate as ours, the fastest is compared: best for the rival, so that nobody can say it
 was badly set. What a mixture does not know is that a rival which sends less also burdens its link less; its latencies
@@ -94,7 +95,9 @@ def opponent(figure: str, ours: Run, versions: Sequence[Run], edge: Run | None) 
     equal = [way for way in plain if accuracy - EQUAL_ACCURACY <= way.accuracy <= accuracy + EQUAL_ACCURACY]
     above = [way for way in plain if way.accuracy > accuracy + EQUAL_ACCURACY]
     others = [*versions, *([] if edge is None else [edge])]
-    equal += [mixed for way in above for mixed in _mixtures(figure, ours, way.rival, others)]
+    mixed = [mixture for way in above for mixture in _mixtures(figure, ours, way.rival, others)]
+    # A version that would take another's place altogether is compared as itself.
+    equal += [way for way in mixed if way.share < 1.0 or way.by is edge]
     if equal:
         return _opponent(figure, ours, min([*equal, *above], key=_speed))
     if above:
@@ -152,19 +155,16 @@ def _as_tested(figure: str, run: Run) -> _Way:
 
 
 def _mixtures(figure: str, ours: Run, rival: Run, others: Sequence[Run]) -> Iterator[_Way]:
-    """The rival diluted to our accuracy with each of the others that can do it.
-
-    One that is more accurate than ours, but equal to it, takes the rival's place altogether.
-    """
+    """The rival diluted to our accuracy with each of the others; a more accurate one takes its place altogether."""
     for by in others:
         if by is rival or not _aligned(ours, rival, by):
             continue
         mixture = _Mixture(*(counted_of(run) for run in (ours, rival, by)))
-        mine, its = accuracy_of(mixture.ours), accuracy_of(mixture.by)
-        if its <= mine + EQUAL_ACCURACY:
-            share = 1.0 if its > mine else float(mixture.share(mixture.whole)[0])
-            ms = float(mixture.latency(mixture.whole, np.array([share]), LATENCIES[figure])[0])
-            yield _Way(rival, by, share, mixture.accuracy(share), ms)
+        if math.isnan(accuracy_of(mixture.by)):
+            continue
+        share = float(np.nan_to_num(mixture.share(mixture.whole), nan=1.0)[0])
+        ms = float(mixture.latency(mixture.whole, np.array([share]), LATENCIES[figure])[0])
+        yield _Way(rival, by, share, mixture.accuracy(share), ms)
 
 
 def _aligned(ours: Run, *others: Run) -> bool:
@@ -179,7 +179,7 @@ def _lacking(ours: Run, rival: Run, edge: Run | None) -> str:
         return "all-edge was not tested"
     if not _aligned(ours, rival, edge):
         return "all-edge or it was not sent the same requests"
-    return "all-edge is more accurate too"
+    return "all-edge answered nothing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ def steady(name: str, wrong: int, ms: float) -> Run:
     return run(name, wrong, [ms * (2 if n % 10 == 9 else 1) for n in range(1_000)])
 
 
+def silent(name: str) -> Run:
+    """The same thousand, none of them answered."""
+    return run_of([refusal(n / 20, 5.0, picture=n) for n in range(1_000)], name=name)
+
+
 def against(ours: Run, *versions: Run, edge: Run | None = None) -> Opponent:
     return opponent("P99", ours, versions, edge)
 
@@ -142,8 +147,8 @@ def test_a_version_is_diluted_with_another_where_that_is_faster() -> None:
     ("edge", "why"),
     [
         (None, "all-edge was not tested"),
-        (steady("all-edge", 120, 20.0), "all-edge is more accurate too"),
         (run("all-edge", 180, [20.0] * 999), "all-edge or it was not sent the same requests"),
+        (silent("all-edge"), "all-edge answered nothing"),
     ],
 )
 def test_a_more_accurate_rival_that_cannot_be_diluted_cannot_be_compared(edge: Run | None, why: str) -> None:
@@ -157,17 +162,24 @@ def test_a_rival_is_not_diluted_with_an_edge_that_is_slower() -> None:
     assert (found.dilution, found.unequal, found.ratio.other) == (None, "", 800.0)
 
 
-def test_nobody_is_diluted_with_what_answers_nothing() -> None:
-    silent = run_of([refusal(n / 20, 5.0, picture=n) for n in range(1_000)], name="all-edge")
-    assert against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=silent).unequal
-
-
-@pytest.mark.parametrize("wrong", [148, 150])
+@pytest.mark.parametrize("wrong", [120, 148, 150])
 def test_a_rival_is_replaced_altogether_where_the_edge_alone_is_as_accurate_as_ours(wrong: int) -> None:
     found = against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=steady("all-edge", wrong, 20.0))
     assert found.dilution is not None
-    assert found.dilution.share == 1.0
+    assert (found.dilution.share, found.unequal) == (1.0, "")
+    assert found.dilution.accuracy == pytest.approx(1.0 - wrong / 1_000)
     assert found.ratio.other == 40.0
+
+
+def test_a_rival_that_is_faster_than_an_edge_as_accurate_as_ours_is_compared_as_it_was_tested() -> None:
+    found = against(steady("ours", 150, 50.0), steady("static", 110, 400.0), edge=steady("all-edge", 120, 900.0))
+    assert (found.dilution, found.unequal, found.ratio.other) == (None, "", 800.0)
+
+
+def test_a_version_that_is_faster_and_more_accurate_than_ours_is_compared_by_its_own_name() -> None:
+    versions = [steady("static", 110, 400.0), steady("static@0.4", 120, 300.0)]
+    found = against(steady("ours", 150, 50.0), *versions)
+    assert (found.name, found.dilution) == ("static@0.4", None)
 
 
 def test_nothing_is_equal_without_labels() -> None:
