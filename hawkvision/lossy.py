@@ -69,6 +69,8 @@ MAX_LATE: Final = 24
 the way of those who are not late."""
 SMALL_RATIO: Final = 0.35
 """Of a plain picture's bytes, what is sent into a link that may have become slow: six fragments instead of eighteen."""
+MOST_TWICE: Final = 2
+"""Pictures under way, itself one of them, up to which a small one is sent twice; others wait for the second half."""
 WHOLE_SHARE: Final = 0.25
 WHOLE_MOST_S: Final = 0.25
 """Of the deadline, and in all, what a picture's very bytes with their parity may take of the link. They are two to
@@ -163,6 +165,8 @@ class LossyLink:
         self._whole_from = -math.inf
         self._late = 0
         """Callers who wait for a late answer."""
+        self._under_way = 0
+        """Pictures that wait for an answer."""
         self._closed = False
 
     async def ask(
@@ -301,7 +305,8 @@ class LossyLink:
         if deadline_s == 0.0 or (deadline_s is not None and client.behind):
             spare = min(spare, SMALL_RATIO)
         plan = self._planner.plan(_seen(client), spare, asyncio.get_running_loop().time())
-        if spare <= SMALL_RATIO and SMALL_RATIO * plain_s <= PARITY_SPREAD_S and not _is_silent(client):
+        quick = SMALL_RATIO * plain_s <= PARITY_SPREAD_S and not _is_silent(client)
+        if spare <= SMALL_RATIO and quick and self._under_way <= MOST_TWICE:
             # A burst of loss may take so few fragments all at once; twice as many, spread over time, it does not.
             return replace(plan, parity=max(plan.parity, 1.0))
         return plan
@@ -424,18 +429,22 @@ class LossyLink:
         loop, deadline = asyncio.get_running_loop(), asked.deadline
         whole = asked.exact and not small
         left_s = None if deadline is None else 0.0 if small else max(0.0, deadline - loop.time())
-        coded = await self._prepared(connection, asked.picture, asked.meta, left_s, exact=whole)
-        now = loop.time()
-        status, answer = await connection.client.ask(
-            asked.template,
-            coded,
-            meta=asked.meta,
-            deadline_s=None if deadline is None else max(0.0, deadline - now),
-            timeout_s=max(0.0, asked.until - now),
-            hear=asked.hear,
-            delivery=asked.delivery,
-            late_s=asked.until - deadline if small and deadline is not None else 0.0,
-        )
+        self._under_way += 1
+        try:
+            coded = await self._prepared(connection, asked.picture, asked.meta, left_s, exact=whole)
+            now = loop.time()
+            status, answer = await connection.client.ask(
+                asked.template,
+                coded,
+                meta=asked.meta,
+                deadline_s=None if deadline is None else max(0.0, deadline - now),
+                timeout_s=max(0.0, asked.until - now),
+                hear=asked.hear,
+                delivery=asked.delivery,
+                late_s=asked.until - deadline if small and deadline is not None else 0.0,
+            )
+        finally:
+            self._under_way -= 1
         if whole and status is Status.EXPIRED:
             self._whole_from = loop.time() + WHOLE_PAUSE_S
         return status, answer

@@ -10,8 +10,8 @@ import pytest
 
 from edge.lossy import PATIENCE
 from hawkvision.errors import DeadlineMissed
-from hawkvision.lossy import MAX_LATE, LossyLink
-from hawkvision.transport.coding import Arrived, Complete, Partial
+from hawkvision.lossy import MAX_LATE, MOST_TWICE, LossyLink
+from hawkvision.transport.coding import Arrived, Coded, Complete, Partial
 from hawkvision.transport.receiver import Picture, Status
 from loadgen.link_model import Pipe
 from loadgen.links import load_profile
@@ -42,7 +42,14 @@ class Edge(LinkWorld):
     def __init__(self, seed: int, link: str = CALM) -> None:
         super().__init__([(link, link)], seed, PATIENCE)
         self.arrived: dict[bytes, Arrived] = {}
+        self.coded: list[Coded] = []
         self._free_at = self.now
+
+    def ask(
+        self, coded: Coded, deadline_s: float | None = None, *, template: int = 0, late_s: float = 0.0
+    ) -> int | None:
+        self.coded.append(coded)
+        return super().ask(coded, deadline_s, template=template, late_s=late_s)
 
     def _handed(self, picture: Picture) -> None:
         if picture.final:
@@ -152,6 +159,25 @@ def test_a_picture_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> 
     assert isinstance(late.arrived, Complete)
     assert late.arrived.body == PICTURE
     assert DEADLINE_S < late.after_s < 0.2
+
+
+def test_small_pictures_are_sent_twice_but_not_in_one_another_s_way() -> None:
+    """Over a crowded link a burst of loss may take all of one; where several are asked, the second halves queue."""
+    world = Edge(1, "rate=8mbit,delay=5ms")
+
+    async def main(link: LossyLink) -> list[float]:
+        await asyncio.gather(*(world.caller(link, 0.5 + n * 0.25) for n in range(20)))
+        world.routes[0].up = Pipe(seeded("rate=8mbit,delay=75ms", 1), "far")
+        await asyncio.gather(*(world.caller(link, 0.5 + n * 0.25) for n in range(8)))
+        before = len(world.coded)
+        await world.caller(link, 0.5)
+        await asyncio.gather(*(world.caller(link, 0.5) for _ in range(6)))
+        return [len(each.symbols) / each.format.k for each in world.coded[before : before + 7]]
+
+    alone, *together = world.play(main)
+    assert alone >= 2.0
+    assert together[0] >= 2.0
+    assert max(together[MOST_TWICE:]) < 2.0
 
 
 def test_a_picture_of_which_too_little_came_is_asked_again_small() -> None:
