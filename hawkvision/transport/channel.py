@@ -449,25 +449,22 @@ class Channel(Generic[Token]):
         runs, times = self._forget(path, sequences)
         path.rate.reported([], times, None, now, runs)
 
-    def _forget(self, path: Path[Token], sequences: list[int]) -> tuple[list[int], list[float]]:
-        """Take lost datagrams off the list: lengths of their runs, and when they were sent."""
-        runs: list[_Run] = []
-        times: list[float] = []
-        before = -2
+    def _forget(self, path: Path[Token], sequences: list[int]) -> tuple[int, list[float]]:
+        """Take lost datagrams off the list: how many runs begin with them, and when they were sent."""
+        runs, times = 0, list[float]()
         for sequence in sequences:
             sent = path.sent.pop(sequence)
             times.append(sent.at)
-            if sequence == before + 1:
-                runs[-1].length += 1
-            else:
-                runs.append(_Run(1))
-            path.missed[sequence] = runs[-1]
-            before = sequence
+            run = path.missed.get(sequence - 1)  # a run need not be found all at once
+            if run is None:
+                run, runs = _Run(0), runs + 1
+            run.length += 1
+            path.missed[sequence] = run
             if sent.token is not None:
                 self.lost.append(sent.token)
         while len(path.missed) > MAX_MISSED:
             del path.missed[next(iter(path.missed))]
-        return [run.length for run in runs], times
+        return runs, times
 
     @staticmethod
     def _unwrapped(path: Path[Token], clock_us: int) -> float:

@@ -74,8 +74,8 @@ class LossMeter:
         self._estimate: LossEstimate | None = None
         """Of these blocks, once somebody asked: senders do for every datagram, and it changes with reports."""
 
-    def observe(self, received: int, lost: int, runs: Sequence[int], now: float) -> None:
-        """Count outcomes; `runs` are lengths of lost runs."""
+    def observe(self, received: int, lost: int, runs: int, now: float) -> None:
+        """Count outcomes; `runs` are those that begin with them: what goes on with an earlier one makes that longer."""
         self._estimate = None
         block = self._blocks[-1]
         if block.received + block.lost >= self.BLOCK:
@@ -84,8 +84,7 @@ class LossMeter:
         block.at = now
         block.received += received
         block.lost += lost
-        block.runs += len(runs)
-        block.run_lengths += sum(runs)
+        block.runs += runs
         while len(self._blocks) > 1 and (
             len(self._blocks) > self.BLOCKS + 1
             or (self._blocks[0].at < now - WINDOW_S and self._outcomes() - self._blocks[0].outcomes >= self.BLOCK)
@@ -102,7 +101,6 @@ class LossMeter:
             late, whole = min(received, block.lost), min(runs, block.runs)
             block.lost -= late
             block.received += late
-            block.run_lengths -= min(late, block.run_lengths)
             block.runs -= whole
             received, runs = received - late, runs - whole
 
@@ -120,10 +118,9 @@ class LossMeter:
         outcomes = self._outcomes()
         lost = sum(block.lost for block in self._blocks)
         runs = sum(block.runs for block in self._blocks)
-        lengths = sum(block.run_lengths for block in self._blocks)
         return LossEstimate(
             ratio=lost / outcomes if outcomes else 0.0,
-            burst=max(1.0, lengths / runs) if runs else 1.0,
+            burst=max(1.0, lost / runs) if runs else 1.0,
             known=outcomes >= self.BLOCK,
             outcomes=outcomes,
         )
@@ -135,7 +132,6 @@ class _Outcomes:
     received: int = 0
     lost: int = 0
     runs: int = 0
-    run_lengths: int = 0
 
     @property
     def outcomes(self) -> int:

@@ -293,12 +293,12 @@ class RateController:
         lost: Sequence[float],
         rtt_s: float | None,
         now: float,
-        runs: Sequence[int] = (),
+        runs: int = 0,
     ) -> None:
         """Learn what became of datagrams.
 
         Arrivals are newly reported, in order of arrival; `lost` are the times when datagrams newly found lost were
-        sent, `runs` the lengths of their runs; `rtt_s` is without the peer's delay.
+        sent, `runs` how many runs begin with them; `rtt_s` is without the peer's delay.
         """
         self._fill(now)
         if arrivals:

@@ -136,6 +136,7 @@ class Camera:
         self._untold = 0
         self._report_due = self._expiring = False
         self._heard_at = self._silent_at = self.sim.now
+        self._lost: set[int] = set()
         self.sim.at(self.sim.now, self._take_picture)
 
     def _take_picture(self) -> None:
@@ -220,14 +221,8 @@ class Camera:
         self._send()
 
     def _lose(self, numbers: list[int], arrivals: list[Arrival], rtt: float | None) -> None:
-        runs: list[int] = []
-        before = -2
-        for number in numbers:
-            if number == before + 1:
-                runs[-1] += 1
-            else:
-                runs.append(1)
-            before = number
+        self._lost.update(numbers)
+        runs = sum(number - 1 not in self._lost for number in numbers)
         times = [self.out.pop(number).at for number in numbers]
         if arrivals or times or rtt is not None:
             self.rate.reported(arrivals, times, rtt, self.sim.now, runs)

@@ -88,6 +88,19 @@ def test_where_all_is_silent_a_path_is_pinged_before_anything_counts_as_lost() -
     assert end.lost == ["token"]
 
 
+def test_a_run_of_losses_is_one_run_however_many_timeouts_find_it() -> None:
+    end, peer = channel(0), Peer(SERVER, CLIENT)
+    path, sent_at = end.paths[0], [BEGIN + 0.05 * sequence for sequence in range(60)]
+    lost = range(40, 48)
+    for sequence, at in enumerate(sent_at):
+        end.send(path, PING, at)
+        end.expire(at)
+        end.receive(*peer.seal(report_of([n for n in range(sequence + 1) if n not in lost])), at + 0.01)
+        end.expire(at + 0.01)
+    assert path.rate.loss.ratio == pytest.approx(len(lost) / 60)
+    assert path.rate.loss.burst == pytest.approx(len(lost))
+
+
 def test_a_path_is_behind_before_its_reports_are_overdue() -> None:
     end, peer = channel(0), Peer(SERVER, CLIENT)
     path = end.paths[0]

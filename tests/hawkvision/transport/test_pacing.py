@@ -275,9 +275,9 @@ def test_ratio_and_burst_of_losses_are_estimated(ratio: float, burst: float) -> 
 
 def test_losses_are_unknown_before_fifty_outcomes() -> None:
     meter = LossMeter()
-    meter.observe(received=20, lost=20, runs=[20], now=0.0)
+    meter.observe(received=20, lost=20, runs=1, now=0.0)
     few = meter.estimate
-    meter.observe(received=10, lost=0, runs=[], now=0.1)
+    meter.observe(received=10, lost=0, runs=0, now=0.1)
     assert (few.known, meter.estimate.known) == (False, True)
     assert meter.estimate.ratio == pytest.approx(0.4)
 
@@ -286,7 +286,7 @@ def test_losses_are_unknown_before_fifty_outcomes() -> None:
 def test_losses_that_were_none_become_arrivals(rounds: list[tuple[int, int, int]]) -> None:
     meter = LossMeter()
     for tick, (received, lost, late) in enumerate(rounds):
-        meter.observe(received, lost, [lost] if lost else [], float(tick))
+        meter.observe(received, lost, int(lost > 0), float(tick))
         before = meter.estimate
         meter.found(late, int(late >= lost))
         after = meter.estimate
@@ -297,9 +297,9 @@ def test_losses_that_were_none_become_arrivals(rounds: list[tuple[int, int, int]
 
 def test_losses_are_forgotten_after_the_window() -> None:
     meter = LossMeter()
-    meter.observe(received=0, lost=50, runs=[50], now=0.0)
+    meter.observe(received=0, lost=50, runs=1, now=0.0)
     for tick in range(60):
-        meter.observe(received=10, lost=0, runs=[], now=1.0 + tick)
+        meter.observe(received=10, lost=0, runs=0, now=1.0 + tick)
     assert meter.estimate.ratio == 0.0
 
 
@@ -352,7 +352,7 @@ def test_no_history_makes_the_rate_unbounded_or_the_wait_endless(history: list[S
             case "received":
                 control.reported([Arrival(step.size, now - 0.05, step.told)], [], step.rtt_s, now)
             case "lost":
-                control.reported([], [step.told], None, now, [1])
+                control.reported([], [step.told], None, now, 1)
         assert 0.0 < control.rate_bytes_s <= MAX_RATE
         assert 0.0 < control.timeout_s() < math.inf
         assert control.backlog_allowed >= 1_200
