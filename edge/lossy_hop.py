@@ -48,7 +48,12 @@ MAY_MISS: Final = 0.05
 """Of pictures that travel as they are, where the edge's answer is one, too: one in twenty gets that; coded anew, all of
 them would be answered below what is promised of the picture itself."""
 
-_STATUSES: Final = {Status.OK: 200, Status.OVERLOADED: Overloaded.status, Status.EXPIRED: 504}
+_STATUSES: Final = {
+    Status.OK: 200,
+    Status.OVERLOADED: Overloaded.status,
+    Status.EXPIRED: 504,
+    Status.NO_TEMPLATE: 504,
+}
 """As HTTP says it; what is not here is a defect of this end or of the wire."""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -28,7 +28,7 @@ from hawkvision.lossy_plan import (
     repairs,
     spare_ratio,
 )
-from hawkvision.transport.client import ConnectionLost, LossyClient, unheard
+from hawkvision.transport.client import ConnectionLost, Exhausted, LossyClient, unheard
 from hawkvision.transport.coding import Coded, Plan
 from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
@@ -50,8 +50,9 @@ MAX_CONNECTS: Final = 3
 MAX_ASKS: Final = 3
 """Connections that one question is asked on, one after the other."""
 SILENCE_S: Final = 1.0
-"""Of the peer while datagrams are unanswered, before another connection is tried beside this one, which itself gives up
-only later: a radio link may be back any moment."""
+SILENT_RTTS: Final = 3.0
+"""Of the peer while datagrams are unanswered, whichever is more, before another connection is tried beside this one,
+which itself gives up only later: a radio link may be back any moment."""
 LOOK_S: Final = 0.25
 """Between looks for silence."""
 LATE_S: Final = 0.5
@@ -62,6 +63,8 @@ MOST_OVERDUE_S: Final = 0.25
 long after that at most."""
 SOON_S: Final = 0.02
 """Between looks whether a link that was silent then is heard again."""
+NOTHING: Final = (Status.EXPIRED, Status.NO_TEMPLATE)
+"""Of a picture that did not arrive, or whose question had not when it was too late: the same may do next time."""
 MAX_INSISTS: Final = 3
 """Small pictures sent for one whose late answer is wanted."""
 MAX_LATE: Final = 24
@@ -81,6 +84,9 @@ SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
 least: after a burst of loss plans have up to three times a picture's bytes, 17 ms of 40 Mbit/s for one of 28 KB."""
 WHOLE_PAUSE_S: Final = 2.0
 """After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
+MAX_RETIRED: Final = 4
+RETIRED_S: Final = 30.0
+"""Connections that are kept for what was asked on them, and how long each is."""
 MAX_HEADERS: Final = 64
 """JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
 
@@ -167,6 +173,8 @@ class LossyLink:
         """Callers who wait for a late answer."""
         self._under_way = 0
         """Pictures that wait for an answer."""
+        self._retired: dict[LossyClient, asyncio.Task[None]] = {}
+        """Connections that take no more questions, and what waits for their last answers."""
         self._closed = False
 
     async def ask(
@@ -197,6 +205,7 @@ class LossyLink:
 
         Raises:
             RequestError: if the picture is none, before it is sent; `Unauthorized` for a wrong key.
+            BadField: if the template is too long.
             TimeoutError: if no answer came in time; `LATE_S` after the deadline is no time any more, but for `insist`.
             DeadlineMissed: if `insist` asks for one late answer too many.
             ConnectionLost: if there was no connection.
@@ -218,9 +227,11 @@ class LossyLink:
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
                 return await self._watched(connection, asyncio.ensure_future(asking))
-            except ConnectionLost:
+            except ConnectionLost as error:
                 if attempt + 1 == MAX_ASKS or self._closed:
                     raise
+                if isinstance(error, Exhausted):
+                    self._retire(connection)
         raise AssertionError("the last attempt returns or raises")
 
     def carries_whole(self, picture: Picture, deadline_s: float, *, surely: bool = False) -> bool:
@@ -249,7 +260,7 @@ class LossyLink:
             HawkVisionError: for what trying again does not mend.
         """
         connection = await self._connected(asyncio.get_running_loop().time() + timeout_s)
-        if connection.client.silent_s() > SILENCE_S:
+        if _is_gone(connection.client):
             self._begin_connecting()
         connection.client.probe()
 
@@ -266,16 +277,19 @@ class LossyLink:
     @property
     def sent_bytes(self) -> int:
         """Bytes of datagrams sent so far, over all connections."""
-        return self._sent_before + (0 if self._current is None else self._current.client.sent_bytes)
+        clients = [*self._retired, *([] if self._current is None else [self._current.client])]
+        return self._sent_before + sum(client.sent_bytes for client in clients)
 
     async def close(self) -> None:
         """End the connection; whoever still waits is told so. Closing twice does no harm."""
         self._closed = True
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
-        if self._current is not None:
-            await self._current.client.close()
+        clients = [*self._retired, *([] if self._current is None else [self._current.client])]
+        background = [*self._retired.values(), *([] if self._connecting is None else [self._connecting])]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        for client in clients:
+            await client.close()
 
     # ----------------------------------------------------------------------------------------- pictures
 
@@ -424,6 +438,29 @@ class LossyLink:
             self._sent_before += old.client.sent_bytes
             await old.client.close()
 
+    def _retire(self, connection: _Connection) -> None:
+        """Ask no more on a connection; it is closed once what was asked on it is answered."""
+        if self._current is connection:
+            self._current = None
+            while len(self._retired) >= MAX_RETIRED:
+                oldest, draining = next(iter(self._retired.items()))
+                draining.cancel()
+                self._released(oldest)
+            self._retired[connection.client] = asyncio.create_task(self._drained(connection.client))
+
+    async def _drained(self, client: LossyClient) -> None:
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETIRED_S):
+                    await client.settled()
+        finally:
+            self._released(client)
+            await client.close()
+
+    def _released(self, client: LossyClient) -> None:
+        if self._retired.pop(client, None) is not None:
+            self._sent_before += client.sent_bytes
+
     async def _sent(self, connection: _Connection, asked: _Asked, *, small: bool = False) -> tuple[Status, bytes]:
         """The answer to a picture, as it is planned now, or to a small one, which may be late."""
         loop, deadline = asyncio.get_running_loop(), asked.deadline
@@ -452,8 +489,9 @@ class LossyLink:
     async def _insisted(self, connection: _Connection, asked: _Asked) -> tuple[Status, bytes]:
         """The first answer that is one: to the picture, or to a small one that is sent if that came to nothing.
 
-        It did if too little arrived to be decoded. It may have if its answer is overdue although others' reports are
-        not; where they are, the link has become slow, and what is on its way may all arrive.
+        It did if too little arrived to be decoded, or what was asked of it came too late. It may have if its answer is
+        overdue although others' reports are not; where they are, the link has become slow, and what is on its way may
+        all arrive.
         """
         assert asked.deadline is not None
         loop, client = asyncio.get_running_loop(), connection.client
@@ -465,10 +503,11 @@ class LossyLink:
             while True:
                 left_s = max(SOON_S, overdue_at - loop.time()) if len(tasks) == 1 else None
                 done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    status, answer = each.result()
-                    if status is not Status.EXPIRED or not (waiting or len(tasks) <= MAX_INSISTS):
-                        return status, answer
+                found = answer_among(done)
+                if found is not None:
+                    return found
+                if done and not waiting and len(tasks) > MAX_INSISTS:
+                    return done.pop().result()
                 if not late:
                     if self._late >= MAX_LATE:
                         raise DeadlineMissed(f"no answer came in time, and {MAX_LATE} late ones are waited for already")
@@ -491,7 +530,7 @@ class LossyLink:
                 done, _ = await asyncio.wait({asking}, timeout=LOOK_S)
                 if done:
                     return asking.result()
-                if connection is self._current and connection.client.silent_s() > SILENCE_S:
+                if connection is self._current and _is_gone(connection.client):
                     self._begin_connecting()
         finally:
             if not asking.done():
@@ -500,9 +539,32 @@ class LossyLink:
                     await asking
 
 
+def answer_among(done: Iterable[asyncio.Future[tuple[Status, bytes]]]) -> tuple[Status, bytes] | None:
+    """An answer among what has ended, if there is one; of several, one that is no error.
+
+    Raises:
+        HawkVisionError, TimeoutError: what ended one, if none is an answer.
+    """
+    failed = [each for each in done if each.exception() is not None]
+    answers = [each.result() for each in done if each.exception() is None]
+    for status, body in sorted(answers, key=lambda answer: answer[0] is not Status.OK):
+        if status not in NOTHING:
+            return status, body
+    return failed[0].result() if failed else None
+
+
 def _seen(client: LossyClient) -> LinkState:
     estimate = client.loss()
     return LinkState(estimate.ratio, estimate.burst, estimate.known)
+
+
+def _is_gone(client: LossyClient) -> bool:
+    return is_gone(client.silent_s(), client.rtt_s())
+
+
+def is_gone(silent_s: float, rtt_s: float | None) -> bool:
+    """Whether nothing is heard for so long that the peer may be another one by now."""
+    return silent_s > max(SILENCE_S, SILENT_RTTS * (rtt_s or 0.0))
 
 
 def _is_silent(client: LossyClient) -> bool:

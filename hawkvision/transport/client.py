@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from aioquic.quic.connection import QuicConnection
 
-from hawkvision.errors import HawkVisionError, Unauthorized
+from hawkvision.errors import BadField, HawkVisionError, Unauthorized
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Coded
-from hawkvision.transport.control import VERSION, CloseCode, Hello, Message, StreamAnswer, Welcome
+from hawkvision.transport.control import MAX_TEMPLATE, VERSION, CloseCode, Hello, Message, StreamAnswer, Welcome
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.receiver import Status
@@ -47,6 +47,10 @@ class ConnectionLost(HawkVisionError):
     """The connection ended; the message says why. Whoever asked may connect again."""
 
     code = "unreachable"
+
+
+class Exhausted(ConnectionLost):
+    """The connection carries no further kind of request; what is under way on it goes on."""
 
 
 class LossyClient:
@@ -208,10 +212,14 @@ class LossyClient:
 
         Raises:
             TimeoutError: if no answer came.
+            Exhausted: if the peer has been told of as many requests as there are numbers, and this is another.
             ConnectionLost: if the connection ended meanwhile.
+            BadField: if the request is longer than `MAX_TEMPLATE`.
         """
         if self.lost is not None:
             raise ConnectionLost(self.lost)
+        if len(template) > MAX_TEMPLATE:
+            raise BadField(f"the request's fields take {len(template)} bytes; by datagrams at most {MAX_TEMPLATE} go")
         sender, number = self.sender, None
         started = monotonic()
         try:
@@ -245,9 +253,14 @@ class LossyClient:
         assert self._protocol is not None
         number = self._protocol.template_number(request)
         if number is None:
-            self._end("more kinds of requests than one connection carries")
-            raise ConnectionLost(self.lost or "")
+            raise Exhausted("more kinds of requests than one connection carries")
         return number
+
+    async def settled(self) -> None:
+        """Return when nobody waits for an answer."""
+        while self._waiting:
+            self._room.clear()
+            await self._room.wait()
 
     # ----------------------------------------------------------------------------------------- sockets
 
@@ -323,7 +336,7 @@ class LossyClient:
             self._sockets[path].send(burst)
         self._follow(now)
         if self._sender.channel.worn_out:
-            self._end("the key has sealed all it may")
+            self._close(CloseCode.WORN_OUT, "the key has sealed all it may")
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -351,6 +364,12 @@ class LossyClient:
                     future.set_exception(ConnectionLost(f"answer status {answer.status} is not known"))
             self._room.set()
 
+    def _close(self, code: int, why: str) -> None:
+        """Tell the server, which would wait for the connection to go idle, and end."""
+        if self._protocol is not None and self.lost is None:
+            self._protocol.close(code, why)
+        self._end(why)
+
     def _end(self, why: str) -> None:
         if self.lost is not None:
             return
@@ -374,8 +393,7 @@ class LossyClient:
             now, channel = monotonic(), self.sender.channel
             heard = max(opened_at, *(path.heard_at for path in channel.paths.values()))
             if all(path.dead(now) for path in channel.paths.values()) and heard < now - SILENT_S:
-                self._protocol.close(CloseCode.NONE, "silent")
-                self._end(f"nothing was heard from the server for {SILENT_S:g} s")
+                self._close(CloseCode.NONE, f"nothing was heard from the server for {SILENT_S:g} s")
             elif now >= greet_at:
                 greet_at = now + KEEPALIVE_S
                 self.sender.greet(now)
@@ -388,9 +406,7 @@ class LossyClient:
             self._keepalive.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keepalive
-        if self._protocol is not None and self.lost is None:
-            self._protocol.close(CloseCode.NONE, "done")
-        self._end("the connection was closed at this end")
+        self._close(CloseCode.NONE, "the connection was closed at this end")
         await asyncio.sleep(0)
         for each in self._sockets:
             each.transport.close()

@@ -19,6 +19,9 @@ VERSION: Final = 1
 MAX_MESSAGE: Final = 256 * 1024
 """A JPEG header is at most 64 KiB here, an answer 70 KB."""
 
+MAX_TEMPLATE: Final = 4096
+"""Bytes of a request: as HTTP servers allow a line."""
+
 _LENGTH: Final = struct.Struct("!I")
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
 
@@ -56,7 +59,7 @@ class Template(msgspec.Struct, frozen=True, tag="template"):
     """A request that pictures refer to by number."""
 
     number: Number
-    request: Annotated[bytes, Meta(max_length=4096)]
+    request: Annotated[bytes, Meta(max_length=MAX_TEMPLATE)]
 
 
 class Tables(msgspec.Struct, frozen=True, tag="tables"):

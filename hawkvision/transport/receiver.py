@@ -54,6 +54,9 @@ MAX_NACKS: Final = 4
 """Rounds of asking for what is missing, each only if its repair would still come in time."""
 REPAIR_GROWTH: Final = 1.5
 """Of the wait for what was asked for, from round to round."""
+UNTOLD_S: Final = 0.5
+"""How long a picture waits for what is asked of it, if that is later than its deadline: a lost message of the control
+stream is told again after QUIC's probe timeout."""
 ABANDONED_S: Final = 10.0
 """Without a deadline and without news a picture is given up."""
 GIVE_UP_S: Final = 10.0
@@ -371,7 +374,9 @@ class Receiver:
         if assembly.template not in self._templates or (
             assembly.format.tables and assembly.format.tables not in self._tables
         ):
-            give_up = assembly.started + ABANDONED_S if assembly.deadline is None else assembly.deadline
+            give_up = assembly.started + ABANDONED_S
+            if assembly.deadline is not None:
+                give_up = max(assembly.deadline, assembly.started + UNTOLD_S)
             if now >= give_up:
                 self._refuse(number, Status.NO_TEMPLATE, "the request these fragments name never arrived", now)
             else:

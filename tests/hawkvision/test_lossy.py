@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy import LinkView, LossyLink
+from hawkvision.lossy import LinkView, LossyLink, answer_among, is_gone
 from hawkvision.lossy_plan import (
     ANSWER_S,
     CALM_S,
@@ -31,8 +31,9 @@ from hawkvision.lossy_plan import (
 )
 from hawkvision.transport.client import ConnectionLost
 from hawkvision.transport.coding import Complete, Kind, Partial, Plan, decode
-from hawkvision.transport.control import VERSION
+from hawkvision.transport.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.identity import Identity, own_identity
+from hawkvision.transport.quic import MAX_CLIENT_TEMPLATES
 from hawkvision.transport.receiver import MAX_NACKS, Status
 from hawkvision.transport.redundancy import FINE_SIZE, QUALITIES, LinkState, choose
 from hawkvision.transport.server import LossyServer
@@ -49,6 +50,7 @@ T = TypeVar("T")
 ROOM = 1150
 FINE, COARSE = Plan(80, 0.5), Plan(27, 2.0)
 LARGE = encoded(height=300, width=400)
+SMALL = encoded(".jpg", 32, 32)
 QUIET = LinkState(0.0, 1.0, known=True)
 LOUD = LinkState(0.3, 1.0, known=True)
 STATES = st.builds(LinkState, st.floats(0.0, 0.9), st.floats(1.0, 10.0), known=st.booleans())
@@ -246,6 +248,8 @@ class Server:
         self.discovered = 0
         self.port: int | None = None
         """What discovery says, in the place of the true one."""
+        self.now = asyncio.Event()
+        """Lets what is asked as `later` be answered."""
 
     async def start(self, port: int = 0, api_key: str | None = None) -> None:
         self.identity = own_identity(datetime.datetime.now(datetime.UTC))
@@ -256,6 +260,8 @@ class Server:
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         if incoming.template == b"never":
             await asyncio.Event().wait()
+        if incoming.template == b"later":
+            await self.now.wait()
         self.arrived.append(incoming)
         return Status.OK, incoming.template + incoming.meta
 
@@ -481,6 +487,79 @@ def test_a_link_that_went_dead_is_left_for_one_that_lives() -> None:
             return await link.ask(b"2", LARGE, timeout_s=30.0)
 
     assert run(scenario) == (Status.OK, b"2")
+
+
+def test_more_kinds_of_questions_than_a_connection_carries_go_over_the_next() -> None:
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            slow = asyncio.create_task(link.ask(b"later", SMALL, timeout_s=60.0))
+            kinds = [b"%d" % number for number in range(MAX_CLIENT_TEMPLATES + 10)]
+            for kind in kinds:
+                assert await link.ask(kind, SMALL) == (Status.OK, kind)
+            assert len(server.udp.sessions) == 2
+            assert not slow.done()
+            sent_bytes = link.sent_bytes
+            server.now.set()
+            assert await slow == (Status.OK, b"later")
+            await until(lambda: len(server.udp.sessions) == 1)
+            assert link.sent_bytes >= sent_bytes
+            assert sum(each.template == b"later" for each in server.arrived) == 1, "nobody was asked again"
+
+    run(scenario)
+
+
+def test_a_question_too_long_for_datagrams_is_refused_and_others_go_on() -> None:
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            slow = asyncio.create_task(link.ask(b"later", SMALL, timeout_s=60.0))
+            await until(lambda: bool(server.udp.sessions))
+            with pytest.raises(BadField, match=f"at most {MAX_TEMPLATE} go"):
+                await link.ask(b"x" * (MAX_TEMPLATE + 1), SMALL)
+            assert (await link.ask(b"x" * MAX_TEMPLATE, SMALL))[0] is Status.OK
+            server.now.set()
+            assert await slow == (Status.OK, b"later")
+            assert server.discovered == 1
+
+    run(scenario)
+
+
+def test_of_what_ends_together_an_answer_counts_before_what_is_none() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        def ended(outcome: tuple[Status, bytes] | Exception) -> asyncio.Future[tuple[Status, bytes]]:
+            future: asyncio.Future[tuple[Status, bytes]] = loop.create_future()
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+            return future
+
+        good, refused = (Status.OK, b"it"), (Status.REFUSED, b"no")
+        nothing, lost = (Status.EXPIRED, b""), ConnectionLost("gone")
+        cases: list[tuple[list[tuple[Status, bytes] | Exception], tuple[Status, bytes] | None]] = [
+            ([nothing, good], good),
+            ([good, lost], good),
+            ([refused, good], good),
+            ([refused, nothing], refused),
+            ([nothing, (Status.NO_TEMPLATE, b"")], None),
+        ]
+        for outcomes, expected in cases:
+            for order in (outcomes, outcomes[::-1]):
+                assert answer_among([ended(each) for each in order]) == expected
+        with pytest.raises(ConnectionLost):
+            answer_among([ended(nothing), ended(lost)])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "rtt_s", "gone"), [(1.1, None, True), (0.9, 0.01, False), (1.1, 0.01, True), (1.7, 0.6, False)]
+)
+def test_a_peer_is_gone_after_a_second_but_not_before_it_can_have_answered(
+    silent_s: float, rtt_s: float | None, gone: bool
+) -> None:
+    assert is_gone(silent_s, rtt_s) == gone
 
 
 def test_closing_tells_those_who_wait() -> None:

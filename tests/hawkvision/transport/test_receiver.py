@@ -30,6 +30,7 @@ from hawkvision.transport.receiver import (
     MAX_REGISTERED_BYTES,
     MAX_SESSION_BYTES,
     REMEMBERED,
+    UNTOLD_S,
     Budget,
     Patience,
     Picture,
@@ -210,7 +211,17 @@ def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() 
     end.register_template(9, b"late")
     (event,) = handed(end, peer, BEGIN + 0.02)
     assert (event.number, event.template) == (1, b"late")
-    assert (2, Status.NO_TEMPLATE) in {(part.picture, part.status) for part in answers(end, peer, BEGIN + 0.06)}
+    assert answers(end, peer, BEGIN + 0.06) == [], "its deadline is over, but what it asks may be told any moment"
+    expected = {(2, Status.NO_TEMPLATE)}
+    assert {(part.picture, part.status) for part in answers(end, peer, BEGIN + UNTOLD_S + 0.001)} == expected
+
+
+def test_a_picture_whose_question_comes_late_is_handed_over_late() -> None:
+    end, peer = server(), Peer()
+    assert give(end, peer, *fragments(coded(), 1, 50, template=9)) == []
+    end.register_template(9, b"late")
+    (event,) = handed(end, peer, BEGIN + 0.2)
+    assert (event.number, event.template) == (1, b"late")
 
 
 def test_registering_anew_is_an_error_and_hands_nothing_over_again() -> None:
