@@ -139,9 +139,14 @@ class LossyDoor:
                 self._arrived(incoming)
                 return answer
             incoming = await _at_its_best(incoming)
-        self._arrived(incoming)
         body, received = _picture(incoming)
-        return await node.classify(body, request, incoming.started, trace, received=received)
+        try:
+            answer = await node.classify(body, request, incoming.started, trace, received=received)
+        except Exception:  # not if it is cancelled: that is counted as such
+            self._arrived(incoming)
+            raise
+        self._arrived(incoming)
+        return answer
 
     @staticmethod
     async def _look_early(

@@ -344,7 +344,8 @@ class Channel(Generic[Token]):
                 yield self._gives_up_at(path, next(iter(path.sent.values())))
             if path.dead(now) or path.suspect(now):
                 yield path.probe_at if path.probe_at is not None else now
-                yield max(now, path.silent_at + path.rate.timeout_s())
+                timeout_s = path.rate.timeout_s()
+                yield max(now, path.suspect_at, path.silent_at + timeout_s, path.heard_at + timeout_s)
             elif path.waiting_since is not None:
                 yield min(path.dies_at, path.suspect_at)
 

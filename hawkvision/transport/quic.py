@@ -62,6 +62,12 @@ class ControlProtocol(QuicConnectionProtocol):
         super().__init__(quic)
         self._reader = MessageReader()
 
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """What of the control stream the peer has not confirmed: QUIC keeps it, however much it is."""
+        stream = self._quic._streams.get(0)  # aioquic has no public way to ask
+        return 0 if stream is None else len(stream.sender._buffer)
+
     def tell(self, message: Message) -> None:
         """Send a message."""
         self._quic.send_stream_data(0, encode_message(message))

@@ -50,6 +50,12 @@ REMEMBERED: Final = 4096
 MAX_TEMPLATES: Final = 256
 MAX_REGISTERED_BYTES: Final = 256 * 1024
 """Of a session's templates and JPEG headers: 255 headers of 0.6 KB, as cameras that optimise their tables send, fit."""
+LEAST_SHARE: Final = 0.1
+EARLY_SHARE: Final = 0.5
+"""Of a picture's k fragments, so many are looked at in the end, or while others are on their way, if they do not hold
+a whole picture in coarse. Of fewer an answer is a guess, and decoding takes up to 20 ms, for which a peer should have
+to send more than one datagram."""
+TOO_LITTLE: Final = "too little of the picture arrived before its deadline"
 MAX_NACKS: Final = 4
 """Rounds of asking for what is missing, each only if its repair would still come in time."""
 REPAIR_GROWTH: Final = 1.5
@@ -407,6 +413,10 @@ class Receiver:
             self._hand_over(number, assembly, final=True, now=now)
 
     def _hand_over(self, number: int, assembly: _Assembly, *, final: bool, now: float) -> None:
+        if not _is_worth_decoding(assembly, LEAST_SHARE if final else EARLY_SHARE):
+            if final:
+                self._refuse(number, Status.EXPIRED, TOO_LITTLE, now)
+            return
         try:
             arrived = decode(assembly.format, assembly.symbols, self._tables.get(assembly.format.tables, b""))
         except WireError as error:
@@ -418,7 +428,7 @@ class Receiver:
         final = final or isinstance(arrived, Complete)
         if final:
             if isinstance(arrived, Expired):
-                self._refuse(number, Status.EXPIRED, "too little of the picture arrived before its deadline", now)
+                self._refuse(number, Status.EXPIRED, TOO_LITTLE, now)
                 return
             assembly.done = True
             self._release_bytes(assembly)
@@ -551,6 +561,11 @@ class Receiver:
         """Two different paths if two live, for what must not be lost; else the one there is."""
         living = sorted(self.channel.usable(now), key=lambda path: path.rate.rtt_s or math.inf)
         return living[:2] or list(self.channel.paths.values())[:1]
+
+
+def _is_worth_decoding(assembly: _Assembly, share: float) -> bool:
+    format_, came = assembly.format, len(assembly.symbols)
+    return came >= share * format_.k or came >= format_.base_k > 0
 
 
 def _error_body(error: str, code: str) -> bytes:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -34,6 +36,8 @@ from hawkvision.transport.wire import WireError
 MAX_SESSIONS: Final = 1024
 MAX_HALF_OPEN: Final = 256
 """QUIC connections that have not said hello yet; more are refused, so that a flood costs those inside nothing."""
+MAX_HALF_OPEN_EACH: Final = 32
+"""Of those, from one address, or one /64 of IPv6: Retry has shown that it is theirs, and one must not keep all out."""
 HELLO_TIMEOUT_S: Final = 5.0
 TOTAL_BYTES: Final = 128 * 1024 * 1024
 """Unfinished pictures of all sessions."""
@@ -54,10 +58,13 @@ class Traffic:
 class _ServerProtocol(ControlProtocol):
     """The QUIC connection of one client: hello, templates, and answers that datagrams could not deliver."""
 
-    def __init__(self, quic: QuicConnection, server: LossyServer) -> None:
+    def __init__(self, quic: QuicConnection, server: LossyServer, network: str) -> None:
         super().__init__(quic)
         self._server = server
+        self.network = network
+        """Where it comes from, see `network_of`."""
         self.session: Session | None = None
+        self.half_open = True
         self._refused = False
         self._hello = asyncio.get_running_loop().call_later(
             HELLO_TIMEOUT_S, self._refuse, CloseCode.PROTOCOL, "no hello came"
@@ -115,10 +122,22 @@ class _ServerProtocol(ControlProtocol):
         self.tell(Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side))
 
 
+def network_of(address: str) -> str:
+    """Whose an address is, as far as it tells: a host's of IPv4, and of IPv6 the /64 that hosts are given."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return str(ipaddress.ip_network((int(ip), 64), strict=False))
+        ip = ip.ipv4_mapped
+    return str(ip)
+
+
 class _Demultiplexer(QuicServer):
     """Gives sealed datagrams to their sessions and all others to QUIC."""
 
     lossy: LossyServer
+    network = ""
+    """Where the datagram comes from that is being taken in."""
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         """Route one datagram; what cannot be is dropped, for its sender may be forged."""
@@ -126,9 +145,11 @@ class _Demultiplexer(QuicServer):
         self.lossy.received_bytes += len(data)
         if not is_sealed(data):
             # Long headers carry connection ids with their length. Those half open already may finish.
-            full = self.lossy.half_open >= MAX_HALF_OPEN
-            if full and len(data) > 5 and data[0] & 0x80 and data[6 : 6 + data[5]] not in self._protocols:
-                return
+            long = len(data) > 5 and data[0] & 0x80
+            if long and data[6 : 6 + data[5]] not in self._protocols:
+                self.network = network_of(addr[0])
+                if self.lossy.is_full(self.network):
+                    return
             super().datagram_received(data, addr)
             return
         try:
@@ -157,6 +178,8 @@ class LossyServer:
         self.stirred = asyncio.Event()
         """Set by every session that did something: what `drain` waits for."""
         self._protocols: set[_ServerProtocol] = set()
+        self._half_open: Counter[str] = Counter()
+        """QUIC connections that have not said hello, by where they come from."""
         self._endpoint: _Demultiplexer | None = None
         self.transport: asyncio.DatagramTransport
 
@@ -193,7 +216,7 @@ class LossyServer:
         def endpoint() -> _Demultiplexer:
             made = _Demultiplexer(
                 configuration=configuration,
-                create_protocol=lambda quic, **_: server.connect(quic),
+                create_protocol=lambda quic, **_: server.connect(quic, made.network),
                 retry=True,
             )
             made.lossy = server
@@ -217,13 +240,29 @@ class LossyServer:
         """QUIC connections without a session."""
         return len(self._protocols) - len(self.sessions)
 
-    def connect(self, quic: QuicConnection) -> _ServerProtocol:
+    def is_full(self, network: str) -> bool:
+        """Whether nobody else from there may connect before others have said hello."""
+        return self.half_open >= MAX_HALF_OPEN or self._half_open[network] >= MAX_HALF_OPEN_EACH
+
+    def connect(self, quic: QuicConnection, network: str) -> _ServerProtocol:
         """A new QUIC connection, not heard yet."""
-        protocol = _ServerProtocol(quic, self)
+        protocol = _ServerProtocol(quic, self, network)
         self._protocols.add(protocol)
+        self._half_open[network] += 1
         closed = asyncio.ensure_future(protocol.wait_closed())
-        closed.add_done_callback(lambda _: self._protocols.discard(protocol))
+        closed.add_done_callback(lambda _: self._gone(protocol))
         return protocol
+
+    def _gone(self, protocol: _ServerProtocol) -> None:
+        self._protocols.discard(protocol)
+        self._heard(protocol)
+
+    def _heard(self, protocol: _ServerProtocol) -> None:
+        """It is half open no more."""
+        if protocol.half_open:
+            protocol.half_open = False
+            self._half_open[protocol.network] -= 1
+            self._half_open += Counter()  # without those that have none
 
     def open(self, protocol: _ServerProtocol) -> Session | None:
         """A session for a client that said hello; None if there are too many."""
@@ -233,6 +272,7 @@ class LossyServer:
         while number in self.sessions:
             number = int.from_bytes(os.urandom(4))
         session = self.sessions[number] = Session(self, number, protocol, monotonic())
+        self._heard(protocol)
         return session
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -29,6 +29,9 @@ from hawkvision.transport.seal import Header, Secret
 from hawkvision.transport.udp import TICK_S, send
 
 log = logging.getLogger("hawkvision.transport")
+
+MAX_UNACKNOWLEDGED: Final = 256 * 1024
+"""Bytes of answers that wait in QUIC for a client to take them."""
 
 
 def _said_to_nobody(_: bytes) -> None:
@@ -119,7 +122,8 @@ class Session:
             self._cancel(receiver.cancelled.popleft())
         while receiver.unheard:
             number, status, body = receiver.unheard.popleft()
-            self._protocol.tell(StreamAnswer(number, status, body))
+            if self._protocol.unacknowledged_bytes < MAX_UNACKNOWLEDGED:  # else datagrams alone go on
+                self._protocol.tell(StreamAnswer(number, status, body))
         if receiver.channel.worn_out:
             self._protocol.close(CloseCode.WORN_OUT, "the key has sealed all it may")
         if self._timer is not None:

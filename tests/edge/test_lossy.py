@@ -279,7 +279,7 @@ def test_what_came_of_pictures_is_counted() -> None:
 
 
 def test_a_caller_that_gives_up_costs_its_picture_and_nothing_else() -> None:
-    async def scenario() -> float:
+    async def scenario() -> tuple[float, float]:
         async with door(None, SURE) as it:
             it.bench.backend.gate.clear()
             link = LossyLink("127.0.0.1", lambda: offered(it.lossy.offer))
@@ -290,9 +290,9 @@ def test_a_caller_that_gives_up_costs_its_picture_and_nothing_else() -> None:
             status, _ = await link.ask(b"", PICTURE)
             assert status is Status.OK
             await link.close()
-            return it.count("complete")
+            return it.count("complete"), it.count("cancelled")
 
-    assert run(scenario) >= 1
+    assert run(scenario) == (1, 1)
 
 
 async def offered(offer: LossyOffer) -> LossyOffer:

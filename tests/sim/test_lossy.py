@@ -229,6 +229,13 @@ def test_when_all_paths_die_and_one_returns_nothing_is_lost() -> None:
         assert not world.unanswered, f"seed {seed}"
 
 
+def test_a_path_that_was_never_heard_wakes_its_sender_rarely() -> None:
+    world = World([(LINK, LINK)], 1)
+    world.routes[0].cut(True)
+    world.run(world.now + 2.0)
+    assert world.pumps["client"] < 20
+
+
 def test_an_idle_session_wakes_rarely() -> None:
     world = World([(LINK, LINK)], 1)
     run(world, 5, 0.1, 1.0)

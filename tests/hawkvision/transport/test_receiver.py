@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,9 @@ from hawkvision.transport.frames import (
 )
 from hawkvision.transport.receiver import (
     ABANDONED_S,
+    EARLY_SHARE,
     GIVE_UP_S,
+    LEAST_SHARE,
     MAX_ANSWERS,
     MAX_ASSEMBLING,
     MAX_INTERIMS,
@@ -185,6 +188,36 @@ def test_what_is_shown_in_parts_is_not_held() -> None:
     give(end, peer, fragments(SCENE, left_ms=20)[0])
     (event,) = handed(end, peer, BEGIN + 0.020)
     assert event.final
+
+
+@pytest.mark.parametrize("parity", [0.0, 0.5])
+def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
+    end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, parity), 300)
+    least, early = (math.ceil(share * large.format.k) for share in (LEAST_SHARE, EARLY_SHARE))
+    assert 1 < least < early < large.format.k - 1
+    for number, came, offered, status in [
+        (1, least - 1, False, Status.EXPIRED),
+        (2, least, False, None),
+        (3, early - 1, False, None),
+        (4, early, True, None),
+    ]:
+        end.patience = Patience(grace_s=1.0)
+        give(end, peer, *fragments(large, number, left_ms=1)[:came])
+        assert bool(handed(end, peer, BEGIN + 0.2)) == offered, "while the rest is asked for"
+        parts = answers(end, peer, BEGIN + 1.001)
+        assert {part.status for part in parts if part.picture == number} == ({status} if status else set())
+        assert [event.final for event in end.events] == ([] if status else [True])
+        end.events.clear()
+
+
+def test_a_coarse_whole_is_looked_at_however_few_fragments_hold_it() -> None:
+    end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, 0.5, base=True), 300)
+    assert 0 < large.format.base_k < EARLY_SHARE * large.format.k - 1
+    end.patience = Patience(grace_s=1.0)
+    give(end, peer, *fragments(large, left_ms=1)[: large.format.base_k])
+    (event,) = handed(end, peer, BEGIN + 0.2)
+    assert isinstance(event.arrived, Partial)
+    assert not event.final
 
 
 def test_too_little_at_a_deadline_is_answered_as_expired() -> None:

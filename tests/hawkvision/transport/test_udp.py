@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,8 +20,8 @@ from hawkvision.transport.frames import Fragment, encode
 from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import MAX_SEALED, Sealer
-from hawkvision.transport.server import MAX_HALF_OPEN, LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
+from hawkvision.transport.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.wire import WireError
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
@@ -275,6 +276,7 @@ def test_a_worn_out_key_ends_the_connection_and_says_so() -> None:
             client.sender.channel._sealer.sealed = MAX_SEALED - 1000
             with pytest.raises(ConnectionLost, match="sealed all it may"):
                 await client.ask(b"cats", PICTURE)
+            await until(lambda: not server.sessions, 20.0)  # QUIC would be idle for longer
         async with serving() as server, connected(server.port) as client:
             (session,) = server.sessions.values()
             session.receiver.channel._sealer.sealed = MAX_SEALED - 1000
@@ -368,35 +370,99 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
     asyncio.run(scenario())
 
 
-def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() -> None:
+async def flood(server: LossyServer, addresses: Sequence[str], client: LossyClient) -> list[socket.socket]:
+    """Half-open connections from these addresses, which hold the sockets open; `client` goes on meanwhile."""
     from aioquic.quic.configuration import QuicConfiguration
     from aioquic.quic.connection import QuicConnection
 
+    loop = asyncio.get_running_loop()
+    floods = []
+    for address in addresses:
+        quic = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=["hawkvision/1"]))
+        way = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        way.setblocking(False)
+        way.bind((address, 0))
+        way.connect(("127.0.0.1", server.port))
+        quic.connect(("127.0.0.1", server.port), now=loop.time())
+        floods.append((quic, way))
+    for _ in range(2):  # hello, and again with the token of the Retry; then silence
+        for quic, way in floods:
+            for data, _ in quic.datagrams_to_send(now=loop.time()):
+                way.send(data)
+            await asyncio.sleep(0.001)
+            with contextlib.suppress(BlockingIOError):
+                quic.receive_datagram(way.recv(2000), ("127.0.0.1", server.port), now=loop.time())
+        assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+    return [way for _, way in floods]
+
+
+def test_a_flood_of_half_open_connections_is_bounded_and_those_inside_go_on() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
-            loop = asyncio.get_running_loop()
-            floods = []
-            for _ in range(MAX_HALF_OPEN + 40):
-                quic = QuicConnection(configuration=QuicConfiguration(is_client=True, alpn_protocols=["hawkvision/1"]))
-                way = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-                way.setblocking(False)
-                way.connect(("127.0.0.1", server.port))
-                quic.connect(("127.0.0.1", server.port), now=loop.time())
-                floods.append((quic, way))
-            for _ in range(2):  # hello, and again with the token of the Retry; then silence
-                for quic, way in floods:
-                    for data, _ in quic.datagrams_to_send(now=loop.time()):
-                        way.send(data)
-                    await asyncio.sleep(0.001)
-                    with contextlib.suppress(BlockingIOError):
-                        quic.receive_datagram(way.recv(2000), ("127.0.0.1", server.port), now=loop.time())
-                assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+            addresses = [f"127.0.1.{1 + number % 20}" for number in range(MAX_HALF_OPEN + 40)]
+            ways = await flood(server, addresses, client)
             assert MAX_HALF_OPEN // 2 < server.half_open <= MAX_HALF_OPEN
-            for _, way in floods:
+            for way in ways:
                 way.close()
             await until(lambda: server.half_open == 0, 30.0)
             async with connected(server.port) as later:
                 assert (await later.ask(b"cats", PICTURE))[0] is Status.OK
+
+    asyncio.run(scenario())
+
+
+def test_who_holds_many_connections_half_open_keeps_nobody_else_out() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            ways = await flood(server, ["127.0.1.1"] * (MAX_HALF_OPEN_EACH + 40), client)
+            assert MAX_HALF_OPEN_EACH // 2 < server.half_open <= MAX_HALF_OPEN_EACH
+            async with connected(server.port, timeout_s=4.0) as other:
+                assert (await other.ask(b"cats", PICTURE))[0] is Status.OK
+            for way in ways:
+                way.close()
+            await until(lambda: not server.is_full("127.0.1.1"), 30.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:0:0:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+    ],
+)
+def test_addresses_of_one_host_are_of_one_network(one: str, other: str, same: bool) -> None:
+    assert (network_of(one) == network_of(other)) == same
+
+
+def test_answers_that_a_client_does_not_take_do_not_gather() -> None:
+    """It grants QUIC no credit, reports nothing, and goes on asking."""
+    body = bytes(40_000)
+
+    async def handler(_: Incoming) -> tuple[Status, bytes]:
+        return Status.OK, body
+
+    async def scenario() -> None:
+        async with serving(handler) as server, connected(server.port) as client:
+            assert (await client.ask(b"cats", PICTURE))[0] is Status.OK
+            (session,) = server.sessions.values()
+            quic = client._protocol._quic  # type: ignore[union-attr]
+            quic._write_connection_limits = quic._write_stream_limits = lambda *_, **__: None  # type: ignore[method-assign]
+            client.sender.receive = lambda *_: False  # type: ignore[method-assign]
+            asking = [asyncio.ensure_future(client.ask(b"cats", PICTURE, timeout_s=60.0)) for _ in range(20)]
+            answers = session.receiver._answers
+            told = len(asking)
+            await until(lambda: sum(answer.by_stream for answer in answers.values()) == told, 9.0)  # none is given up
+            held = session._protocol.unacknowledged_bytes
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            assert 0 < held < MAX_UNACKNOWLEDGED + 2 * len(body)
 
     asyncio.run(scenario())
 
