@@ -208,8 +208,10 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     """The picture once no more of it will come."""
     assert incoming.better is not None
     # Bounded here, too: the picture that is there is better than none.
-    patience_s = MISSING_S if incoming.deadline is None else max(0.0, incoming.deadline - time.monotonic())
-    await asyncio.wait((incoming.better,), timeout=patience_s)
+    until = incoming.started + MISSING_S
+    if incoming.deadline is not None:
+        until = max(incoming.deadline, incoming.started + PATIENCE.grace_s)
+    await asyncio.wait((incoming.better,), timeout=max(0.0, until - time.monotonic()))
     return incoming.better.result() if incoming.better.done() else incoming
 
 

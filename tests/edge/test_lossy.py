@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -293,6 +293,20 @@ def test_a_caller_that_gives_up_costs_its_picture_and_nothing_else() -> None:
             return it.count("complete"), it.count("cancelled")
 
     assert run(scenario) == (1, 1)
+
+
+def test_the_rest_of_what_is_late_already_is_waited_for_as_long_as_it_is_let_come_in(large: Peer) -> None:
+    async def scenario(it: Door) -> tuple[Status, dict[str, Any]]:
+        rest: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
+        # As if its first fragment came a minute from now, so that no busy machine is too slow for this.
+        begun = replace(incoming(part(0.3), deadline_s=-1.0, better=rest), started=monotonic() + 60.0)
+        asking = asyncio.ensure_future(it.ask(begun))
+        done, _ = await asyncio.wait((asking,), timeout=0.1)
+        assert not done
+        rest.set_result(incoming(Complete(PICTURE, None), deadline_s=-1.0))
+        return await asking
+
+    assert asked(large, SURE, scenario)["received_fraction"] == 1.0
 
 
 async def offered(offer: LossyOffer) -> LossyOffer:
