@@ -1,10 +1,10 @@
 """One peer over the lossy transport, for callers who have a picture and want its answer.
 
-    picture ─► probe ─► connection (made on first use, made anew when it ended) ─► plan ─► prepare ─► ask ─► answer
-                             ▲                                                                          │
-                             └────────────── ended, or silent for `SILENCE_S`: asked again ─────────────┘
+    picture ─► probe ─► connection ─► plan ─► prepare ─► asked ─┬─────────────────────────────────────────► answer
+                            ▲                                   ├─ came to nothing, wanted late ─► small ───► answer
+                            └──── anew ◄── connection lost ◄────┘
 
-What is sent, `hawkvision.lossy_plan` decides; `LossyLink` keeps the connection.
+What is sent, `hawkvision.lossy_plan` decides; the connection, `hawkvision.lossy_connections` keeps.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from hawkvision.errors import DeadlineMissed, HawkVisionError
-from hawkvision.hop import LossyOffer
+from hawkvision.lossy_connections import Connection, Connections, Discover
 from hawkvision.lossy_plan import (
     ANSWER_S,
     SMALL_FRAGMENTS,
@@ -35,24 +35,10 @@ from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import FINE, SELDOM, LinkState, incomplete
 from hawkvision.transport.sender import BURSTY, PARITY_SPREAD_S, Delivery
-from hawkvision.transport.udp import Route
 from hawkvision.vision.image import probe
 
-Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]
-"""Asks the peer, some other way, where it listens. `ConnectionLost` lets the link try again, other errors do not."""
-
-CONNECT_S: Final = 5.0
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 5.0
-"""Between attempts to connect, doubling."""
-MAX_CONNECTS: Final = 3
-"""Attempts that one question waits for."""
 MAX_ASKS: Final = 3
 """Connections that one question is asked on, one after the other."""
-SILENCE_S: Final = 1.0
-SILENT_RTTS: Final = 3.0
-"""Of the peer while datagrams are unanswered, whichever is more, before another connection is tried beside this one,
-which itself gives up only later: a radio link may be back any moment."""
 LOOK_S: Final = 0.25
 """Between looks for silence."""
 LATE_S: Final = 0.5
@@ -84,11 +70,6 @@ SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
 least: after a burst of loss plans have up to three times a picture's bytes, 17 ms of 40 Mbit/s for one of 28 KB."""
 WHOLE_PAUSE_S: Final = 2.0
 """After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
-MAX_RETIRED: Final = 4
-RETIRED_S: Final = 30.0
-"""Connections that are kept for what was asked on them, and how long each is."""
-MAX_HEADERS: Final = 64
-"""JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +88,6 @@ class LinkView:
     """Datagrams that `loss` rests on."""
     silent_s: float = 0.0
     """For how long the peer has left datagrams unanswered."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    """A connection, and the JPEG headers that were registered on it."""
-
-    client: LossyClient
-    headers: set[bytes] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +128,16 @@ class LossyLink:
                 parity makes it `SELDOM`.
             answer_s: of a deadline, what the peer's work takes, and the wait for fragments that are overdue.
         """
-        self._routes = [Route(address, host) for address in local] or [Route(None, host)]
-        self._host = host
-        self._discover = discover
-        self._api_key = api_key
+        self._connections = Connections(host, discover, local, api_key)
         self._may_miss = may_miss
         self._answer_s = answer_s
         self._planner = Planner()
         self._plan: Plan | None = None
-        self._offer: LossyOffer | None = None
-        self._sent_before = 0
-        self._current: _Connection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._pause_s = 0.0
         self._whole_from = -math.inf
         self._late = 0
         """Callers who wait for a late answer."""
         self._under_way = 0
         """Pictures that wait for an answer."""
-        self._retired: dict[LossyClient, asyncio.Task[None]] = {}
-        """Connections that take no more questions, and what waits for their last answers."""
-        self._closed = False
 
     async def ask(
         self,
@@ -216,7 +178,7 @@ class LossyLink:
         until = loop.time() + timeout_s
         deadline: float | None = None
         for attempt in range(MAX_ASKS):
-            connection = await self._connected(until)
+            connection = await self._connections.get(until)
             if deadline_s is not None and deadline is None:
                 deadline = loop.time() + deadline_s
                 until = until if insist else min(until, deadline + LATE_S)
@@ -228,10 +190,10 @@ class LossyLink:
             try:
                 return await self._watched(connection, asyncio.ensure_future(asking))
             except ConnectionLost as error:
-                if attempt + 1 == MAX_ASKS or self._closed:
+                if attempt + 1 == MAX_ASKS or self._connections.closed:
                     raise
                 if isinstance(error, Exhausted):
-                    self._retire(connection)
+                    self._connections.retire(connection)
         raise AssertionError("the last attempt returns or raises")
 
     def carries_whole(self, picture: Picture, deadline_s: float, *, surely: bool = False) -> bool:
@@ -241,7 +203,7 @@ class LossyLink:
         Raises:
             BadImage, UnsupportedMedia: if it is no picture.
         """
-        connection = self._alive()
+        connection = self._connections.alive
         if connection is None or not isinstance(picture, bytes):
             return False
         if asyncio.get_running_loop().time() < self._whole_from or connection.client.behind:
@@ -259,14 +221,13 @@ class LossyLink:
             ConnectionLost: if there was no connection.
             HawkVisionError: for what trying again does not mend.
         """
-        connection = await self._connected(asyncio.get_running_loop().time() + timeout_s)
-        if _is_gone(connection.client):
-            self._begin_connecting()
+        connection = await self._connections.get(asyncio.get_running_loop().time() + timeout_s)
+        self._connections.begin_anew_if_gone(connection)
         connection.client.probe()
 
     def state(self) -> LinkView:
         """What is known of the link now."""
-        connection = self._alive()
+        connection = self._connections.alive
         if connection is None:
             return LinkView(False, 0.0, 1.0, False, None, self._plan)
         client, loss = connection.client, connection.client.loss()
@@ -277,24 +238,16 @@ class LossyLink:
     @property
     def sent_bytes(self) -> int:
         """Bytes of datagrams sent so far, over all connections."""
-        clients = [*self._retired, *([] if self._current is None else [self._current.client])]
-        return self._sent_before + sum(client.sent_bytes for client in clients)
+        return self._connections.sent_bytes
 
     async def close(self) -> None:
         """End the connection; whoever still waits is told so. Closing twice does no harm."""
-        self._closed = True
-        clients = [*self._retired, *([] if self._current is None else [self._current.client])]
-        background = [*self._retired.values(), *([] if self._connecting is None else [self._connecting])]
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
-        for client in clients:
-            await client.close()
+        await self._connections.close()
 
     # ----------------------------------------------------------------------------------------- pictures
 
     async def _prepared(
-        self, connection: _Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
+        self, connection: Connection, picture: Picture, meta: bytes, deadline_s: float | None, *, exact: bool
     ) -> Coded:
         client = connection.client
         plan = self._planned(connection, picture, deadline_s)
@@ -306,12 +259,12 @@ class LossyLink:
         prepared = await prepare_off_loop(picture, plan, side, room, may_reframe=True, exact=exact)
         if not prepared.header:
             return prepared.coded
-        number = _registered(connection, prepared.header)
+        number = connection.registered(prepared.header)
         if number is None:
             return (await prepare_off_loop(picture, plan, side, room, may_reframe=False, exact=exact)).coded
         return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
 
-    def _planned(self, connection: _Connection, picture: Picture, deadline_s: float | None) -> Plan:
+    def _planned(self, connection: Connection, picture: Picture, deadline_s: float | None) -> Plan:
         """What a picture would get now; little, if its time is up or may be."""
         client = connection.client
         plain_s = client.spare_s(round(plain_bytes(picture, client.useful_side)))
@@ -326,7 +279,7 @@ class LossyLink:
         return plan
 
     def _whole_parity(
-        self, connection: _Connection, plan: Plan, size: int, deadline_s: float, may_miss: float
+        self, connection: Connection, plan: Plan, size: int, deadline_s: float, may_miss: float
     ) -> float | None:
         """With which parity so many bytes arrive in time as they are, but for `SELDOM`, or else for `may_miss`.
 
@@ -341,7 +294,7 @@ class LossyLink:
         return self._parity_but_for(may_miss, connection, plan, size, deadline_s)
 
     def _parity_but_for(
-        self, may_miss: float, connection: _Connection, plan: Plan, size: int, deadline_s: float
+        self, may_miss: float, connection: Connection, plan: Plan, size: int, deadline_s: float
     ) -> float | None:
         """Some parity, the least where what it does not mend can be sent again, else the plan's. Losses of different
         rounds are taken to be independent.
@@ -373,95 +326,7 @@ class LossyLink:
                 return little
         return plan.parity if not plan.base and plan.quality >= FINE and mends(plan.parity) else None
 
-    # ----------------------------------------------------------------------------------------- connection
-
-    def _alive(self) -> _Connection | None:
-        return self._current if self._current is not None and self._current.client.lost is None else None
-
-    async def _connected(self, until: float) -> _Connection:
-        """The connection, made if there is none.
-
-        Raises:
-            ConnectionLost: if `MAX_CONNECTS` attempts failed, or time is up.
-            HawkVisionError: for what trying again does not mend.
-        """
-        loop = asyncio.get_running_loop()
-        failed = "nothing was tried"
-        for _ in range(MAX_CONNECTS):
-            connection = self._alive()
-            if connection is not None:
-                return connection
-            connecting = self._begin_connecting()
-            await asyncio.wait({connecting}, timeout=max(0.0, until - loop.time()))
-            if not connecting.done():
-                raise ConnectionLost(f"no connection to {self._host} came about in time")
-            if connecting.cancelled():
-                raise ConnectionLost("the link was closed at this end")
-            error = connecting.exception()
-            if error is not None and not isinstance(error, ConnectionLost):
-                raise error
-            failed = str(error)
-        connection = self._alive()
-        if connection is None:
-            raise ConnectionLost(failed)
-        return connection
-
-    def _begin_connecting(self) -> asyncio.Task[None]:
-        """The one attempt that all questions wait for."""
-        if self._closed:
-            raise ConnectionLost("the link was closed at this end")
-        if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(_heard)
-        return self._connecting
-
-    async def _connect(self) -> None:
-        """Connect, and put the new connection in the place of the old one."""
-        await asyncio.sleep(self._pause_s)
-        try:
-            offer = self._offer or await self._discover()
-            client = await LossyClient.connect(
-                offer.port,
-                offer.certificate,
-                offer.name,
-                routes=self._routes,
-                api_key=self._api_key,
-                timeout_s=CONNECT_S,
-            )
-        except HawkVisionError:
-            self._offer = None  # the peer may have been started anew, elsewhere or with another certificate
-            self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
-            raise
-        self._pause_s, self._offer = 0.0, offer
-        old, self._current = self._current, _Connection(client)
-        if old is not None:
-            self._sent_before += old.client.sent_bytes
-            await old.client.close()
-
-    def _retire(self, connection: _Connection) -> None:
-        """Ask no more on a connection; it is closed once what was asked on it is answered."""
-        if self._current is connection:
-            self._current = None
-            while len(self._retired) >= MAX_RETIRED:
-                oldest, draining = next(iter(self._retired.items()))
-                draining.cancel()
-                self._released(oldest)
-            self._retired[connection.client] = asyncio.create_task(self._drained(connection.client))
-
-    async def _drained(self, client: LossyClient) -> None:
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETIRED_S):
-                    await client.settled()
-        finally:
-            self._released(client)
-            await client.close()
-
-    def _released(self, client: LossyClient) -> None:
-        if self._retired.pop(client, None) is not None:
-            self._sent_before += client.sent_bytes
-
-    async def _sent(self, connection: _Connection, asked: _Asked, *, small: bool = False) -> tuple[Status, bytes]:
+    async def _sent(self, connection: Connection, asked: _Asked, *, small: bool = False) -> tuple[Status, bytes]:
         """The answer to a picture, as it is planned now, or to a small one, which may be late."""
         loop, deadline = asyncio.get_running_loop(), asked.deadline
         whole = asked.exact and not small
@@ -486,7 +351,7 @@ class LossyLink:
             self._whole_from = loop.time() + WHOLE_PAUSE_S
         return status, answer
 
-    async def _insisted(self, connection: _Connection, asked: _Asked) -> tuple[Status, bytes]:
+    async def _insisted(self, connection: Connection, asked: _Asked) -> tuple[Status, bytes]:
         """The first answer that is one: to the picture, or to a small one that is sent if that came to nothing.
 
         It did if too little arrived to be decoded, or what was asked of it came too late. It may have if its answer is
@@ -522,7 +387,7 @@ class LossyLink:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watched(
-        self, connection: _Connection, asking: asyncio.Future[tuple[Status, bytes]]
+        self, connection: Connection, asking: asyncio.Future[tuple[Status, bytes]]
     ) -> tuple[Status, bytes]:
         """The answer; meanwhile another connection is tried if the peer falls silent on this one."""
         try:
@@ -530,8 +395,7 @@ class LossyLink:
                 done, _ = await asyncio.wait({asking}, timeout=LOOK_S)
                 if done:
                     return asking.result()
-                if connection is self._current and _is_gone(connection.client):
-                    self._begin_connecting()
+                self._connections.begin_anew_if_gone(connection)
         finally:
             if not asking.done():
                 asking.cancel()
@@ -558,34 +422,6 @@ def _seen(client: LossyClient) -> LinkState:
     return LinkState(estimate.ratio, estimate.burst, estimate.known)
 
 
-def _is_gone(client: LossyClient) -> bool:
-    return is_gone(client.silent_s(), client.rtt_s())
-
-
-def is_gone(silent_s: float, rtt_s: float | None) -> bool:
-    """Whether nothing is heard for so long that the peer may be another one by now."""
-    return silent_s > max(SILENCE_S, SILENT_RTTS * (rtt_s or 0.0))
-
-
 def _is_silent(client: LossyClient) -> bool:
     """Whether nothing is heard that should be: what such a link holds may all arrive, and more would wait behind it."""
     return client.silent_s() > (client.rtt_s() or 0.0) + OVERDUE_S
-
-
-def _registered(connection: _Connection, header: bytes) -> int | None:
-    """The number by which the peer knows a JPEG header, if it was told of it before; else it is told now.
-
-    The first picture with a header is coded anew instead of waiting for a stream that a lossy link delays.
-    """
-    if header in connection.headers:
-        return connection.client.tables_number(header)
-    if len(connection.headers) < MAX_HEADERS:
-        connection.headers.add(header)
-        connection.client.tables_number(header)
-    return None
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Nobody may be waiting for an attempt any more; its error is not to be logged as never retrieved."""
-    if not task.cancelled():
-        task.exception()

@@ -32,13 +32,14 @@ L1 = frozenset(
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client", "hawkvision.client_replies"})
-LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_plan", "hawkvision.transport"})
+LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
     **dict.fromkeys(L2, L0 | L1),
     "hawkvision.lossy_plan": L0 | L1 | L2,
-    "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_plan"},
+    "hawkvision.lossy_connections": L0 | L1 | L2,
+    "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
     "hawkvision.client_question": L0,
     "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
     "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},

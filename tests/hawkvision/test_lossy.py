@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy import LinkView, LossyLink, answer_among, is_gone
+from hawkvision.lossy import LinkView, LossyLink, answer_among
+from hawkvision.lossy_connections import is_gone
 from hawkvision.lossy_plan import (
     ANSWER_S,
     CALM_S,

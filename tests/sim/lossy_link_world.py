@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from hawkvision.client_lossy import ANSWER_S, MAY_MISS
-from hawkvision.lossy import LossyLink, _Connection
+from hawkvision.lossy import LossyLink
+from hawkvision.lossy_connections import Connection
 from hawkvision.transport.channel import Path
 from hawkvision.transport.client import LossyClient, unheard
 from hawkvision.transport.coding import Coded
@@ -46,7 +47,7 @@ class LinkWorld(World):
 
         async def linked() -> T:
             link = LossyLink("simulated", _nowhere, may_miss=MAY_MISS, answer_s=ANSWER_S)
-            link._current = _Connection(cast(LossyClient, SimulatedClient(self)))
+            link._connections._current = Connection(cast(LossyClient, SimulatedClient(self)))
             return await main(link)
 
         return run(self, linked())
