@@ -60,8 +60,8 @@ BEHIND_RTTS: Final = 2.0
 """And two reports' delays, after which a link may have become slow. Its variation does not count: that grows first, and
 would hide it."""
 LATE_FOR_S: Final = 0.5
-"""After a report that came late, unless another comes in time. The first after a spell in which the link was held is of
-the last round trips before it, and what waits ahead is yet to come."""
+"""After a report of what had been given up, unless one of something later follows. After a spell in which the link was
+held, the first tells nothing of what it is like now."""
 UNKNOWN_RTT_S: Final = 0.2
 MAX_FRAMES: Final = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
 """Bytes of frames in one datagram."""
@@ -125,7 +125,7 @@ class Path(Generic[Token]):
     newest_told: int = -1
     """The latest sequence that the peer has reported."""
     late_at: float = -math.inf
-    """When it was reported, if that took so long that what follows may take as long."""
+    """When it was reported, if it had been given up by then: what follows may take as long."""
 
     def dead(self, now: float) -> bool:
         """Whether nothing came back for too long."""
@@ -143,24 +143,19 @@ class Path(Generic[Token]):
     def behind(self, now: float) -> bool:
         """Whether reports are later than they usually are: no reason to give anything up, but to send little.
 
-        Either nothing is heard; or the latest report spoke of what left long before; or so many datagrams are
+        Either nothing is heard; or the latest that was, was of what had been given up; or so many datagrams are
         unreported that those behind them cannot have been, either.
         """
-        if now < self.late_at + LATE_FOR_S or (
-            self.waiting_since is not None and self._is_late(self.waiting_since, now)
-        ):
+        latest = now - BEHIND_RTTS * (self.rate.rtt_s or UNKNOWN_RTT_S) - 2 * REPORT_DELAY_S
+        if now < self.late_at + LATE_FOR_S or (self.waiting_since is not None and self.waiting_since < latest):
             return True
         last = next(itertools.islice(self.sent.values(), REORDERING, None), None)
-        return last is not None and self._is_late(last.at, now)
+        return last is not None and last.at < latest
 
-    def told(self, sequence: int, sent_at: float | None, now: float) -> None:
-        """The peer reports a datagram for the first time; `sent_at` is None if it was given up before."""
+    def told(self, sequence: int, now: float, *, given_up: bool) -> None:
+        """The peer reports a datagram for the first time, which may have been given up before."""
         if sequence > self.newest_told:
-            late = sent_at is None or self._is_late(sent_at, now)
-            self.newest_told, self.late_at = sequence, now if late else -math.inf
-
-    def _is_late(self, sent_at: float, now: float) -> bool:
-        return sent_at < now - BEHIND_RTTS * (self.rate.rtt_s or UNKNOWN_RTT_S) - 2 * REPORT_DELAY_S
+            self.newest_told, self.late_at = sequence, now if given_up else -math.inf
 
     @property
     def dies_at(self) -> float:
@@ -412,7 +407,7 @@ class Channel(Generic[Token]):
             if sent is None:
                 self._found(path, sequence, now)
                 continue
-            path.told(sequence, sent.at, now)
+            path.told(sequence, now, given_up=False)
             arrivals.append((clock - offset, Arrival(sent.size, sent.at, clock - offset)))
             if offset == 0.0:
                 newest = sent.at  # what the delay of the report is counted from
@@ -435,7 +430,7 @@ class Channel(Generic[Token]):
         """A report names what is waited for no more: most of them repeat what was said, but it may have been missed."""
         run = path.missed.pop(sequence, None)
         if run is not None:
-            path.told(sequence, None, now)
+            path.told(sequence, now, given_up=True)
             run.length -= 1
             path.rate.found(1, int(run.length == 0))
 
