@@ -214,7 +214,8 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Break a connection off: aborted with no time to linger, TCP resets it instead of saying that all was said."""
     made: socket.socket = writer.get_extra_info("socket")
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):  # it is closed already: the other end broke off first
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 

@@ -25,7 +25,7 @@ from hawkvision.types import Answer, Quality
 from loadgen import noise, setup, stolen
 from loadgen.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.behind import Behind, seen, udp_port_of
-from loadgen.engine import Job, Tally
+from loadgen.engine import Job, Tally, asker_for
 from loadgen.identify import identify
 from loadgen.interrupt import INTERRUPTED_STATUS, heeded
 from loadgen.links import LinkProfile, load_profile, names
@@ -246,11 +246,16 @@ async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> An
 
 @asynccontextmanager
 async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[Behind | None]:
-    """The server behind the link that was asked for."""
+    """The server behind the link that was asked for. It is connected to first: at a link, somebody always answers."""
     if profile is None:
         yield None
         return
     server = setup_.server
+    asker = asker_for(server, 1)
+    try:
+        await asker.open()
+    finally:
+        await asker.close()
     datagrams = [await udp_port_of(server.url, server.api_key)] if server.protocol == "lossy" else []
     async with Behind(server.url, profile, udp_ports=datagrams) as behind:
         yield behind

@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,17 +87,20 @@ def test_every_byte_crosses_both_ways_whatever_the_link_loses(tmp_path: Path) ->
 
 
 @needs_a_link
-def test_a_server_that_is_not_there_breaks_the_callers_connection(slow: LinkProfile) -> None:
+def test_a_server_that_is_not_there_quietly_breaks_the_callers_connection(slow: LinkProfile) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+    complaints: list[dict[str, Any]] = []
 
     async def scenario() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
         async with Behind(f"http://127.0.0.1:{port}", slow) as behind:
             reader, _ = await asyncio.open_connection(*address(behind))
             return await reader.read()
 
     with pytest.raises(ConnectionResetError):
         asyncio.run(asyncio.wait_for(scenario(), ANSWER_S))
+    assert complaints == []
 
 
 @needs_a_link

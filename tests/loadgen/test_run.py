@@ -202,6 +202,7 @@ def test_goals_are_missed_by_what_was_measured() -> None:
         (["--min-effective", "90"], "--min-effective"),
         (["--p99-ms", "0"], "--p99-ms"),
         ([], "127.0.0.1:1 cannot be reached"),
+        (["--link", "lan"], "127.0.0.1:1 cannot be reached"),
     ],
 )
 def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
