@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 
 from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ConfigError, HawkVisionError
+from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from loadgen import mix, noise, setup
 from loadgen.arrivals import MAX_RATE, MAX_REQUESTS, Constant
 from loadgen.capacity_judge import (
@@ -237,7 +237,11 @@ async def run(given: argparse.Namespace) -> int:
 async def find(
     search: Search, plan: Plan, goal: Goal, ask: Ask, findings: Findings, tell: Callable[[Probe], None]
 ) -> None:
-    """Try rates until the search is over or interrupted; what comes of them is added to the findings, and told."""
+    """Try rates until the search is over or interrupted; what comes of them is added to the findings, and told.
+
+    Raises:
+        NotReady: if the first run has no answer at all, which no lower rate would mend.
+    """
     labelled = plan.setup.dataset.labels is not None
     least: Answers | None = None
     least_rate = math.inf
@@ -256,6 +260,8 @@ async def find(
             findings.confirmation = confirmation(tried.rate, answers, goal, plan.confirm_requests, seed)
         if interrupted:
             return
+        if len(findings.probes) == 1 and not any(each.answered for each in outcomes):
+            raise NotReady(f"none of {probe.n} requests was answered: {_codes(probe)}")
         if tried.rate < least_rate and is_lightly_loaded(probe):
             least, least_rate = answers, tried.rate
         search.tell(tried, probe.held)
@@ -269,16 +275,16 @@ def conclusion(found: Capacity) -> str:
     shown = "" if found.confirmation is None else f"\n{confirmed_by(found.confirmation, found.min_accuracy)}"
     if found.low > 0.0:
         return f"capacity: {found.low:.4g} requests/s at {wanted}, confirmed{_bracket(found)}{shown}"
+    probed = f"{found.bracketed:.4g} requests/s held in a probe and are not confirmed" if found.bracketed > 0.0 else ""
     if found.interrupted:
-        known = "no rate held so far"
-        if found.bracketed > 0.0:
-            known = f"{found.bracketed:.4g} requests/s held in a probe and are not confirmed"
-        return f"interrupted, looking for {wanted}: {known}{shown}"
+        return f"interrupted, looking for {wanted}: {probed or 'no rate held so far'}{shown}"
     if found.refuted:
         tried = ", ".join(f"{rate:.4g}" for rate in found.refuted)
         return (
             f"no rate kept {wanted} for long: probes found {found.bracketed:.4g} requests/s, but {tried} failed" + shown
         )
+    if probed:
+        return f"no rate was confirmed to keep {wanted}: {probed}"
     lowest = min(found.probes, key=lambda each: each.rate, default=None)
     return f"no rate kept {wanted}" + ("" if lowest is None else f"; the lowest tried was {lowest.rate:.3g} requests/s")
 
@@ -310,7 +316,12 @@ def said(probe: Probe) -> str:
     late = f", generator late {probe.late_ms:.1f} ms" if probe.late_ms > LATE_MS else ""
     came = "held" if probe.held else "interrupted" if probe.interrupted else f"failed: {', '.join(probe.failing)}"
     kind = "confirming: " if probe.confirming else ""
-    return f"{probe.rate:8.4g} requests/s: {kind}{p99}{accuracy}, n={probe.n}{late}: {came}"
+    errors = f", not answered: {_codes(probe)}" if probe.errors else ""
+    return f"{probe.rate:8.4g} requests/s: {kind}{p99}{accuracy}, n={probe.n}{errors}{late}: {came}"
+
+
+def _codes(probe: Probe) -> str:
+    return ", ".join(f"{code} {count}" for code, count in probe.errors.items())
 
 
 def _bracket(found: Capacity) -> str:

@@ -16,6 +16,7 @@ sends the same pictures, so what load takes away is seen in pairs, which is far 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -100,6 +101,8 @@ class Probe(msgspec.Struct, frozen=True):
     held: bool
     interrupted: bool = False
     """Then it held nothing, whatever it was like so far."""
+    errors: dict[str, int] = {}
+    """Requests that were not answered, by code."""
 
 
 class Confirmation(msgspec.Struct, frozen=True):
@@ -188,6 +191,7 @@ def judge(tried: Try, answers: Answers, goal: Goal, least: Answers | None, *, in
         failing=failing,
         held=not failing and not interrupted,
         interrupted=interrupted,
+        errors=dict(Counter(each.error for each in answers.outcomes if not each.answered).most_common()),
     )
 
 

@@ -408,6 +408,59 @@ def test_interrupted_command_says_what_it_knows_and_writes_it(tmp_path: Path) ->
     assert 0 < found["probes"][1]["n"] < 400
 
 
+def test_server_that_goes_away_amid_the_search_leaves_what_probes_found(tmp_path: Path) -> None:
+    """The first probe has 300 requests, with those that warm up; the server goes amid the second's 600."""
+    report = tmp_path / "capacity.json"
+    enough = asyncio.Event()
+    seen: list[Asked] = []
+
+    async def say(asked: Asked) -> bytes:
+        seen.append(asked)
+        if len(seen) == 550:
+            enough.set()
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> tuple[int | None, str, str]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "find-capacity", "--url", server.url, "--p99-ms", "9000",
+                "--from-rate", "100", "--probe-requests", "100", "--probe-s", "2", "--no-noise", "--json", str(report),
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await enough.wait()
+        out, err = await process.communicate()
+        return process.returncode, out.decode(), err.decode()
+
+    status, out, err = asyncio.run(scenario())
+    assert status == 1
+    assert "no rate was confirmed to keep P99 ≤ 9000 ms: 100 requests/s held in a probe and are not confirmed" in out
+    assert "cannot be reached" in err
+    held, failed = json.loads(report.read_text())["probes"]
+    assert (held["held"], held["errors"], failed["held"]) == (True, {}, False)
+    lost = failed["errors"]["unreachable"]
+    assert lost > 0
+    assert f"unreachable {lost}" in out
+
+
+def test_server_that_answers_nothing_ends_the_search_with_its_codes() -> None:
+    async def refuse(_: Asked) -> bytes:
+        return reply(b'{"error": "no such path", "code": "not_found"}', status=404)
+
+    async def scenario() -> tuple[int | None, str, str]:
+        async with scripted(refuse) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "find-capacity", "--url", server.url, "--p99-ms", "9000",
+                "--from-rate", "200", "--probe-requests", "100", "--probe-s", "0.5", "--no-noise",
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, err = await process.communicate()
+            return process.returncode, out.decode(), err.decode()
+
+    status, out, err = asyncio.run(scenario())
+    assert (status, err) == (1, "error: none of 100 requests was answered: not_found 100\n")
+    assert out.count("requests/s: P99 none, n=100, not answered: not_found 100: failed: P99") == 1
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--p99-ms", "0"), ("--from-rate", "0"), ("--min-accuracy", "2"), ("--probe-requests", "9"), ("--max-probes", "0"),
