@@ -54,12 +54,18 @@ def load_variant(cache: Path, task: str, variant: Variant) -> bytes:
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a reader, or a power cut, sees either the old one or the new one, whole.
 
+    Links are followed. A device or a pipe, which nothing must replace, is written to as it is.
+
     Raises:
         ArtifactError: if the folder cannot be written to.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        place = _place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot write: {error.strerror}") from None
     try:
@@ -68,13 +74,18 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(0o644)  # mkstemp makes it private; a service may run as another user than the builder
-        Path(name).replace(path)
+        Path(name).replace(place)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot write: {error.strerror}") from None
     finally:
         Path(name).unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = os.open(place.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _place(path: Path) -> Path:
+    """Where a file is, whatever links lead there; `Path.resolve` refuses links that lead nowhere but in circles."""
+    return Path(os.path.realpath(path))

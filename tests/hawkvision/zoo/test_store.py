@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,27 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
         write_atomic(target, b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
     assert (target / "inside").is_dir()
+
+
+def test_links_are_followed_and_stay(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "far" / "target"
+    link.symlink_to(target)
+    for data in (b"new", b"newer"):
+        write_atomic(link, data)
+        assert (link.is_symlink(), target.read_bytes()) == (True, data)
+    assert [p.name for p in target.parent.iterdir()] == ["target"]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomic(pipe, b"new")
+        assert os.read(reading, 9) == b"new"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
 
 
 def test_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
