@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hawkvision.errors import ArtifactError
+from hawkvision.errors import ArtifactError, ConfigError
 from hawkvision.manifest import Variant, artifact_path
 
 
@@ -84,6 +84,26 @@ def write_atomic(path: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse what `write_atomic` could not write, before somebody works for it.
+
+    Raises:
+        ConfigError: saying why. A folder that is missing is refused too: probably its name is mistyped.
+    """
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path}: expected a file to write, got a folder")
+        if path.exists() and not path.is_file():
+            return  # nothing is made beside a device
+        folder = _place(path).parent
+        if not folder.is_dir():
+            raise ConfigError(f"{path}: no such folder: {folder}")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
 
 
 def _place(path: Path) -> Path:

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from loadgen import mix, noise, setup
 from loadgen.arrivals import MAX_RATE, MAX_REQUESTS, Constant
@@ -187,6 +187,8 @@ async def run(given: argparse.Namespace) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     _check(given)
+    if given.json is not None:
+        check_writable(given.json)
     setup_ = setup.read_setup(given)
     goal = Goal(given.p99_ms, given.min_accuracy)
     if goal.min_accuracy is not None and setup_.dataset.labels is None:

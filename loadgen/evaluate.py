@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.manifest import load_labels, load_manifest, models_dir
@@ -149,6 +149,8 @@ async def run(given: argparse.Namespace) -> int:
     Raises:
         HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer.
     """
+    if given.json is not None:
+        check_writable(given.json)
     models = models_dir(given.models_dir)
     labels = load_labels(load_manifest(given.task, models), models)
     targets = parse_targets(given.targets)

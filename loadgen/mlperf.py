@@ -32,7 +32,7 @@ from typing import Any, Final
 import msgspec
 from rich.console import Console
 
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, NotReady
 from loadgen import mix, setup
 from loadgen.asking import Asker, Replied
@@ -134,6 +134,8 @@ async def run(given: argparse.Namespace) -> int:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.json is not None:
+        check_writable(given.json)
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
     started = setup.origin(setup_.seed)
     asker = asker_for(setup_.server, setup_.max_in_flight)

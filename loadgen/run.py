@@ -19,8 +19,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hawkvision.artifacts import check_writable
 from hawkvision.client import AsyncClient
-from hawkvision.errors import ConfigError, HawkVisionError, NotReady
+from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
 from hawkvision.types import Answer, Quality
 from loadgen import noise, setup, stolen
 from loadgen.arrivals import Arrivals, Closed, Replay, parse
@@ -91,8 +92,8 @@ async def run(given: argparse.Namespace) -> int:
     if not 0.0 <= given.warm_up_s < given.duration_s:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     for path in (given.json, given.html):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{path}: no such folder: {path.parent}")
+        if path is not None:
+            check_writable(path)
     if given.p99_ms is not None:
         setup.positive("--p99-ms", given.p99_ms)
     if given.min_effective is not None and not 0.0 < given.min_effective <= 1.0:
@@ -297,22 +298,37 @@ def _bar(title: str, total: int | None) -> Iterator[Show]:
 
 
 def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> Summary:
-    """Save first, and once more with the figures: whatever becomes of the rest, the record is there."""
+    """Save first, and once more with the figures: whatever becomes of the rest, the record is there.
+
+    Raises:
+        ArtifactError: if something could not be written, once all else is written and printed.
+    """
     from loadgen.summary import show, summarise
 
-    if record is not None:
-        save(tested, record)
-    summary = summarise(tested)
-    if record is not None:
-        save(tested, record, summary)
-    show([summary], console)
-    if page is not None:
+    failed: dict[Path, ArtifactError] = {}
+
+    def attempt(path: Path | None, write: Callable[[Path], None]) -> None:
+        if path is not None:
+            try:
+                write(path)
+            except ArtifactError as error:
+                failed[path] = error
+
+    def write_page(path: Path) -> None:
         from loadgen.report import write_html
 
-        write_html([tested], page)
+        write_html([tested], path)
+
+    attempt(record, lambda path: save(tested, path))
+    summary = summarise(tested)
+    attempt(record, lambda path: save(tested, path, summary))
+    show([summary], console)
+    attempt(page, write_page)
     for path in (record, page):
-        if path is not None:
+        if path is not None and path not in failed:
             console.print(f"written to {path}", highlight=False)
+    if failed:
+        raise ArtifactError("; ".join(map(str, failed.values())))
     return summary
 
 

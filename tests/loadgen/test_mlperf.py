@@ -117,6 +117,17 @@ def test_more_processes_than_loadgen_drives_are_refused(capsys: pytest.CaptureFi
 
 
 @needs_loadgen
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--out", str(tmp_path)]
+    assert main([*words, "--json", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}: expected a file to write, got a folder\n"
+
+
+@needs_loadgen
 def test_interrupt_ends_at_once_and_names_the_logs_that_are_incomplete(tmp_path: Path) -> None:
     enough = asyncio.Event()
     seen: list[Asked] = []

@@ -167,6 +167,31 @@ def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None
     assert len(load(record).outcomes) == 10
 
 
+def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: Path) -> None:
+    record, page = tmp_path / "run.json", tmp_path / "run.html"
+
+    async def say(_: Asked) -> bytes:
+        record.mkdir(exist_ok=True)  # after it was found to be writable
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> tuple[int | None, str, str]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
+                "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise", "--json", str(record), "--html", str(page),
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, err = await process.communicate()
+            return process.returncode, out.decode(), err.decode()
+
+    status, out, err = asyncio.run(scenario())
+    assert (status, err) == (1, f"error: {record}: cannot write: Is a directory\n")
+    assert "P99" in out
+    assert f"written to {page}" in out
+    assert f"written to {record}" not in out
+    assert page.is_file()
+
+
 def test_goals_are_missed_by_what_was_measured() -> None:
     quick = [answer(n / 10, 50.0, picture=n) for n in range(90)]
     summary = summarise(run_of([*quick, *(answer(9.0 + n / 10, 150.0, picture=90 + n) for n in range(10))]))
@@ -188,6 +213,8 @@ def test_goals_are_missed_by_what_was_measured() -> None:
         (["--arrivals", "poisson:0.001", "--duration-s", "3"], "no request"),
         (["--warm-up-s", "99"], "--warm-up-s"),
         (["--json", "/nowhere/run.json"], "no such folder"),
+        (["--json", "/"], "/: expected a file to write, got a folder"),
+        (["--html", "/"], "/: expected a file to write, got a folder"),
         (["--targets", "x"], "--targets"),
         (["--processes", "0"], "--processes"),
         (["--arrivals", "closed:1", "--processes", "2"], "--processes 2"),
@@ -208,6 +235,21 @@ def test_goals_are_missed_by_what_was_measured() -> None:
 def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--url", "http://127.0.0.1:1", "--no-noise", *options]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["find-capacity", "--url", "http://127.0.0.1:1", "--p99-ms", "9"],
+        ["evaluate", "--url", "http://127.0.0.1:1", "--data", "none.npz"],
+        ["noise"],
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_test(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json", "/"]) == 1
+    assert capsys.readouterr() == ("", "error: /: expected a file to write, got a folder\n")
 
 
 def test_keys_are_not_written_down() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.artifacts import load_verified, sha256_of, write_atomic
-from hawkvision.errors import ArtifactError
+from hawkvision.artifacts import check_writable, load_verified, sha256_of, write_atomic
+from hawkvision.errors import ArtifactError, ConfigError
 
 
 def test_verified_bytes_come_back(tmp_path: Path) -> None:
@@ -59,6 +59,32 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     finally:
         os.close(reading)
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("", "got a folder"), ("none/a", "no such folder: .*none"), ("file/a", "no such folder: .*file"), ("far", "none")],
+)
+def test_what_cannot_be_written_is_known_beforehand(place: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "far").symlink_to(tmp_path / "none" / "a")
+    with pytest.raises(ConfigError, match=said):
+        check_writable(tmp_path / place)
+
+
+def test_file_systems_that_take_no_files_are_known_beforehand() -> None:
+    if not Path("/proc/self").exists():
+        pytest.skip("this system has no /proc")
+    with pytest.raises(ConfigError, match="/proc/a: cannot write"):
+        check_writable(Path("/proc/a"))
+
+
+def test_checking_leaves_what_is_there_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    for place in (tmp_path / "file", tmp_path / "new", Path("/dev/null")):
+        check_writable(place)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"
 
 
 def test_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
