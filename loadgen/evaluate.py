@@ -5,7 +5,8 @@ pictures that `best` gets right and the target does not, less the reverse, over 
 (Clopper-Pearson) 95 % interval. Pictures that a profile was fitted or certified on prove nothing about its promises:
 by default only those that `hawkvision calibrate` held out are sent, and only from the very data set it saw.
 
-Ctrl-C ends it with a table of what was answered so far, for each target of the pictures that `best` was asked about.
+Ctrl-C ends it with a table of what was answered so far, for each target of the pictures that `best` was asked about;
+and so does a node that fails.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Report(msgspec.Struct, frozen=True):
     concurrency: int
     rows: tuple[Row | Unattainable, ...]
     interrupted: bool = False
-    """Then rows may have fewer pictures than `n`, and targets may be missing."""
+    """By Ctrl-C or by an error. Then rows may have fewer pictures than `n`, and targets may be missing."""
     not_best: int = 0
     """Answers to `quality=best` that were `degraded`, another rung's: drops are not below the ladder's best then."""
 
@@ -147,7 +148,8 @@ async def run(given: argparse.Namespace) -> int:
     The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the best rung's, else 0.
 
     Raises:
-        HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer.
+        HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
+            answered before is said and written all the same.
     """
     if given.json is not None:
         check_writable(given.json)
@@ -164,9 +166,17 @@ async def run(given: argparse.Namespace) -> int:
     if not 1 <= given.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
     seen = Seen()
+    rows: tuple[Row | Unattainable, ...] | None = None
+    failed: HawkVisionError | None = None
     with heeded() as stop:
         async with AsyncClient(given.url, api_key=given.api_key, connections=given.concurrency) as client:
-            rows = await unless(stop, measure(client, given.task, pictures, chosen, targets, given.concurrency, seen))
+            asking = measure(client, given.task, pictures, chosen, targets, given.concurrency, seen)
+            try:
+                rows = await unless(stop, asking)
+            except HawkVisionError as error:
+                if not rows_of(seen, chosen, targets):
+                    raise
+                failed = error
     report = Report(
         url=client.url,
         task=given.task,
@@ -183,6 +193,8 @@ async def run(given: argparse.Namespace) -> int:
     show(report, Console() if sys.stdout.isatty() else Console(width=160))
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if failed is not None:
+        raise failed
     return INTERRUPTED_STATUS if report.interrupted else int(report.not_best > 0)
 
 

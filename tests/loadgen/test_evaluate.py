@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.client import AsyncClient
-from hawkvision.errors import BadImage, ConfigError, TargetUnreachable
+from hawkvision.errors import BadImage, ConfigError, NotReady, TargetUnreachable
 from hawkvision.pictures import LabelledPictures
 from hawkvision.types import (
     AccuracyPromise,
@@ -334,6 +334,44 @@ def test_interrupted_command_tables_the_answers_it_has(tmp_path: Path) -> None:
     assert found["interrupted"] is True
     rows = [(row["target"], row["n"]) for row in found["rows"]]
     assert rows == [("quality=fast", 12), ("max_accuracy_drop=0.1", 5)]
+
+
+def test_a_node_that_fails_leaves_a_table_of_its_answers(tmp_path: Path) -> None:
+    """Of twelve pictures `best` and the first target have all, the second has five when the node drains."""
+    data, report = write_set(tmp_path, [i % 7 for i in range(12)]), tmp_path / "report.json"
+
+    class Draining(Oracle):
+        async def handle(self, request: web.Request) -> web.Response:
+            if len(self.seen) == 12 + 12 + 5:
+                return web.json_response(NotReady("draining").body(), status=503)
+            return await super().handle(request)
+
+    async def scenario() -> tuple[int, str, str]:
+        async with asking(Draining()) as client:
+            return await run_command(
+                client.url, "--data", str(data), "--split", "all", "--json", str(report),
+                "--targets", "quality=fast,max_accuracy_drop=0.1,max_accuracy_drop=0.2",
+            )  # fmt: skip
+
+    status, out, err = asyncio.run(scenario())
+    assert status == 1
+    assert "max_accuracy_drop=0.1 (5 pictures)" in out
+    assert err.startswith("error: draining (picture ")
+    assert err.endswith(" of set.npz, max_accuracy_drop=0.1)\n")
+    found = json.loads(report.read_text())
+    assert found["interrupted"] is True
+    assert [(row["target"], row["n"]) for row in found["rows"]] == [("quality=fast", 12), ("max_accuracy_drop=0.1", 5)]
+
+
+def test_a_node_that_answers_nothing_leaves_no_table(tmp_path: Path) -> None:
+    data = write_set(tmp_path, [0, 1])
+
+    async def scenario() -> tuple[int, str, str]:
+        return await run_command("http://127.0.0.1:1", "--data", str(data), "--split", "all")
+
+    status, out, err = asyncio.run(scenario())
+    assert (status, out) == (1, "")
+    assert "cannot be reached" in err
 
 
 def test_rows_of_an_interrupted_evaluation_are_over_pictures_that_best_has_too() -> None:
