@@ -12,7 +12,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass, field
 from typing import Final, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
@@ -41,6 +41,26 @@ class HttpReply:
     body: bytes = b""
 
 
+def check_server(url: str, api_key: str | None) -> SplitResult:
+    """The parts of a server's URL.
+
+    Raises:
+        ConfigError: if it is none, or holds a password, which records would show; or if no header can hold the key.
+    """
+    try:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            raise ConfigError("--url: expected no name and no password, which records would show; use --api-key")
+        _ = parts.port  # raises where it is none
+    except ValueError:
+        raise ConfigError(f"--url: expected http://HOST[:PORT], got {url!r}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"--url: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("--api-key: expected printable ASCII")
+    return parts
+
+
 class Connections:
     """To one server; at most `limit` at once. For one event loop."""
 
@@ -48,25 +68,18 @@ class Connections:
         """Prepare; nothing is sent yet.
 
         Raises:
-            ConfigError: if the URL is none.
+            ConfigError: as `check_server`.
         """
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            raise ConfigError(f"--url: expected http://HOST[:PORT], got {url!r}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"--url: expected http://HOST[:PORT] or https://HOST[:PORT], got {url!r}")
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ConfigError("--api-key: expected printable ASCII")
+        parts = check_server(url, api_key)
+        assert parts.hostname is not None
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._host = parts.hostname
-        self._port = port or (443 if parts.scheme == "https" else 80)
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")
         authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-        self._common = f"Host: {parts.netloc.rpartition('@')[2]}\r\n{authorization}".encode()
+        self._common = f"Host: {parts.netloc}\r\n{authorization}".encode()
         self._free = asyncio.Semaphore(limit)
         self._idle: list[_Connection] = []
 

@@ -42,6 +42,7 @@ from hawkvision.types import (
     target_fields,
 )
 from loadgen.bootstrap import exact_interval
+from loadgen.connections import check_server
 from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
 
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
@@ -151,6 +152,7 @@ async def run(given: argparse.Namespace) -> int:
         HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
             answered before is said and written all the same.
     """
+    check_server(given.url, given.api_key)
     if given.json is not None:
         check_writable(given.json)
     models = models_dir(given.models_dir)

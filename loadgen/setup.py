@@ -17,6 +17,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from loadgen import awake, command_line, mix
 from loadgen.arrivals import Arrivals, Closed
+from loadgen.connections import check_server
 from loadgen.dataset import SPLITS, Dataset, read_dataset
 from loadgen.engine import Job, Protocol, Server
 from loadgen.record import Origin, TargetClass
@@ -102,6 +103,7 @@ def read_setup(given: argparse.Namespace) -> Setup:
     Raises:
         ConfigError: naming the option that does not fit.
     """
+    check_server(given.url, given.api_key)
     positive("--timeout-s", given.timeout_s)
     if not 1 <= given.max_in_flight <= MOST_IN_FLIGHT:
         raise ConfigError(f"--max-in-flight: expected 1 to {MOST_IN_FLIGHT}, got {given.max_in_flight}")

@@ -172,6 +172,13 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         Connections(url, limit=1, timeout_s=1.0)
 
 
+@pytest.mark.parametrize("url", ["http://user:hidden@a", "http://hidden@a:80", "https://:hidden@a:x"])
+def test_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--url: .* --api-key") as caught:
+        Connections(url, limit=1, timeout_s=1.0)
+    assert "hidden" not in str(caught.value)
+
+
 def test_key_cannot_smuggle_headers() -> None:
     with pytest.raises(ConfigError, match="--api-key"):
         Connections("http://a", limit=1, timeout_s=1.0, api_key="a\r\nX: y")

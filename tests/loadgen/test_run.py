@@ -252,6 +252,25 @@ def test_files_that_cannot_be_written_are_refused_before_the_test(
     assert capsys.readouterr() == ("", "error: /: expected a file to write, got a folder\n")
 
 
+@pytest.mark.parametrize(
+    "words", [["run"], ["run", "--protocol", "lossy"], ["find-capacity", "--p99-ms", "9"], ["evaluate", "--data", "x"]]
+)
+@pytest.mark.parametrize(
+    ("url", "key", "said"),
+    [
+        ("http://user:hidden@127.0.0.1:1", "k", "error: --url: "),
+        ("http://127.0.0.1:1", "hid\nden", "error: --api-key: "),
+    ],
+)
+def test_passwords_in_urls_and_keys_that_no_header_carries_are_refused(
+    words: list[str], url: str, key: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", url, "--api-key", key]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), "hid" in err) == ("", 1, False)
+    assert err.startswith(said)
+
+
 def test_keys_are_not_written_down() -> None:
     before = words.set(["run", "--api-key", "k1", "--api-key=k2", "--url", "u"])
     try:
