@@ -120,6 +120,8 @@ def _numbers(indices: Path, pictures: LabelledPictures) -> bool:
         return msgspec.json.decode(indices.read_bytes(), type=HeldOut).data_sha256 == pictures.sha256
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise ConfigError(f"{indices}: cannot read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{indices}: {error}") from None
 

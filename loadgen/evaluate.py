@@ -155,6 +155,8 @@ async def run(given: argparse.Namespace) -> int:
     check_server(given.url, given.api_key)
     if given.json is not None:
         check_writable(given.json)
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
     models = models_dir(given.models_dir)
     labels = load_labels(load_manifest(given.task, models), models)
     targets = parse_targets(given.targets)
@@ -242,12 +244,14 @@ def read_indices(path: Path, pictures: LabelledPictures) -> NDArray[np.intp]:
     """The held-out pictures' numbers.
 
     Raises:
-        ConfigError: if the file is missing or malformed, or numbers another data set.
+        ConfigError: if the file is missing, unreadable or malformed, or numbers another data set.
     """
     try:
         held_out = msgspec.json.decode(path.read_bytes(), type=HeldOut)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `hawkvision calibrate` writes it beside the profile") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if held_out.data_sha256 != pictures.sha256:

@@ -67,6 +67,13 @@ def test_held_out_of_what_has_no_labels_is_refused() -> None:
         read(None, split="held_out")
 
 
+@pytest.mark.parametrize("split", ["auto", "held_out"])
+def test_indices_that_cannot_be_read_are_named(split: str, tmp_path: Path) -> None:
+    data = write_set(tmp_path, [0, 1])
+    with pytest.raises(ConfigError, match=f"{tmp_path}: cannot read: Is a directory"):
+        read(data, split=split, indices=tmp_path)
+
+
 def test_built_in_pictures_are_pictures() -> None:
     for body in (*read(None).bodies, *photographs(), *map(generated, range(GENERATED))):
         assert cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR) is not None

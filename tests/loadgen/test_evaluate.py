@@ -34,6 +34,7 @@ from hawkvision.types import (
     Tier,
     target_fields,
 )
+from loadgen.__main__ import main
 from loadgen.bootstrap import exact_interval
 from loadgen.evaluate import (
     HeldOut,
@@ -380,6 +381,15 @@ def test_rows_of_an_interrupted_evaluation_are_over_pictures_that_best_has_too()
     (row,) = rows_of(seen, np.array([4, 3, 2, 1]), (Quality.FAST, MinAccuracy(0.9)))
     assert isinstance(row, Row)
     assert (row.n, row.lost, row.accuracy) == (2, 1, 0.5)
+
+
+@pytest.mark.parametrize("option", ["--seed", "--concurrency", "--limit"])
+def test_numbers_that_are_too_small_are_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "--url", "http://127.0.0.1:1", "--data", str(write_set(tmp_path, [0, 1])), "--split", "all"]
+    assert main([*words, option, "-1"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {option}: expected ")
 
 
 def test_command_refuses_data_that_was_not_held_out(tmp_path: Path) -> None:
