@@ -35,6 +35,7 @@ from rich.console import Console
 from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, NotReady
 from loadgen import mix, setup
+from loadgen.arrivals import MAX_RATE, MAX_REQUESTS
 from loadgen.asking import Asker, Replied
 from loadgen.engine import asker_for
 from loadgen.record import Origin
@@ -52,6 +53,9 @@ IN_FLIGHT: Final = 64
 WARM_UP_S: Final = 0.5
 FASTER: Final = 1.5
 """Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
+SUMMARY_LOG: Final = "mlperf_log_summary.txt"
+MOST_S: Final = 1e6
+"""Twelve days. LoadGen counts nanoseconds in 64 bits, and draws all queries of a run before it."""
 _VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
 
 _LOGGED: Final = ":::MLLOG "
@@ -133,7 +137,7 @@ async def run(given: argparse.Namespace) -> int:
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
-    given.out.mkdir(parents=True, exist_ok=True)
+    _make_folder(given.out)
     if given.json is not None:
         check_writable(given.json)
     console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
@@ -147,7 +151,7 @@ async def run(given: argparse.Namespace) -> int:
         await bridge.drive(settings, given.out)
     finally:
         await asker.close()
-    summary = given.out / "mlperf_log_summary.txt"
+    summary = given.out / SUMMARY_LOG
     right: float | None = None
     changed: list[str] = []
     if given.mode == "accuracy":
@@ -220,14 +224,14 @@ def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expect
             raise ConfigError(f"--user-conf: {given.user_conf}: no such file")
         if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario, 1) != 0:
             raise ConfigError(f"--user-conf: {given.user_conf}: LoadGen cannot read it")
-    for option, value in (
-        ("--min-duration-s", given.min_duration_s),
-        ("--target-qps", given.target_qps),
-        ("--target-latency-ms", given.target_latency_ms),
-        ("--min-queries", given.min_queries),
+    for option, value, most in (
+        ("--min-duration-s", given.min_duration_s, MOST_S),
+        ("--target-qps", given.target_qps, MAX_RATE),
+        ("--target-latency-ms", given.target_latency_ms, 1e3 * MOST_S),
+        ("--min-queries", given.min_queries, MAX_REQUESTS),
     ):
-        if value is not None:
-            setup.positive(option, value)
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"{option}: expected a number above 0, at most {most:g}, got {value!r}")
     if given.min_duration_s is not None:
         settings.min_duration_ms = round(1e3 * given.min_duration_s)
     if given.min_queries is not None:
@@ -235,19 +239,36 @@ def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expect
     if given.target_qps is not None:
         settings.server_target_qps = settings.offline_expected_qps = given.target_qps
     if given.target_latency_ms is not None:
-        settings.server_target_latency_ns = round(1e6 * given.target_latency_ms)
-        settings.single_stream_expected_latency_ns = round(1e6 * given.target_latency_ms)
-        settings.multi_stream_expected_latency_ns = round(1e6 * given.target_latency_ms)
+        target_ns = max(1, round(1e6 * given.target_latency_ms))
+        settings.server_target_latency_ns = target_ns
+        settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = target_ns
     return settings
 
 
 def rules(loadgen: Any, given: argparse.Namespace) -> Any:
-    """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario."""
-    settings = loadgen.TestSettings()
-    settings.scenario = getattr(loadgen.TestScenario, given.scenario)
-    if settings.FromConfig("", given.benchmark, given.scenario, 0) != 0:
-        raise ConfigError(f"--benchmark: LoadGen's conf cannot be read for {given.benchmark!r}")
+    """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario.
+
+    Raises:
+        ConfigError: if it has nothing for that benchmark. LoadGen would take a name that it does not know without a
+            word, and keep to no rules.
+    """
+    settings = _conf(loadgen, given.benchmark, given.scenario)
+    if _values(settings) == _values(_conf(loadgen, "", given.scenario)):
+        raise ConfigError(f"--benchmark: expected one of LoadGen's conf, such as resnet50; got {given.benchmark!r}")
     return settings
+
+
+def _conf(loadgen: Any, benchmark: str, scenario: str) -> Any:
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, scenario)
+    if settings.FromConfig("", benchmark, scenario, 0) != 0:
+        raise ConfigError(f"--benchmark: LoadGen's conf cannot be read for {benchmark!r}")
+    return settings
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    names = (name for name in dir(settings) if not name.startswith("_") and name != "FromConfig")
+    return {name: getattr(settings, name) for name in names}
 
 
 def deviations(loadgen: Any, given: argparse.Namespace, settings: Any) -> list[str]:
@@ -397,7 +418,7 @@ def verdict(summary: str) -> bool:
     """
     found = _VERDICT.search(summary)
     if found is None:
-        raise NotReady("LoadGen wrote no verdict: expected 'Result is : VALID' or INVALID in mlperf_log_summary.txt")
+        raise NotReady(f"LoadGen wrote no verdict: expected 'Result is : VALID' or INVALID in {SUMMARY_LOG}")
     return found[1] == "VALID"
 
 
@@ -447,6 +468,14 @@ def _said(tally: ClassTally) -> str:
 
 def _reasons(bridge: Bridge) -> str:
     return "".join(f", {code}: {n}" for code, n in sorted(bridge.errors.items()))
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: {out}: expected a folder, or where one can be made: {error.strerror}") from None
+    check_writable(out / SUMMARY_LOG)
 
 
 def _load() -> Any:

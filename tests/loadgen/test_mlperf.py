@@ -7,6 +7,7 @@ import json
 import signal
 import struct
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import ServerProcess
-from loadgen.mlperf import figures, score, verdict
+from loadgen.mlperf import SCENARIOS, figures, rules, score, verdict
 from tests.loadgen.command import command
 from tests.loadgen.scripted import Asked, reply, scripted
 from tests.loadgen.test_evaluate import Oracle, asking, write_set
@@ -125,6 +126,54 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_asked(
     words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--out", str(tmp_path)]
     assert main([*words, "--json", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"error: {tmp_path}: expected a file to write, got a folder\n"
+
+
+@needs_loadgen
+@pytest.mark.parametrize("out", ["file", "file/x", "/proc/none"])
+def test_logs_that_cannot_be_written_are_refused_before_anything_is_asked(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    (tmp_path / "file").write_bytes(b"")
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--out", str(tmp_path / out)]
+    assert main(words) == 1
+    assert capsys.readouterr().err.startswith(f"error: --out: {tmp_path / out}: expected a folder")
+
+
+@needs_loadgen
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--min-queries", "99999999999999999999"),
+        ("--min-queries", "0"),
+        ("--min-duration-s", "1e30"),
+        ("--min-duration-s", "nan"),
+        ("--target-latency-ms", "1e30"),
+        ("--target-qps", "1e30"),
+        ("--benchmark", "nosuch"),
+        ("--benchmark", "*"),
+    ],
+)
+def test_options_that_loadgen_cannot_keep_to_are_named(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "SingleStream", "--out", str(tmp_path)]
+    assert main([*words, option, value]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {option}: expected ")
+
+
+@needs_loadgen
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: str) -> None:
+    import mlperf_loadgen as loadgen
+
+    for benchmark in ("resnet50", "retinanet", "3d-unet", "bert"):
+        rules(loadgen, Namespace(benchmark=benchmark, scenario=scenario))
 
 
 @needs_loadgen
