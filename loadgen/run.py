@@ -41,6 +41,7 @@ REFERENCE_RETRY_S: Final = 10.0
 REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
 """Before a picture is shown again that something else than the best rung answered: a link has bad moments."""
 DURATION_S: Final = 60.0
+WARM_UP_S: Final = 2.0
 REPLAY_TAIL_S: Final = 0.001
 """After the last timestamp, lest it be due when all is over."""
 
@@ -62,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--duration-s", type=float, help="of sending, warm-up included; default: 60, or as long as what is replayed"
     )
-    parser.add_argument("--warm-up-s", type=float, default=2.0, help="requests due earlier are not counted")
+    parser.add_argument(
+        "--warm-up-s",
+        type=float,
+        default=WARM_UP_S,
+        help="requests due earlier are not counted (default: %(default)s)",
+    )
     parser.add_argument("--name", help="what reports call this run; default: the record's name, or `run`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here")
@@ -90,7 +96,10 @@ async def run(given: argparse.Namespace) -> int:
         given.duration_s = DURATION_S if not isinstance(arrivals, Replay) else arrivals.span_s + REPLAY_TAIL_S
     setup.positive("--duration-s", given.duration_s)
     if not 0.0 <= given.warm_up_s < given.duration_s:
-        raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
+        raise ConfigError(
+            f"--warm-up-s (default {WARM_UP_S:g}): expected 0 or more and less than the run, which lasts "
+            f"{given.duration_s:g} s; got {given.warm_up_s!r}"
+        )
     for path in (given.json, given.html):
         if path is not None:
             check_writable(path)
@@ -108,6 +117,11 @@ async def run(given: argparse.Namespace) -> int:
     job = setup_.job(arrivals, given.duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {given.duration_s:g} s")
+    if job.due and job.due[-1] < given.warm_up_s:
+        raise ConfigError(
+            f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
+            "warm-up, or more requests (--arrivals, --duration-s)"
+        )
     console = Console() if sys.stdout.isatty() else Console(width=180)
     async with Crew(setup_.processes) as crew:
         await crew.load(setup_.dataset)

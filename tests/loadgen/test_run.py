@@ -147,6 +147,17 @@ def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -
     assert [each.due_s for each in load(record).outcomes] == [0.0, 0.0, 0.25]
 
 
+def test_a_recording_that_is_over_before_the_warm_up_is_refused_with_both_durations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = tmp_path / "times.txt"
+    times.write_text("100.0\n")
+    assert main(["run", "--url", "http://127.0.0.1:1", "--arrivals", f"replay:{times}"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: --warm-up-s (default 2): ")
+    assert "less than the run, which lasts 0.001 s; got 2.0" in said
+
+
 def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None:
     record = tmp_path / "run.json"
 
@@ -212,6 +223,7 @@ def test_goals_are_missed_by_what_was_measured() -> None:
         (["--duration-s", "0"], "--duration-s"),
         (["--arrivals", "poisson:0.001", "--duration-s", "3"], "no request"),
         (["--warm-up-s", "99"], "--warm-up-s"),
+        (["--arrivals", "constant:0.001", "--duration-s", "3"], "--warm-up-s 2: none of 1 requests is due after it"),
         (["--json", "/nowhere/run.json"], "no such folder"),
         (["--json", "/"], "/: expected a file to write, got a folder"),
         (["--html", "/"], "/: expected a file to write, got a folder"),
