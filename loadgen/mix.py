@@ -93,13 +93,13 @@ def _part(part: str) -> tuple[tuple[str, str] | None, float]:
     """The field with its value (None for no target), and its weight."""
     written, equals, share = part.partition("=")
     weight = _weight(part, share) if equals else 1.0
-    if written == DEFAULT:
+    if written.strip() == DEFAULT:
         return None, weight
-    name, _, value = written.partition(":")
+    name, value = (word.strip() for word in written.partition(":")[::2])
     if name == "quality" and value in tuple(Quality):
         return ("quality", value), weight
     if name in FIELDS and _is_fraction(value):
-        return (FIELDS[name], value), weight
+        return (FIELDS[name], repr(float(value))), weight  # as nodes read it: without blanks, in few digits
     raise ConfigError(
         f"--targets: expected FIELD:VALUE=SHARE such as max_drop:0.01=0.2 or quality:fast; FIELD is quality, max_drop, "
         f"min_accuracy or min_confidence (with a fraction from 0 to 1), or `{DEFAULT}` alone; got {part!r}"

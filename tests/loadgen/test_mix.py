@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.fields import FIELDS
 from hawkvision.errors import ConfigError
 from loadgen.mix import deal, draws, parse
 from loadgen.record import TargetClass
@@ -40,6 +41,21 @@ def test_every_mix_that_can_be_written_is_read(weights: dict[str, float]) -> Non
     classes = parse(",".join(f"{target}={weight!r}" for target, weight in weights.items()))
     total = sum(weights.values())
     assert [each.share for each in classes] == pytest.approx([weight / total for weight in weights.values()])
+
+
+@given(
+    st.floats(0, 1).map(repr) | st.sampled_from(["0.0_1", "\u0660.\u0665", "1", "+.5", "0." + "3" * 60]),
+    st.text(" \t", max_size=2),
+)
+def test_every_fraction_that_is_taken_is_one_that_nodes_read(value: str, blank: str) -> None:
+    (target,) = parse(f"max_drop{blank}:{blank}{value}{blank}={blank}1")
+    ((name, sent),) = target.fields.items()
+    assert FIELDS[name].read("query", sent) == float(value)
+
+
+def test_the_same_target_written_otherwise_is_the_same() -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        parse("max_drop:0.1,max_accuracy_drop: 0.10")
 
 
 @pytest.mark.parametrize(
