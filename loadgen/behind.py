@@ -278,7 +278,7 @@ async def udp_port_of(url: str, api_key: str | None) -> int:
             status, payload = response.status, await response.read()
         offer = msgspec.json.decode(payload, type=Transports).lossy if status == 200 else None
     except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NotReady(f"{where}: {error or type(error).__name__}") from None
+        raise NotReady(f"{where}: {str(error) or type(error).__name__}") from None
     if offer is None:
         raise NotReady(f"{where}: HTTP {status}; the server says no port for datagrams")
     return offer.port

@@ -95,7 +95,7 @@ class Connections:
             Unreachable: if nobody is there.
         """
         attempts = (asyncio.wait_for(self._connect(), self.timeout_s) for _ in range(count))
-        failed: OSError | None = None
+        failed: OSError = TimeoutError()
         for made in await asyncio.gather(*attempts, return_exceptions=True):
             if isinstance(made, _Connection):
                 self._idle.append(made)
@@ -104,7 +104,8 @@ class Connections:
             else:
                 raise made
         if not self._idle:
-            raise Unreachable(f"{self.url} cannot be reached: {failed or 'no answer to connecting'}")
+            why = str(failed) or f"no answer to connecting within {self.timeout_s:g} s"  # a TimeoutError says nothing
+            raise Unreachable(f"{self.url} cannot be reached: {why}")
 
     async def exchange(self, head: bytes, body: bytes = b"") -> HttpReply:
         """Send a request and wait for its reply.

@@ -200,6 +200,21 @@ def test_a_node_says_where_it_takes_datagrams(null: ServerProcess) -> None:
         asyncio.run(udp_port_of("http://127.0.0.1:1", None))
 
 
+def test_a_server_that_does_not_say_in_time_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.behind.DISCOVERY_S", 0.05)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def scenario() -> None:
+        async with serving(silent) as url:
+            await udp_port_of(url, None)
+
+    with pytest.raises(NotReady, match="/v1/transport: TimeoutError"):
+        asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("url", "listen", "said"),
     [

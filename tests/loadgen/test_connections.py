@@ -166,6 +166,14 @@ def test_nobody_there() -> None:
     asyncio.run(scenario())
 
 
+def test_nobody_who_answers_in_time() -> None:
+    async def act(connections: Connections) -> None:
+        with pytest.raises(Unreachable, match="cannot be reached: no answer to connecting within 1e-09 s"):
+            await connections.open(2)
+
+    against(fine, act, timeout_s=1e-9)
+
+
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://a", "http://", "http://a:x", "http://a?b", "http://[::1"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
