@@ -149,7 +149,7 @@ class HttpHop:
         except aiohttp.ServerTimeoutError:
             raise HopBroken(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise HopBroken(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
+            raise HopBroken(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
 
     async def _exchange(
         self, body: bytes, headers: dict[str, str], begun: asyncio.Event, hear: Callable[[bytes], None]
@@ -222,7 +222,7 @@ class HttpHop:
                 raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
             return decoder.decode(payload)
         except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EscalationFailed(f"{self.url}{path}: {error or type(error).__name__}") from None
+            raise EscalationFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
 
 
 async def read_lines(content: aiohttp.StreamReader, hear: Callable[[bytes], None]) -> bytes:

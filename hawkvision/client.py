@@ -231,7 +231,7 @@ class AsyncClient:
         except TimeoutError:
             raise Unreachable(f"{self.url} had not answered {method} {path} after {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
+            raise Unreachable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
 
     async def _send(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
         headers = {} if body is None else {"Content-Type": "application/octet-stream"}

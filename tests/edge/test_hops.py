@@ -175,3 +175,23 @@ def test_connections_that_late_answers_keep_busy_are_not_idle(peer: Peer) -> Non
         await uplink.close()
 
     asyncio.run(scenario())
+
+
+def test_a_datacenter_that_does_not_say_in_time_what_it_serves_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge.hops.LISTING_TIMEOUT_S", LATE_S)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        async with server:
+            hop = HttpHop(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, CONNECTIONS)
+            with pytest.raises(EscalationFailed, match=r": TimeoutError$"):
+                await hop.rungs()
+            await hop.close()
+
+    asyncio.run(scenario())
