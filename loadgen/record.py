@@ -7,6 +7,7 @@ computed again, differently, by whoever doubts it. Times are seconds from the st
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -181,7 +182,7 @@ def load(path: Path) -> Run:
         run = msgspec.json.decode(gzip.decompress(body) if path.suffix == ".gz" else body, type=Run)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `python -m loadgen run --json` writes one") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, OSError, EOFError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: not a load test's record: {error}") from None
     if run.format != FORMAT:
         raise ConfigError(f"{path}: format {run.format}; this version reads {FORMAT}")

@@ -41,6 +41,16 @@ def test_figures_are_found_by_name(tmp_path: Path) -> None:
     assert (total["shed"], total["shed_share"], total["escalated"]) == (1, 0.1, 5 / 9)
 
 
+def test_damaged_record_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.json.gz"
+    save(plausible("mine", duration_s=15), path)
+    body = bytearray(path.read_bytes())
+    body[40:60] = b"\xff" * 20
+    path.write_bytes(body)
+    with pytest.raises(ConfigError, match=r"run\.json\.gz: not a load test's record: Error -3 while decompressing"):
+        load(path)
+
+
 def test_record_of_another_format_is_refused(tmp_path: Path) -> None:
     save(msgspec.structs.replace(run_of([answer(1.0, 10)]), format=2), tmp_path / "run.json")
     with pytest.raises(ConfigError, match="format 2; this version reads 1"):
