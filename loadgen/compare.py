@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, an
 LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
 MOST_RUNS: Final = 12
 """A page tells so many apart by colour and dash."""
+
+Statistic: TypeAlias = Callable[[Places], Floats]
 
 
 class Verdict(StrEnum):
@@ -80,6 +82,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 _WORDS: Final = {
     **dict.fromkeys(LATENCIES, (Verdict.FASTER, Verdict.SLOWER)),
+    "answered": (Verdict.FEWER, Verdict.MORE),
     "effective accuracy": (Verdict.WORSE, Verdict.BETTER),
     "accuracy": (Verdict.WORSE, Verdict.BETTER),
     "escalated": (Verdict.FEWER, Verdict.MORE),
@@ -106,10 +109,17 @@ def compare(first: Run, other: Run) -> Comparison:
     """
     ours, theirs = counted_of(first), counted_of(other)
     paired = same_schedule(first, other, ours, theirs)
+    one, two = _statistic(ours, labelled=first.labelled), _statistic(theirs, labelled=other.labelled)
     (values,), (other_values,) = (
-        _statistic(counted)(np.arange(len(counted.outcomes))[None, :]) for counted in (ours, theirs)
+        statistic(np.arange(len(counted.outcomes))[None, :]) for statistic, counted in ((one, ours), (two, theirs))
     )
-    resampled = _paired(ours, theirs, first.origin.seed) if paired else _unpaired(ours, theirs, first.origin.seed)
+    if paired:
+        block = max(ours.block(), theirs.block())
+        resampled = bootstrap(
+            len(ours.outcomes), block, first.origin.seed, lambda places: divided(two(places), one(places))
+        )
+    else:
+        resampled = _unpaired(ours, theirs, one, two, first.origin.seed)
     ratios = []
     for place, figure in enumerate(FIGURES):
         found = ratio_of(figure, float(values[place]), float(other_values[place]), resampled[:, place])
@@ -143,22 +153,23 @@ def same_schedule(first: Run, other: Run, ours: Counted, theirs: Counted) -> boo
     return sent == also_sent
 
 
-def _statistic(counted: Counted) -> Callable[[Places], Floats]:
+def _statistic(counted: Counted, *, labelled: bool) -> Statistic:
     """The figures of `FIGURES`, a row for each of some resamples; NaN where there is none."""
-    latency, answered, labelled, right = counted.latency_ms, counted.answered, counted.labelled, counted.right
+    latency, answered, judged, right = counted.latency_ms, counted.answered, counted.labelled, counted.right
     effective = counted.right & counted.in_time
     escalated = counted.answered & np.array([each.escalated for each in counted.outcomes])
     sent = np.array([each.sent_bytes for each in counted.outcomes], np.float64)
     shares = tuple(LATENCIES.values())
-    # Accuracy is a share of those judged, and where none can be judged, nothing is said of the effective one either.
-    judging = 1.0 if labelled.any() else math.nan
+    # Of pictures without labels nothing is known; of those that have some, one without an answer is not right.
+    judging = 1.0 if labelled else math.nan
 
     def statistic(places: Places) -> Floats:
         return np.column_stack(
             [
                 quantiles(latency[places], shares),
+                answered[places].mean(axis=1),
                 judging * effective[places].mean(axis=1),
-                divided(right[places].sum(axis=1), labelled[places].sum(axis=1)),
+                divided(right[places].sum(axis=1), judged[places].sum(axis=1)),
                 divided(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
                 sent[places].mean(axis=1),
             ]
@@ -167,19 +178,13 @@ def _statistic(counted: Counted) -> Callable[[Places], Floats]:
     return statistic
 
 
-def _paired(ours: Counted, theirs: Counted, seed: int) -> Floats:
-    one, two = _statistic(ours), _statistic(theirs)
-    block = max(ours.block(), theirs.block())
-    return bootstrap(len(ours.outcomes), block, seed, lambda places: divided(two(places), one(places)))
-
-
-def _unpaired(ours: Counted, theirs: Counted, seed: int) -> Floats:
+def _unpaired(ours: Counted, theirs: Counted, one: Statistic, two: Statistic, seed: int) -> Floats:
     # Two seeds, or runs of equal length would be drawn alike as if they were paired.
     our_seed, their_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
-    one = bootstrap(len(ours.outcomes), ours.block(), our_seed, _statistic(ours))
-    two = bootstrap(len(theirs.outcomes), theirs.block(), their_seed, _statistic(theirs))
-    rows = min(len(one), len(two))
-    return divided(two[:rows], one[:rows])
+    first = bootstrap(len(ours.outcomes), ours.block(), our_seed, one)
+    other = bootstrap(len(theirs.outcomes), theirs.block(), their_seed, two)
+    rows = min(len(first), len(other))
+    return divided(other[:rows], first[:rows])
 
 
 def divided(top: Floats, bottom: Floats) -> Floats:
@@ -225,13 +230,26 @@ def limited(found: Ratio, *, first_at_least: bool, other_at_least: bool, few: bo
 
 
 def slower(comparisons: Sequence[Comparison], percent: float) -> list[str]:
-    """What is shown to be slower than in the first run, by more than so many percent; a sentence each."""
-    return [
-        f"{one.other}: {ratio.figure} is {ratio.ratio:.2f}x that of {one.first} ({ratio.low:.2f}–{ratio.high:.2f})"
-        for one in comparisons
-        for ratio in one.ratios
-        if ratio.verdict is Verdict.SLOWER and ratio.ratio is not None and ratio.ratio > 1.0 + percent / 100.0
-    ]
+    """What is shown to be slower than in the first run, by more than so many percent; a sentence each.
+
+    A server that answers less must not pass for it, so percentiles that requests without an answer reach, and did not
+    in the first run, count as slower, and a smaller share of answers that is shown does as well.
+    """
+    found = (_slower(one, ratio, percent) for one in comparisons for ratio in one.ratios)
+    return [sentence for sentence in found if sentence]
+
+
+def _slower(one: Comparison, ratio: Ratio, percent: float) -> str:
+    """Empty if it is not."""
+    said = f"{one.other}: {ratio.figure} is"
+    if ratio.verdict is Verdict.SLOWER and ratio.ratio is not None and ratio.ratio > 1.0 + percent / 100.0:
+        return f"{said} {ratio.ratio:.2f}x that of {one.first} ({ratio.low:.2f}–{ratio.high:.2f})"
+    if ratio.other_at_least and not ratio.first_at_least:
+        known = written(ratio.figure, ratio.first)
+        return f"{said} unknown, since requests without an answer reach it; that of {one.first} is {known}"
+    if ratio.figure == "answered" and ratio.verdict is Verdict.FEWER:
+        return f"{one.other}: {ratio.other:.1%} of its requests were answered, {ratio.first:.1%} of {one.first}’s"
+    return ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -243,7 +261,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-if-slower",
         type=float,
         metavar="PERCENT",
-        help="exit with status 1 if P50, P90 or P99 of a later run is shown to be slower, and by more than this",
+        help="exit with status 1 if P50, P90 or P99 of a later run is shown to be slower, and by more than this, or if "
+        "requests without an answer hide it or are more than in the first",
     )
 
 

@@ -105,7 +105,7 @@ def test_something_beside_nothing_has_no_ratio() -> None:
 def test_percentile_that_requests_without_an_answer_reach_is_marked() -> None:
     answered, shed = [answer(k / 10, 10) for k in range(98)], [refusal(9.9, 1), refusal(10.0, 1)]
     found = compare(run_of(answered), run_of(answered + shed))
-    assert [one.other_at_least for one in found.ratios] == [False, False, True, False, False, False, False]
+    assert [one.other_at_least for one in found.ratios] == [False, False, True, False, False, False, False, False]
     assert not any(one.first_at_least for one in found.ratios)
     assert written("P99", 100.0, at_least=True) == "≥ 100.0 ms"
 
@@ -139,6 +139,32 @@ def test_only_what_is_shown_and_beyond_the_limit_counts_as_slower() -> None:
     found = [compare(served(1), served(1, slow=1.2, name="b"))]
     assert [sentence.split(" is ")[0] for sentence in slower(found, 10)] == ["b: P50", "b: P90", "b: P99"]
     assert slower(found, 25) == []
+
+
+def test_run_without_an_answer_is_less_accurate_and_counts_as_slower() -> None:
+    dead = run_of([refusal(k / 10, 1, 404, "not_found", picture=k) for k in range(300)], name="dead", deadline_ms=None)
+    found = compare(msgspec.structs.replace(served(1), deadline_ms=None), dead)
+    assert (found.ratio("effective accuracy").verdict, found.ratio("effective accuracy").other) == (Verdict.WORSE, 0.0)
+    assert found.ratio("accuracy").verdict is Verdict.UNKNOWN
+    assert [sentence.split(",")[0] for sentence in slower([found], 5)] == [
+        "dead: P50 is unknown",
+        "dead: P90 is unknown",
+        "dead: P99 is unknown",
+        "dead: 0.0% of its requests were answered",
+    ]
+
+
+def test_fewer_answers_count_as_slower_only_where_they_are_shown() -> None:
+    def failing(name: str, *failed: int) -> Run:
+        outcomes = [refusal(k / 10, 1) if k in failed else answer(k / 10, 10 + k % 7) for k in range(1_000)]
+        return run_of(outcomes, name=name, duration_s=100)
+
+    whole = failing("whole")
+    assert slower([compare(whole, failing("chance", 500))], 5) == []
+    assert slower([compare(whole, failing("shown", *range(50, 950, 100)))], 5) == [
+        "shown: 99.1% of its requests were answered, 100.0% of whole’s"
+    ]
+    assert slower([compare(failing("first", *range(0, 900, 9)), whole)], 5) == []
 
 
 @pytest.mark.parametrize("n", [0, 1, 13])
