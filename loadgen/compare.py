@@ -272,6 +272,8 @@ async def run(given: argparse.Namespace) -> int:
     Raises:
         HawkVisionError: for files that hold no runs, or that cannot be written.
     """
+    if given.fail_if_slower is not None and not 0.0 <= given.fail_if_slower < math.inf:
+        raise ConfigError(f"--fail-if-slower: expected a number of percent from 0, got {given.fail_if_slower!r}")
     runs = [load(path) for path in given.runs]
     comparisons = compare_all(runs)
     if given.html is not None:

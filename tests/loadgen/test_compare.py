@@ -211,6 +211,12 @@ def test_command_fails_where_a_run_is_slower_than_allowed(files: Files, capsys: 
     assert files.compare("--fail-if-slower", "30") == 0
 
 
+@pytest.mark.parametrize("percent", ["nan", "-1", "inf"])
+def test_command_refuses_a_limit_that_cannot_fail_or_is_none(percent: str, files: Files) -> None:
+    with pytest.raises(ConfigError, match=f"--fail-if-slower: expected a number of percent from 0, got {percent}"):
+        files.compare("--fail-if-slower", percent)
+
+
 def test_command_writes_the_page(files: Files) -> None:
     files.compare("--html", str(files.folder / "page.html"))
     assert "Beside a" in (files.folder / "page.html").read_text()
