@@ -214,15 +214,16 @@ def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
 
 
 def limited(found: Ratio, *, first_at_least: bool, other_at_least: bool, few: bool) -> Ratio:
-    """A ratio of latencies with what limits it; a difference that an unknown end may undo is not shown.
+    """A ratio of latencies with what limits it; where an unknown end leaves open who is faster, nothing is shown.
 
     Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
-    other may not be called slower; and the other way round.
+    other may be called faster and nothing else; and the other way round.
     """
-    undone = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}.get(found.verdict, False)
+    open_ends = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}
+    unknown = open_ends.get(found.verdict, first_at_least or other_at_least)
     return msgspec.structs.replace(
         found,
-        verdict=Verdict.SAME if undone else found.verdict,
+        verdict=Verdict.UNKNOWN if unknown else found.verdict,
         first_at_least=first_at_least,
         other_at_least=other_at_least,
         few=few,

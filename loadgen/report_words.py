@@ -105,8 +105,16 @@ def _promises(summary: Summary) -> str:
 
 def _beside(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
     first = told[0].summary
-    shown = "; ".join(_differences([(one.other, one.ratio("P99")) for one in comparisons]))
+    shown = "; ".join(_differences([(_named(one), one.ratio("P99")) for one in comparisons]))
     return f"{first.name}: {_latency(first, 'P99')}, {shown}", _second_line(told, comparisons)
+
+
+def _named(one: Comparison) -> str:
+    """The other run; where requests without an answer are why it cannot be compared, with their share."""
+    p99 = one.ratio("P99")
+    if p99.verdict is not Shown.UNKNOWN or not p99.other_at_least:
+        return one.other
+    return f"{one.other} ({percent(1 - one.ratio('answered').other)} got no answer)"
 
 
 def _latency(summary: Summary, figure: str) -> str:
@@ -116,10 +124,11 @@ def _latency(summary: Summary, figure: str) -> str:
 
 
 def _differences(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
-    """`faster than …`, `slower than …`, `no difference shown to …`: how a run stands to others."""
+    """`faster than …`, `slower than …`, `no difference shown to …`, `cannot be compared with …`: to others."""
     slower = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.SLOWER]
     faster = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.FASTER]
-    same = [name for name, ratio in ratios if ratio.verdict not in (Shown.SLOWER, Shown.FASTER)]
+    same = [name for name, ratio in ratios if ratio.verdict is Shown.SAME]
+    unknown = [name for name, ratio in ratios if ratio.verdict is Shown.UNKNOWN]
     if len(slower) == len(ratios) > 3:
         least, most = min(_times(ratio) for _, ratio in slower), max(_times(ratio) for _, ratio in slower)
         parts = [f"{least:.1f} to {most:.1f} times faster than all {len(ratios)} others"]
@@ -131,6 +140,8 @@ def _differences(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
             parts.append("slower than " + _join(f"{name} ({1 / _times(ratio):.1f}x)" for name, ratio in faster))
         if same:
             parts.append(f"no difference shown to {_join(same)}")
+        if unknown:
+            parts.append(f"cannot be compared with {_join(unknown)}")
     return parts
 
 

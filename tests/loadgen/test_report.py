@@ -196,6 +196,21 @@ def test_headline_of_several_runs_says_which_are_slower() -> None:
     assert claim == ("ours: P99 59 ms, faster than slow (4.0x); slower than quick (2.0x); no difference shown to twin")
 
 
+def test_headline_names_runs_whose_failures_leave_it_open_which_is_faster() -> None:
+    answers = [answer(k / 10, 10 + k % 50, picture=k) for k in range(400)]
+    failed = [refusal(each.due_s, 1, 0, "unreachable", picture=each.picture) for each in answers]
+    runs = [
+        run_of(outcomes, name=name, duration_s=40, deadline_ms=None)
+        for name, outcomes in (
+            ("ours", answers), ("killed", answers[:100] + failed[100:]), ("dead", failed), ("twin", answers)
+        )
+    ]  # fmt: skip
+    assert headline([told(run) for run in runs], compare_all(runs))[0] == (
+        "ours: P99 59 ms, no difference shown to twin; cannot be compared with killed (75.0 % got no answer) and dead "
+        "(100.0 % got no answer)"
+    )
+
+
 def test_silently_missed_target_is_in_the_headline() -> None:
     outcomes = [answer(k / 100, 10, right=k % 4 != 0, picture=k) for k in range(400)]
     run = run_of(outcomes, targets=(TargetClass({"min_accuracy": "0.9"}, 1.0),))
