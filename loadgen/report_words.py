@@ -24,6 +24,8 @@ BUSY: Final = 0.5
 """Load per core before a run, from which it warns."""
 NEAR_CEILING: Final = 0.7
 """Share of the generator's own maximum."""
+NAMED_CODES: Final = 3
+"""Error codes that a sentence names, the most frequent ones."""
 
 NOTES: Final = (
     "Latency counts from the moment the schedule wanted a request sent, not from when it was sent, so that a server or "
@@ -60,7 +62,11 @@ def _alone(summary: Summary) -> tuple[str, str]:
     total, deadline = summary.total, summary.deadline_ms
     p99 = total.percentile(0.99)
     bound = "at least " if p99.at_least else ""
-    if total.in_time is None or deadline is None:
+    half = f"half of all answered within {milliseconds(total.percentile(0.5).ms)}, "
+    if total.percentile(0.5).at_least:
+        half = ""
+        lead = f"{percent(1 - total.answered / total.n)} got no answer ({', '.join(list(total.errors)[:NAMED_CODES])})"
+    elif total.in_time is None or deadline is None:
         lead = f"P99 is {bound}{milliseconds(p99.ms)}"
     elif total.in_time.value >= IN_TIME:
         lead = f"{percent(total.in_time.value)} answered within {deadline:g} ms"
@@ -71,7 +77,7 @@ def _alone(summary: Summary) -> tuple[str, str]:
     said = _promises(summary)
     return (
         f"{summary.name}: {lead}{'; ' + said if said else ''}",
-        f"{_rate(total)} on {summary.schedule}: half of all answered within {milliseconds(total.percentile(0.5).ms)}, "
+        f"{_rate(total)} on {summary.schedule}: {half}"
         f"P99 {bound}{milliseconds(p99.ms)} ({span(p99)}), "
         f"{percent(total.escalated)} escalated, {_unanswered(total)}.",
     )
@@ -85,7 +91,8 @@ def _unanswered(total: Figures) -> str:
     lost = total.n - total.answered
     if not lost:
         return "all answered"
-    return f"{lost:,} not answered ({', '.join(f'{found} {code}' for code, found in list(total.errors.items())[:3])})"
+    codes = ", ".join(f"{found} {code}" for code, found in list(total.errors.items())[:NAMED_CODES])
+    return f"{lost:,} not answered ({codes})"
 
 
 def _promises(summary: Summary) -> str:

@@ -187,6 +187,15 @@ def test_headline_of_one_run_is_made_of_its_numbers() -> None:
     assert lead.startswith("1,000 requests at 100 a second on poisson:8: half of all answered within 50 ms, P99 150 ms")
 
 
+@pytest.mark.parametrize("deadline_ms", [None, 100.0])
+def test_headline_of_a_run_that_was_mostly_not_answered_begins_with_that(deadline_ms: float | None) -> None:
+    outcomes = [answer(k / 10, 30) if k < 40 else refusal(k / 10, 1, 0, "unreachable") for k in range(100)]
+    claim, lead = headline([told(run_of(outcomes, name="killed", deadline_ms=deadline_ms))], ())
+    assert claim.startswith("killed: 60.0 % got no answer (unreachable), 40.0 % right")
+    assert "half of all answered" not in lead
+    assert lead.endswith("60 not answered (60 unreachable).")
+
+
 def test_headline_of_several_runs_says_which_are_slower() -> None:
     runs = [
         run_of([answer(k / 10, factor * (10 + k % 50), picture=k) for k in range(400)], name=name, duration_s=40)
