@@ -261,7 +261,10 @@ def _latencies(told: Sequence[Told]) -> str:
 
 def _over_time(told: Sequence[Told]) -> str:
     links = " Bands: a link's rate as height, loss as the strip below it, solid where it was down."
-    few = "In windows of few requests, P99 is nearly the slowest of them."
+    few = (
+        "In windows of few requests, P99 is nearly the slowest of them. A line is at the upper edge where requests "
+        "without an answer reach it."
+    )
     caption = few + (links if told[0].run.links else "")
     if len(told) == 1:
         return f"<h2>Over time</h2>\n{_both(told[0], '0', caption)}"

@@ -40,7 +40,10 @@ FULL_LOSS: Final = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """A run over time: what is true of the requests due within a window around each moment."""
+    """A run over time: what is true of the requests due within a window around each moment.
+
+    A latency is infinite where requests without an answer reach it: refusing quickly does not make a server fast.
+    """
 
     at_s: Floats
     width_s: float
@@ -53,6 +56,7 @@ class Windows:
 def windows(one: Told) -> Windows:
     """Windows long enough for `WINDOW_REQUESTS` on average, and a thirtieth of the run, and at most a quarter of it."""
     counted, run = one.counted, one.run
+    latency = np.where(counted.answered, counted.latency_ms, np.inf)
     due = np.array([each.due_s for each in counted.outcomes])
     escalated = np.array([each.escalated and each.answered for each in counted.outcomes])
     start, end = run.warm_up_s, max(float(due[-1]), run.warm_up_s + 1e-6)
@@ -66,7 +70,7 @@ def windows(one: Told) -> Windows:
         if len(answered) < 2:
             rows.append((math.nan,) * 4)
             continue
-        p50, p99 = quantiles(counted.latency_ms[some], (0.5, 0.99))
+        p50, p99 = quantiles(latency[some], (0.5, 0.99))
         share = float(escalated[some].sum() / answered.sum()) if answered.any() else math.nan
         rows.append((float(p50), float(p99), share, 1.0 - float(answered.mean())))
     return Windows(at, width, *np.array(rows).T)
@@ -85,14 +89,14 @@ def timeline(one: Told, width: float, name: str) -> str:
         marks.append(rule(left, y.at(deadline), right, y.at(deadline), "limit"))
     xs = [x.at(moment) for moment in seen.at_s.tolist()]
     for values, style, dash in ((seen.p50, "run c0", "5 3"), (seen.p99, "run c0 first", "")):
-        marks.append(path(xs, [y.at(value) if math.isfinite(value) else math.nan for value in values], style, dash))
+        marks.append(path(xs, _heights(y, values), style, dash))
     if deadline is not None:
         marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
     share = Scale(0.0, 1.0, bottom, shares_top)
     marks += left_axis(share, left, right, "share: escalated solid, no answer dashed", "%", 3)
     marks += _time_grid(x, shares_top, bottom)
     for values, style, dash in ((seen.escalated, "run c2", ""), (seen.unanswered, "run c1", "5 3")):
-        marks.append(path(xs, [share.at(value) if math.isfinite(value) else math.nan for value in values], style, dash))
+        marks.append(path(xs, _heights(share, values), style, dash))
     links, after = link_bands(one.run, x, bottom + 12)
     marks += [*links, *_time_axis(x, after)]
     return svg(
@@ -114,8 +118,7 @@ def timelines(told: Sequence[Told], width: float, name: str) -> str:
         marks.append(rule(left, y.at(deadline), right, y.at(deadline), "limit"))
     for place, (one, seen) in reversed(list(enumerate(zip(told, every, strict=True)))):
         xs = [x.at(moment) for moment in seen.at_s.tolist()]
-        ys = [y.at(value) if math.isfinite(value) else math.nan for value in seen.p99.tolist()]
-        marks.append(path(xs, ys, run_line(place), DASHES[place % len(DASHES)], one.run.name))
+        marks.append(path(xs, _heights(y, seen.p99), run_line(place), DASHES[place % len(DASHES)], one.run.name))
     if deadline is not None:
         marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
     links, after = link_bands(told[0].run, x, bottom + 12)
@@ -124,6 +127,11 @@ def timelines(told: Sequence[Told], width: float, name: str) -> str:
         f"timelines-{name}", width, after + 42, "P99 over time, all runs",
         f"Rolling over {every[0].width_s:.1f} s; the state of the links is below.", marks,
     )  # fmt: skip
+
+
+def _heights(scale: Scale, values: Floats) -> list[float]:
+    """Where values are drawn: infinite ones at the upper edge, and those that are not known nowhere."""
+    return [math.nan if math.isnan(value) else scale.at(value) for value in values.tolist()]
 
 
 def _end(one: Told) -> float:

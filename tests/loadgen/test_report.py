@@ -21,7 +21,7 @@ from loadgen.record import LinkSample, NoiseFloor, Run, TargetClass
 from loadgen.report import page, write_html
 from loadgen.report_charts import Told
 from loadgen.report_svg import Kind, Scale, linear_scale, log_scale, path, ticks
-from loadgen.report_time import link_words, windows
+from loadgen.report_time import link_words, timeline, timelines, windows
 from loadgen.report_words import headline, milliseconds, warnings_of
 from loadgen.summary import summarise
 from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
@@ -349,6 +349,23 @@ def test_windows_see_when_requests_failed() -> None:
     during = (seen.at_s > 32) & (seen.at_s < 38)
     assert seen.unanswered[during].min() == 1.0
     assert seen.unanswered[(seen.at_s < 28) | (seen.at_s > 42)].max() == 0.0
+
+
+def lines(chart: str) -> list[list[float]]:
+    """How far down each point of each line of a chart is."""
+    return [
+        [float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", drawn)]
+        for drawn in re.findall(r'<path d="([^"]+)"', chart)
+    ]
+
+
+def test_server_that_dies_does_not_get_faster_over_time() -> None:
+    outcomes = [answer(k / 10, 30) if k < 300 else refusal(k / 10, 1, 0, "unreachable") for k in range(600)]
+    killed = told(run_of(outcomes, duration_s=60, deadline_ms=None))
+    for chart in (timeline(killed, 1080.0, "t"), timelines([killed, killed], 1080.0, "t")):
+        for line in lines(chart)[:2]:
+            assert (line[-1], min(line)) == (30.0, 30.0), "at the upper edge"
+            assert line[0] > 30.0
 
 
 def test_link_is_described_by_its_extremes() -> None:
