@@ -13,7 +13,7 @@ from loadgen.compare import Verdict as Shown
 from loadgen.record import Run
 from loadgen.report_charts import Told
 from loadgen.stolen import MATTERS
-from loadgen.summary import Estimate, Figures, Percentile, Summary, Verdict, targets_kept
+from loadgen.summary import NAMED_CODES, Estimate, Figures, Percentile, Summary, Verdict, failures, targets_kept
 
 IN_TIME: Final = 0.95
 """Share of requests in time from which a headline says that they are."""
@@ -24,8 +24,6 @@ BUSY: Final = 0.5
 """Load per core before a run, from which it warns."""
 NEAR_CEILING: Final = 0.7
 """Share of the generator's own maximum."""
-NAMED_CODES: Final = 3
-"""Error codes that a sentence names, the most frequent ones."""
 
 NOTES: Final = (
     "Latency counts from the moment the schedule wanted a request sent, not from when it was sent, so that a server or "
@@ -89,10 +87,7 @@ def _rate(total: Figures) -> str:
 
 def _unanswered(total: Figures) -> str:
     lost = total.n - total.answered
-    if not lost:
-        return "all answered"
-    codes = ", ".join(f"{found} {code}" for code, found in list(total.errors.items())[:NAMED_CODES])
-    return f"{lost:,} not answered ({codes})"
+    return f"{lost:,} not answered ({failures(total)})" if lost else "all answered"
 
 
 def _promises(summary: Summary) -> str:

@@ -40,6 +40,7 @@ __all__ = [
     "Percentile",
     "Summary",
     "Verdict",
+    "failures",
     "show",
     "summarise",
     "targets_kept",
@@ -47,6 +48,8 @@ __all__ = [
 
 SHARES: Final = (0.5, 0.9, 0.99, 0.999)
 SHED: Final = (429, 503)
+NAMED_CODES: Final = 3
+"""Error codes that a sentence names; a server may invent any number."""
 
 
 class Percentile(msgspec.Struct, frozen=True):
@@ -341,6 +344,14 @@ def targets_kept(summary: Summary) -> str:
     return f"{verdicts[Verdict.KEPT]} of {total}" + (f" ({'; '.join(others)})" if others else "")
 
 
+def failures(figures: Figures) -> str:
+    """`148 unreachable, 2 timeout`: how many requests got no answer, by the most frequent codes."""
+    codes = list(figures.errors.items())
+    named = [f"{found} {code}" for code, found in codes[:NAMED_CODES]]
+    others = sum(found for _, found in codes[NAMED_CODES:])
+    return ", ".join([*named, *([f"{others} others"] if others else [])])
+
+
 def _standing(one: ClassSummary) -> str:
     if one.kept is None:
         if one.drop is not None:
@@ -356,6 +367,7 @@ def _caution(summaries: Sequence[Summary]) -> str:
     found = ["? rests on few requests or few occasions"]
     if any(one.at_least for summary in summaries for one in summary.total.percentiles):
         found.append("≥ requests without an answer reach it")
+    found += [f"{summary.name}: no answer: {failures(summary.total)}" for summary in summaries if summary.total.errors]
     found += [f"{summary.name} was interrupted" for summary in summaries if summary.interrupted]
     found += [f"{summary.name} was not steady" for summary in summaries if summary.steady is False]
     return escape("; ".join(found))

@@ -295,6 +295,12 @@ def test_table_has_the_share_that_was_shed_and_marks_a_tail_of_few_requests() ->
     assert row[-4:-2] == ["10", "(25.0%)"]
 
 
+def test_table_names_why_requests_got_no_answer() -> None:
+    codes = ["timeout", *["unreachable"] * 4, *["broken"] * 3, *["[b]odd"] * 2, "rare"]
+    run = run_of([answer(0.5, 10), *(refusal(1 + k / 10, 1, 0, code) for k, code in enumerate(codes))], name="mine")
+    assert "mine: no answer: 4 unreachable, 3 broken, 2 [b]odd, 2 others" in printed([summarise(run)])
+
+
 def test_table_of_two_runs_has_a_row_per_run() -> None:
     summaries = [summarise(plausible(name, duration_s=15)) for name in ("one", "two")]
     lines = printed(summaries).splitlines()
