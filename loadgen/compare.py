@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +27,7 @@ from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from loadgen.bootstrap import Floats, Places, bootstrap, interval, quantiles
 from loadgen.counted import Counted, counted_of
-from loadgen.record import Run, load
+from loadgen.record import Run, check_files, load
 
 SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, and whether a difference is shown."
 LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
@@ -275,7 +276,8 @@ async def run(given: argparse.Namespace) -> int:
     """
     if given.fail_if_slower is not None and not 0.0 <= given.fail_if_slower < math.inf:
         raise ConfigError(f"--fail-if-slower: expected a number of percent from 0, got {given.fail_if_slower!r}")
-    runs = [load(path) for path in given.runs]
+    check_files(given.json, given.html)
+    runs = named_apart(given.runs, [load(path) for path in given.runs])
     comparisons = compare_all(runs)
     if given.html is not None:
         # Pages need templates and charts, which a comparison on a terminal does not. Written first: whatever reads the
@@ -293,6 +295,15 @@ async def run(given: argparse.Namespace) -> int:
     for sentence in found:
         print(sentence, file=sys.stderr)  # noqa: T201
     return 1 if found else 0
+
+
+def named_apart(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
+    """The runs, those of one name named by their files: `main/a.json` beside `pr/a.json`."""
+    times = Counter(run.name for run in runs)
+    return [
+        msgspec.structs.replace(run, name=str(path)) if times[run.name] > 1 else run
+        for path, run in zip(paths, runs, strict=True)
+    ]
 
 
 def show(comparisons: Sequence[Comparison], console: Console) -> None:

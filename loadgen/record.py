@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError
 from hawkvision.types import PromiseStatus
 
@@ -158,6 +158,19 @@ class Run(msgspec.Struct, frozen=True):
     def counted(self) -> list[Outcome]:
         """The outcomes after warm-up."""
         return [each for each in self.outcomes if each.due_s >= self.warm_up_s]
+
+
+def check_files(*written: Path | None) -> None:
+    """Refuse, before anything is measured, what cannot be written, and one file for two things; None is no file.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    asked = [path for path in written if path is not None]
+    for path in asked:
+        check_writable(path)
+    if len({path.resolve() for path in asked}) < len(asked):
+        raise ConfigError(f"{asked[0]}: expected a file of its own for --json and for --html, got the same for both")
 
 
 def save(run: Run, path: Path, summary: msgspec.Struct | None = None) -> None:

@@ -19,7 +19,6 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hawkvision.artifacts import check_writable
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
 from hawkvision.types import Answer, Quality
@@ -31,7 +30,7 @@ from loadgen.identify import identify
 from loadgen.interrupt import INTERRUPTED_STATUS, heeded
 from loadgen.links import LinkProfile, load_profile, names
 from loadgen.processes import Crew
-from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, save
+from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, check_files, save
 from loadgen.setup import Setup
 from loadgen.steady import is_steady
 
@@ -100,9 +99,7 @@ async def run(given: argparse.Namespace) -> int:
             f"--warm-up-s (default {WARM_UP_S:g}): expected 0 or more and less than the run, which lasts "
             f"{given.duration_s:g} s; got {given.warm_up_s!r}"
         )
-    for path in (given.json, given.html):
-        if path is not None:
-            check_writable(path)
+    check_files(given.json, given.html)
     if given.p99_ms is not None:
         setup.positive("--p99-ms", given.p99_ms)
     if given.min_effective is not None and not 0.0 < given.min_effective <= 1.0:

@@ -217,6 +217,24 @@ def test_command_refuses_a_limit_that_cannot_fail_or_is_none(percent: str, files
         files.compare("--fail-if-slower", percent)
 
 
+def test_command_refuses_one_file_for_both_and_folders_that_are_not_there(files: Files) -> None:
+    both = str(files.folder / "both")
+    with pytest.raises(ConfigError, match="both: expected a file of its own for --json and for --html"):
+        files.compare("--json", both, "--html", both)
+    with pytest.raises(ConfigError, match=r"no such folder: .*/nowhere"):
+        files.compare("--json", str(files.folder / "nowhere" / "x.json"))
+    assert sorted(path.name for path in files.folder.iterdir()) == ["a.json", "b.json.gz"]
+
+
+def test_runs_of_one_name_are_called_by_their_files(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    save(served(1, slow=1.2, name="a"), files.folder / "b.json.gz")
+    page = files.folder / "page.html"
+    files.compare("--fail-if-slower", "10", "--html", str(page))
+    first, other = (str(files.folder / name) for name in ("a.json", "b.json.gz"))
+    assert f"{other}: P99 is 1.20x that of {first}" in capsys.readouterr().err
+    assert f"<h2>Beside {first}</h2>" in page.read_text()
+
+
 def test_command_writes_the_page(files: Files) -> None:
     files.compare("--html", str(files.folder / "page.html"))
     assert "Beside a" in (files.folder / "page.html").read_text()

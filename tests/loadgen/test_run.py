@@ -227,6 +227,7 @@ def test_goals_are_missed_by_what_was_measured() -> None:
         (["--json", "/nowhere/run.json"], "no such folder"),
         (["--json", "/"], "/: expected a file to write, got a folder"),
         (["--html", "/"], "/: expected a file to write, got a folder"),
+        (["--json", "/tmp/same.x", "--html", "/tmp/../tmp/same.x"], "/tmp/same.x: expected a file of its own"),
         (["--targets", "x"], "--targets"),
         (["--processes", "0"], "--processes"),
         (["--arrivals", "closed:1", "--processes", "2"], "--processes 2"),
