@@ -5,6 +5,7 @@ Every curve has a bounded number of points, whatever the number of requests, so 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def frontier_points(told: Sequence[Told]) -> list[Point]:
     if len(told) > 1:
         every = [(one.run.name, one.run.name, one.summary.total, one.uplink_bytes) for one in told]
     else:
-        every = [(_short(one, one.target), one.target, one.figures, None) for one in told[0].summary.classes]
+        every = [(_short(one.target), one.target, one.figures, None) for one in told[0].summary.classes]
     return [
         Point(
             place,
@@ -225,7 +226,7 @@ def drop_chart(told: Sequence[Told]) -> str:
     for group, (name, classes) in enumerate(zip(names, found, strict=True)):
         start = top + group * (len(told) * row + gap) + gap / 2
         end = start + len(told) * row
-        marks.append(text(left - 6, (start + end) / 2 + TEXT * 0.35, _short(classes[0], name), "end"))
+        marks.append(text(left - 6, (start + end) / 2 + TEXT * 0.35, _short(name), "end"))
         first = next((each for each in classes if _bounds_drop(each)), None)
         if first is not None and first.kept is not None:
             at = x.at(100 * first.kept.bound)
@@ -248,9 +249,10 @@ def _bounds_drop(each: ClassSummary | None) -> bool:
     return each is not None and each.kept is not None and each.kept.field == "max_accuracy_drop"
 
 
-def _short(one: ClassSummary | None, name: str) -> str:
-    """A target that fits beside a chart."""
-    if one is not None and one.kept is not None:
-        bound = f"{100 * one.kept.bound:.4g}"
-        name = f"give up ≤ {bound} points" if one.kept.field == "max_accuracy_drop" else f"accuracy ≥ {bound} %"
-    return name if len(name) <= 22 else f"{name[:21]}…"
+def _short(target: str) -> str:
+    """A target that fits beside a chart, with the number that tells it from others; whether it was kept or not."""
+    field, _, value = target.partition("=")
+    sign, unit = {"max_accuracy_drop": ("give up ≤", "pt"), "min_accuracy": ("accuracy ≥", "%")}.get(field, ("", ""))
+    with contextlib.suppress(ValueError):  # no number, or further fields after it
+        target = f"{sign} {100 * float(value):.4g} {unit}" if sign else target
+    return target if len(target) <= 20 else f"{target[:19]}…"

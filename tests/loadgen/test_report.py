@@ -128,6 +128,27 @@ def test_frontier_of_several_runs_has_a_point_per_run(three: str) -> None:
     assert [said.split(":")[0] for said in frontier(three)] == ["hawkvision", "infaas", "static"]
 
 
+def labels(text: str, chart: str) -> list[str]:
+    """The texts in a chart of the page."""
+    found = tree(text).find(f".//*[@aria-labelledby='{chart}-t {chart}-d']")
+    assert found is not None
+    return [each.text or "" for each in found.iter() if each.tag.endswith("text")]
+
+
+def test_targets_are_told_apart_in_charts_whether_their_drops_were_measured_or_not() -> None:
+    asked = {"max_accuracy_drop": ("0.01", "0.02"), "min_accuracy": ("0.8",), "min_confidence": ("0.123456789",)}
+    targets = tuple(TargetClass({field: value}, 0.25) for field, values in asked.items() for value in values)
+    outcomes = [answer(k / 10, 20, target=k % 4, right=k % 9 != 0, picture=k) for k in range(80)]
+    bare, measured = (
+        run_of(outcomes, name=name, targets=targets, reference=reference)
+        for name, reference in (("bare", None), ("measured", dict.fromkeys(range(80), True)))
+    )
+    wanted = ["give up ≤ 1 pt", "give up ≤ 2 pt", "accuracy ≥ 80 %", "min_confidence=0.12…"]
+    for shown in (labels(page([bare, measured]), "drops"), labels(page([measured]), "drops")):
+        assert [label for label in shown if label in wanted] == wanted
+    assert [label for label in labels(page([bare]), "frontier") if label in wanted] == wanted[:3]
+
+
 def test_nothing_to_put_side_by_side_has_no_frontier() -> None:
     assert frontier(page([run_of([answer(k / 10, 10) for k in range(30)])])) == []
     unlabelled = [answer(k / 10, 10, target=k % 5, right=None) for k in range(30)]
