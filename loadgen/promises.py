@@ -32,6 +32,9 @@ class Verdict(StrEnum):
     """Whether answers were as accurate as their target asks."""
 
     KEPT = "kept"
+    """The whole 95 % interval is."""
+    UNSHOWN = "kept, not shown"
+    """What was measured is, and could be so by chance."""
     UNCERTAIN = "within error"
     """Missed by no more than chance explains."""
     FLAGGED = "missed, flagged"
@@ -100,7 +103,9 @@ def _verdict(shortfall: Estimate, unflagged: Estimate | None) -> Verdict:
         return Verdict.SILENT
     if shortfall.low > 0:
         return Verdict.UNCLAIMED if unflagged is None else Verdict.FLAGGED
-    return Verdict.KEPT if shortfall.value <= 0 else Verdict.UNCERTAIN
+    if shortfall.value > 0:
+        return Verdict.UNCERTAIN
+    return Verdict.KEPT if shortfall.high <= 0 else Verdict.UNSHOWN
 
 
 def mean_difference(

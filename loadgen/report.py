@@ -344,6 +344,7 @@ def _points_cell(found: Estimate | None) -> str:
 def _verdict_cell(verdict: Verdict) -> str:
     sign, kind = {
         Verdict.KEPT: ("✓", "good"),
+        Verdict.UNSHOWN: ("≈", ""),
         Verdict.UNCERTAIN: ("≈", ""),
         Verdict.FLAGGED: ("⚑", ""),
         Verdict.UNCLAIMED: ("○", ""),

@@ -335,13 +335,15 @@ def _milliseconds(percentile: Percentile) -> str:
 
 
 def targets_kept(summary: Summary) -> str:
-    """`4 of 5 (1 missed silently)`: how the targets with a number fared; empty if there are none."""
+    """`4 of 5 (1 not shown; 1 missed silently)`: how the targets with a number fared; empty if there are none."""
     verdicts = Counter(one.kept.verdict for one in summary.classes if one.kept is not None)
     total = sum(verdicts.values())
     if not total:
         return ""
-    others = [f"{verdicts[one]} {one}" for one in Verdict if one is not Verdict.KEPT and verdicts[one]]
-    return f"{verdicts[Verdict.KEPT]} of {total}" + (f" ({'; '.join(others)})" if others else "")
+    words = {one: str(one) for one in Verdict if one is not Verdict.KEPT} | {Verdict.UNSHOWN: "not shown"}
+    others = [f"{verdicts[one]} {word}" for one, word in words.items() if verdicts[one]]
+    kept = verdicts[Verdict.KEPT] + verdicts[Verdict.UNSHOWN]
+    return f"{kept} of {total}" + (f" ({'; '.join(others)})" if others else "")
 
 
 def failures(figures: Figures) -> str:

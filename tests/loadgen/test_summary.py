@@ -155,6 +155,16 @@ def test_target_is_kept_when_less_is_lost_than_it_allows() -> None:
     assert one.kept.verdict is Verdict.KEPT
 
 
+def test_target_kept_by_a_few_answers_is_not_shown_to_be() -> None:
+    run = run_of(drops(0, 28), targets=(DROP,), reference=all_right(28))
+    one = only(run)
+    assert one.kept is not None
+    assert one.kept.verdict is Verdict.UNSHOWN
+    assert one.kept.shortfall.value < 0 < one.kept.shortfall.high
+    assert targets_kept(summarise(run)) == "1 of 1 (1 not shown)"
+    assert "kept, not shown (spare 2.0 ±" in printed([summarise(run)])
+
+
 def test_target_is_missed_silently_when_answers_claim_to_keep_it() -> None:
     one = only(run_of(drops(40, 400), targets=(DROP,), reference=all_right(400)))
     assert one.kept is not None
