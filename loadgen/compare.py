@@ -74,6 +74,9 @@ class Comparison(msgspec.Struct, frozen=True):
     first: str
     other: str
     paired: bool
+    first_link: str
+    """`lte`, `no link`, or `a link` whose name is not known; likewise the next."""
+    other_link: str
     ratios: tuple[Ratio, ...]
 
     def ratio(self, figure: str) -> Ratio:
@@ -127,7 +130,7 @@ def compare(first: Run, other: Run) -> Comparison:
         if figure in LATENCIES:
             found = _qualified(found, ours, theirs)
         ratios.append(found)
-    return Comparison(first.name, other.name, paired, tuple(ratios))
+    return Comparison(first.name, other.name, paired, first.link_words, other.link_words, tuple(ratios))
 
 
 def compare_all(runs: Sequence[Run]) -> tuple[Comparison, ...]:
@@ -326,6 +329,9 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
                 style=None if ratio.verdict in (Verdict.SAME, Verdict.UNKNOWN) else "bold",
             )
         console.print(table)
+        if one.first_link != one.other_link:
+            links = f"{one.first_link} and {one.other_link}"
+            console.print(escape(f"not behind the same link ({links}), so differences are the links' as well"))
         if any(ratio.few for ratio in one.ratios):
             console.print("? rests on few requests or few occasions, so its interval is probably too narrow")
 

@@ -153,7 +153,14 @@ class Run(msgspec.Struct, frozen=True):
     """What the server says of itself (`loadgen.identify`); empty if it says nothing, or was not asked."""
     rounds_steady: list[bool | None] = []
     """`steady` of each round, where the run is several put together: then it is steady if all of them are."""
+    link: str = ""
+    """The profile of the link that was put before the server, as it names itself; empty without one."""
     format: int = FORMAT
+
+    @property
+    def link_words(self) -> str:
+        """`lte`, `no link`, or `a link` of which an earlier version did not write the name."""
+        return self.link or ("a link" if self.links else "no link")
 
     def counted(self) -> list[Outcome]:
         """The outcomes after warm-up."""

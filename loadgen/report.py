@@ -105,7 +105,7 @@ def _head(told: Sequence[Told], comparisons: Sequence[Comparison], claims: Seque
     run = told[0].run
     claim, lead = headline(told, comparisons, claims)
     deadline = "no deadline" if run.deadline_ms is None else f"deadline {run.deadline_ms:g} ms"
-    kicker = ["HawkVision load test", run.schedule, deadline, run.data, run.origin.started]
+    kicker = ["HawkVision load test", told[0].summary.conditions, deadline, run.data, run.origin.started]
     doubts = warnings_of(told, comparisons)
     listed = "".join(f"<li>{escape(sentence)}</li>" for sentence in doubts)
     warnings = f'<ul class="warnings" aria-label="Before believing this">{listed}</ul>' if doubts else ""

@@ -75,7 +75,7 @@ def _alone(summary: Summary) -> tuple[str, str]:
     said = _promises(summary)
     return (
         f"{summary.name}: {lead}{'; ' + said if said else ''}",
-        f"{_rate(total)} on {summary.schedule}: {half}"
+        f"{_rate(total)} on {summary.conditions}: {half}"
         f"P99 {bound}{milliseconds(p99.ms)} ({span(p99)}), "
         f"{percent(total.escalated)} escalated, {_unanswered(total)}.",
     )
@@ -152,7 +152,7 @@ def _second_line(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str
     fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is Shown.MORE]
     sends = f"sends fewer bytes than {_join(fewer)}" if fewer else ""
     return _sentence(
-        f"{_rate(first.total)} on {first.schedule}",
+        f"{_rate(first.total)} on {first.conditions}",
         _right_in_time(told[0], told[1:]),
         sends if told[0].uplink_bytes is None else _uplink(told[0], told[1:]),
         _promises(first),
@@ -203,7 +203,7 @@ def _claimed(told: Sequence[Told], claims: Sequence[Claim]) -> tuple[str, str]:
     return (
         f"{mine.run.name}: {'; '.join(_at_equal_accuracy(mine.summary, figure, own) for figure in figures)}",
         _sentence(
-            f"{_rate(mine.summary.total)} on {mine.summary.schedule}",
+            f"{_rate(mine.summary.total)} on {mine.summary.conditions}",
             _goals(own),
             _right_in_time(mine, others),
             _uplink(mine, [one for one in others if one.run.name in rivals]),
@@ -250,6 +250,9 @@ def warnings_of(told: Sequence[Told], comparisons: Sequence[Comparison]) -> list
     unpaired = [one.other for one in comparisons if not one.paired]
     if unpaired:
         found.append(f"Not the same requests as {told[0].run.name}, so compared without pairs: {_join(unpaired)}.")
+    if len({one.run.link_words for one in told}) > 1:
+        links = _join(f"{one.run.name} ({one.run.link_words})" for one in told)
+        found.append(f"Not behind the same link, so differences are the links' as well: {links}.")
     if len({one.run.deadline_ms for one in told}) > 1:
         found.append(f"The runs had different deadlines; the charts show that of {told[0].run.name}.")
     return found

@@ -141,7 +141,8 @@ async def run(given: argparse.Namespace) -> int:
             outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
             lost = stolen.since(before)
     links = [] if profile is None else seen(profile, given.duration_s)
-    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, links, asked)
+    name = "" if profile is None else profile.name
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, links, asked, name)
     missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
     for said in missed:
         print(f"missed: {said}", file=sys.stderr)  # noqa: T201
@@ -173,6 +174,7 @@ def assemble(
     lost: float | None,
     links: list[LinkSample],
     server: str,
+    link: str,
 ) -> Run:
     """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
 
@@ -194,6 +196,7 @@ def assemble(
         outcomes=outcomes,
         origin=started,
         links=links,
+        link=link,
         noise=floor,
         steady=is_steady(outcomes, warm_up_s, duration_s),
         interrupted=stopped_s is not None,

@@ -139,6 +139,8 @@ class Summary(msgspec.Struct, frozen=True):
     url: str
     protocol: str
     schedule: str
+    link: str
+    """As in `Run`; empty without one."""
     deadline_ms: float | None
     total: Figures
     classes: tuple[ClassSummary, ...]
@@ -149,6 +151,11 @@ class Summary(msgspec.Struct, frozen=True):
     """How often a picture was sent on average."""
     steady: bool | None
     interrupted: bool
+
+    @property
+    def conditions(self) -> str:
+        """`poisson:8 behind lte`: the schedule, and the link if there was one."""
+        return f"{self.schedule} behind {self.link}" if self.link else self.schedule
 
 
 def summarise(run: Run) -> Summary:
@@ -169,6 +176,7 @@ def summarise(run: Run) -> Summary:
         url=run.url,
         protocol=run.protocol,
         schedule=run.schedule,
+        link=run.link,
         deadline_ms=run.deadline_ms,
         total=total,
         classes=tuple(classes),
@@ -308,7 +316,7 @@ def show(summaries: Sequence[Summary], console: Console) -> None:
 def _title(summaries: Sequence[Summary]) -> str:
     first = summaries[0]
     deadline = "no deadline" if first.deadline_ms is None else f"deadline {first.deadline_ms:g} ms"
-    return f"{first.name} at {first.url}, {first.schedule}, {deadline}" if len(summaries) == 1 else deadline
+    return f"{first.name} at {first.url}, {first.conditions}, {deadline}" if len(summaries) == 1 else deadline
 
 
 def _cells(name: str, figures: Figures) -> tuple[str, ...]:

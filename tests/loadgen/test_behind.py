@@ -160,7 +160,7 @@ def test_runs_over_a_link_take_as_long_as_it_and_say_so(null: ServerProcess, tmp
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         run = load(record)
-        assert run.url == null.url
+        assert (run.url, run.link) == (null.url, profile_file(tmp_path).stem)
         assert [(each.link, each.delay_ms, each.up) for each in run.links] == [("client-edge", DELAY_MS, True)]
         assert all(each.answered and each.latency_s >= 2 * DELAY_MS / 1e3 for each in run.outcomes)
 

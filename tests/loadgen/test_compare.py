@@ -235,6 +235,17 @@ def test_runs_of_one_name_are_called_by_their_files(files: Files, capsys: pytest
     assert f"<h2>Beside {first}</h2>" in page.read_text()
 
 
+def test_runs_behind_different_links_are_said_to_be(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    files.compare()
+    assert "link" not in capsys.readouterr().out
+    save(msgspec.structs.replace(served(2, name="b"), link="lte"), files.folder / "b.json.gz")
+    files.compare("--html", str(files.folder / "page.html"))
+    assert (
+        "not behind the same link (no link and lte), so differences are the links' as well" in capsys.readouterr().out
+    )
+    assert "as well: a (no link) and b (lte)." in (files.folder / "page.html").read_text()
+
+
 def test_command_writes_the_page(files: Files) -> None:
     files.compare("--html", str(files.folder / "page.html"))
     assert "Beside a" in (files.folder / "page.html").read_text()

@@ -24,6 +24,18 @@ def test_run_is_read_back_as_it_was_with_figures_or_without(tmp_path: Path, name
     assert (path.read_bytes()[:2] == b"\x1f\x8b") is name.endswith(".gz")
 
 
+def test_record_of_an_earlier_version_knows_of_its_link_without_the_name(tmp_path: Path) -> None:
+    run, path = msgspec.structs.replace(plausible("mine", duration_s=15), link="lte"), tmp_path / "run.json"
+    save(run, path)
+    assert load(path).link_words == "lte"
+    fields = msgspec.json.decode(path.read_bytes())
+    del fields["link"]
+    path.write_bytes(msgspec.json.encode(fields))
+    assert load(path).link_words == "a link"
+    path.write_bytes(msgspec.json.encode({**fields, "links": []}))
+    assert load(path).link_words == "no link"
+
+
 def test_figures_are_in_the_file_as_they_are_computed(tmp_path: Path) -> None:
     run, path = plausible("mine", duration_s=15, shed=0.1), tmp_path / "run.json.gz"
     save(run, path, summarise(run))

@@ -208,6 +208,12 @@ def test_headline_of_one_run_is_made_of_its_numbers() -> None:
     assert lead.startswith("1,000 requests at 100 a second on poisson:8: half of all answered within 50 ms, P99 150 ms")
 
 
+def test_page_names_the_link_that_a_run_was_behind() -> None:
+    run = msgspec.structs.replace(short("mine"), link="lte")
+    assert " a second on poisson:8 behind lte: half" in headline([told(run)], ())[1]
+    assert '<p class="kicker">HawkVision load test · poisson:8 behind lte ·' in page([run])
+
+
 @pytest.mark.parametrize("deadline_ms", [None, 100.0])
 def test_headline_of_a_run_that_was_mostly_not_answered_begins_with_that(deadline_ms: float | None) -> None:
     outcomes = [answer(k / 10, 30) if k < 40 else refusal(k / 10, 1, 0, "unreachable") for k in range(100)]

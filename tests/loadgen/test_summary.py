@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from itertools import chain
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -303,6 +304,11 @@ def test_table_has_the_share_that_was_shed_and_marks_a_tail_of_few_requests() ->
     assert "P99.9" in heads
     assert row[5] == "≥100.0?"
     assert row[-4:-2] == ["10", "(25.0%)"]
+
+
+def test_title_names_the_link_that_a_run_was_behind() -> None:
+    run = msgspec.structs.replace(run_of([answer(0.5, 10)], name="mine"), link="lte")
+    assert "mine at http://127.0.0.1:8080, poisson:8 behind lte, deadline 100 ms" in printed([summarise(run)])
 
 
 def test_table_names_why_requests_got_no_answer() -> None:
