@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
 from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
@@ -48,6 +46,7 @@ from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.processes import Crew
 from loadgen.record import Origin, Outcome, TargetClass
 from loadgen.setup import Setup
+from loadgen.terminal import terminal
 
 SUMMARY: Final = "Find the highest rate at which a server keeps a P99 and an accuracy."
 WARM_UP_S: Final = 1.0
@@ -195,7 +194,7 @@ async def run(given: argparse.Namespace) -> int:
         raise ConfigError("--min-accuracy: expected labelled pictures; --data has none")
     plan = Plan(setup_, given.probe_requests, given.probe_s, given.confirm_requests, given.confirm_s)
     started = setup.origin(setup_.seed)
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    console = terminal(160, highlight=False)
     findings = Findings()
     search = Search(given.from_rate, given.precision, plan.most_rate(), given.max_probes)
     limit: float | None = None

@@ -28,6 +28,7 @@ from hawkvision.errors import ConfigError
 from loadgen.bootstrap import Floats, Places, bootstrap, interval, quantiles
 from loadgen.counted import Counted, counted_of
 from loadgen.record import Run, check_files, load
+from loadgen.terminal import terminal
 
 SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, and whether a difference is shown."
 LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
@@ -291,7 +292,7 @@ async def run(given: argparse.Namespace) -> int:
     if given.json is not None:
         body = msgspec.json.encode(Written([str(path) for path in given.runs], comparisons))
         write_atomic(given.json, msgspec.json.format(body) + b"\n")
-    show(comparisons, Console() if sys.stdout.isatty() else Console(width=160))
+    show(comparisons, terminal(160))
     if given.fail_if_slower is None:
         return 0
     found = slower(comparisons, given.fail_if_slower)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ from hawkvision.types import (
 from loadgen.bootstrap import exact_interval
 from loadgen.connections import check_server
 from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.terminal import terminal
 
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
 DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
@@ -194,7 +194,7 @@ async def run(given: argparse.Namespace) -> int:
         not_best=sum(sample.answer.degraded for sample in seen.samples.get(Quality.BEST, {}).values()),
     )
     # A file or a pipe has no width of its own, and Rich would cut the table at 80.
-    show(report, Console() if sys.stdout.isatty() else Console(width=160))
+    show(report, terminal(160))
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     if failed is not None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console
 
 from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError
@@ -20,6 +18,7 @@ from loadgen.engine import Server
 from loadgen.processes import Crew
 from loadgen.record import NoiseFloor, Origin
 from loadgen.setup import PROTOCOLS, Setup
+from loadgen.terminal import terminal
 
 SUMMARY: Final = "Measure what the generator itself adds and can send, against a server that does nothing."
 
@@ -68,7 +67,7 @@ async def run(given: argparse.Namespace) -> None:
         floor = await noise.measure(crew, job, given.rate, floor_s=given.seconds, ceiling_s=given.seconds)
     rate = noise.floor_rate(given.rate, floor.max_rate)
     report = Report(given.protocol, given.processes, dataset.name, rate, floor, started)
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    console = terminal(160, highlight=False)
     console.print(
         f"{given.protocol}, {given.processes} processes, {dataset.name}\n"
         f"floor at {rate:.4g} requests/s: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms\n"

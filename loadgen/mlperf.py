@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from rich.console import Console
 
 from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, NotReady
@@ -40,6 +39,7 @@ from loadgen.asking import Asker, Replied
 from loadgen.engine import asker_for
 from loadgen.record import Origin
 from loadgen.setup import Setup
+from loadgen.terminal import terminal
 
 SUMMARY: Final = "Let MLPerf LoadGen test a server: SingleStream, MultiStream, Server or Offline, with its verdict."
 SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
@@ -140,7 +140,7 @@ async def run(given: argparse.Namespace) -> int:
     _make_folder(given.out)
     if given.json is not None:
         check_writable(given.json)
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(width=160, highlight=False)
+    console = terminal(160, highlight=False)
     started = setup.origin(setup_.seed)
     asker = asker_for(setup_.server, setup_.max_in_flight)
     await asker.open()

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +52,7 @@ from loadgen.setup import MAX_IN_FLIGHT, Setup
 from loadgen.steady import is_steady
 from loadgen.stolen import ProcessorTime
 from loadgen.summary import summarise
+from loadgen.terminal import terminal
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -84,7 +84,7 @@ async def run(given: argparse.Namespace) -> int:
     if dataset.labels is None:
         raise ConfigError(f"--data {given.data}: expected labelled pictures; accuracy is half of what is compared")
     (plan.out / "rounds").mkdir(parents=True, exist_ok=True)
-    console = Console() if sys.stdout.isatty() else Console(width=180)
+    console = terminal(180)
     backend = ("--backend", given.backend)
     dc_arguments = ("--task", given.task, "--lossy-port", "0", *backend)
     found = _Found({}, [])

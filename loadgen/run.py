@@ -33,6 +33,7 @@ from loadgen.processes import Crew
 from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, check_files, save
 from loadgen.setup import Setup
 from loadgen.steady import is_steady
+from loadgen.terminal import terminal
 
 SUMMARY: Final = "Send a schedule of requests to a server and report what its users would see."
 REFERENCE_CALLERS: Final = 4
@@ -119,7 +120,7 @@ async def run(given: argparse.Namespace) -> int:
             f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
             "warm-up, or more requests (--arrivals, --duration-s)"
         )
-    console = Console() if sys.stdout.isatty() else Console(width=180)
+    console = terminal(180)
     async with Crew(setup_.processes) as crew:
         await crew.load(setup_.dataset)
         floor = None if given.no_noise else await noise.measure(crew, job, _rate(arrivals))

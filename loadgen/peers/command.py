@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from rich.console import Console
 
 from hawkvision.artifacts import load_variant
 from hawkvision.errors import ConfigError
@@ -28,6 +27,7 @@ from loadgen.peers.environments import install, shared_pins
 from loadgen.peers.pictures import CAMERA_QUALITY, SIDES, as_jpeg, enlarged
 from loadgen.peers.serving import Task
 from loadgen.setup import origin
+from loadgen.terminal import terminal
 
 TASK: Final = "imagenet"
 VARIANT: Final = "efficientnet_lite0_int8"
@@ -99,7 +99,7 @@ class Subject:
 
 async def run(given: argparse.Namespace) -> int:
     """See `loadgen.peers.run`."""
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console = terminal(160)
     handlers = HANDLERS[given.handler]
     peers, plan = contenders(find(given.names), handlers), _plan(given)
     cores = choose_cores()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +14,18 @@ from tests.loadgen.scripted import Asked, Scripted, reply, scripted
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "loadgen", *words], capture_output=True, text=True, timeout=60)
+
+
+def unread(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command with nobody left to read what it prints."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "loadgen", *words], stdout=write, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    finally:
+        os.close(write)
 
 
 @contextlib.asynccontextmanager

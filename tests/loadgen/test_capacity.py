@@ -33,6 +33,7 @@ from loadgen.dataset import Dataset
 from loadgen.engine import INTERRUPTED, Job, Server
 from loadgen.record import UNANSWERED, Outcome, TargetClass
 from loadgen.setup import Setup
+from tests.loadgen.command import unread
 from tests.loadgen.scripted import Asked, reply, scripted
 
 # ------------------------------------------------------------------------------------------- the search
@@ -373,6 +374,16 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
     assert (run["n"], run["wanted"]) == (1000, 1000)
     assert 0.0 < run["p99_low"] <= run["p99_ms"] <= run["p99_high"]
     assert f"P99 {run['p99_ms']:.1f} ms (95 %: {run['p99_low']:.1f} to {run['p99_high']:.1f}" in said
+
+
+def test_reader_who_leaves_does_not_end_the_command_before_it_has_written(null: ServerProcess, tmp_path: Path) -> None:
+    report = tmp_path / "capacity.json"
+    done = unread(
+        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "400", "--probe-requests", "100",
+        "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(report.read_text())["low"] == 400.0
 
 
 def test_interrupted_command_says_what_it_knows_and_writes_it(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from loadgen.compare import FIGURES, Comparison, Verdict, compare, compare_all, 
 from loadgen.counted import counted_of
 from loadgen.record import Run, load, save
 from loadgen.summary import summarise
+from tests.loadgen.command import unread
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
 
 
@@ -244,6 +245,13 @@ def test_runs_behind_different_links_are_said_to_be(files: Files, capsys: pytest
         "not behind the same link (no link and lte), so differences are the links' as well" in capsys.readouterr().out
     )
     assert "as well: a (no link) and b (lte)." in (files.folder / "page.html").read_text()
+
+
+def test_reader_who_leaves_does_not_change_the_status(files: Files) -> None:
+    runs = [str(files.folder / name) for name in ("a.json", "b.json.gz")]
+    passed, failed = (unread("compare", *runs, "--fail-if-slower", percent) for percent in ("30", "10"))
+    assert (passed.returncode, passed.stderr, failed.returncode) == (0, "", 1)
+    assert failed.stderr.splitlines()[-1].startswith("b: P99 is 1.20x that of a")
 
 
 def test_command_writes_the_page(files: Files) -> None:
