@@ -409,6 +409,8 @@ class Receiver:
                 self._hand_over(number, assembly, final=False, now=now)
         elif assembly.deadline is None and now < until:
             assembly.check_at = until  # the sender repairs by itself, too
+        elif in_time and format_.kind is Kind.OPAQUE:
+            assembly.check_at = until - repair_s  # as above; and of its parts nothing can be made
         else:
             self._hand_over(number, assembly, final=True, now=now)
 

@@ -238,6 +238,21 @@ def test_without_a_deadline_it_is_asked_a_few_times_and_then_given_up() -> None:
     assert parts == {Status.EXPIRED}
 
 
+def test_a_picture_that_is_all_or_nothing_is_waited_for_when_asking_for_it_has_ended() -> None:
+    """Its sender repairs it by itself, too, and there are seconds left."""
+    end, peer, now, nacks = server(), Peer(), BEGIN, 0
+    some = fragments(coded(), left_ms=5000)
+    give(end, peer, some[0])
+    while now < BEGIN + 4.0:
+        now = max(end.next_timer(now), now + 0.0005)
+        frames = peer.open(list(end.poll(now)))
+        nacks += sum(isinstance(frame, Nack) for frame in frames)
+        assert not any(isinstance(frame, AnswerPart) for frame in frames), f"after {now - BEGIN:.3f} s"
+    assert nacks >= MAX_NACKS
+    (event,) = give(end, peer, *some[1:], now=BEGIN + 4.5)
+    assert isinstance(event.arrived, Complete)
+
+
 def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() -> None:
     end, peer, picture = server(), Peer(), coded()
     assert give(end, peer, *fragments(picture, 1, template=9), *fragments(picture, 2, 50, template=8)) == []
