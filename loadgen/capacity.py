@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from hawkvision.artifacts import check_writable, write_atomic
+from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from loadgen import mix, noise, setup
 from loadgen.arrivals import MAX_RATE, MAX_REQUESTS, Constant
@@ -44,7 +44,7 @@ from loadgen.capacity_search import LEAST_RATE, STEPS_DOWN, Search, Try
 from loadgen.engine import Job
 from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.processes import Crew
-from loadgen.record import Origin, Outcome, TargetClass
+from loadgen.record import Origin, Outcome, TargetClass, check_files
 from loadgen.setup import Setup
 from loadgen.terminal import terminal
 
@@ -186,8 +186,7 @@ async def run(given: argparse.Namespace) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     _check(given)
-    if given.json is not None:
-        check_writable(given.json)
+    check_files(given.json)
     setup_ = setup.read_setup(given)
     goal = Goal(given.p99_ms, given.min_accuracy)
     if goal.min_accuracy is not None and setup_.dataset.labels is None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.artifacts import check_writable, write_atomic
+from hawkvision.artifacts import write_atomic
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.manifest import load_labels, load_manifest, models_dir
@@ -43,6 +43,7 @@ from hawkvision.types import (
 from loadgen.bootstrap import exact_interval
 from loadgen.connections import check_server
 from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.record import check_files
 from loadgen.terminal import terminal
 
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
@@ -153,8 +154,7 @@ async def run(given: argparse.Namespace) -> int:
             answered before is said and written all the same.
     """
     check_server(given.url, given.api_key)
-    if given.json is not None:
-        check_writable(given.json)
+    check_files(given.json)
     if given.seed < 0:
         raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
     models = models_dir(given.models_dir)

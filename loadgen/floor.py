@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.artifacts import check_writable, write_atomic
+from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from loadgen import mix, noise, setup
@@ -16,7 +16,7 @@ from loadgen.arrivals import MAX_RATE, Constant
 from loadgen.dataset import read_dataset
 from loadgen.engine import Server
 from loadgen.processes import Crew
-from loadgen.record import NoiseFloor, Origin
+from loadgen.record import NoiseFloor, Origin, check_files
 from loadgen.setup import PROTOCOLS, Setup
 from loadgen.terminal import terminal
 
@@ -54,8 +54,7 @@ async def run(given: argparse.Namespace) -> None:
     setup.positive("--seconds", given.seconds)
     if not 0.0 < given.rate <= MAX_RATE:
         raise ConfigError(f"--rate: expected a number above 0, at most {MAX_RATE:g}, got {given.rate!r}")
-    if given.json is not None:
-        check_writable(given.json)
+    check_files(given.json)
     dataset = read_dataset(given.data, "imagenet", models_dir(None), split="all", limit=given.limit)
     classes = mix.parse(mix.DEFAULT)
     server = Server("http://127.0.0.1", given.protocol)

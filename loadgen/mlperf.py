@@ -37,7 +37,7 @@ from loadgen import mix, setup
 from loadgen.arrivals import MAX_RATE, MAX_REQUESTS
 from loadgen.asking import Asker, Replied
 from loadgen.engine import asker_for
-from loadgen.record import Origin
+from loadgen.record import Origin, check_files
 from loadgen.setup import Setup
 from loadgen.terminal import terminal
 
@@ -138,8 +138,7 @@ async def run(given: argparse.Namespace) -> int:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
     _make_folder(given.out)
-    if given.json is not None:
-        check_writable(given.json)
+    check_files(given.json)
     console = terminal(160, highlight=False)
     started = setup.origin(setup_.seed)
     asker = asker_for(setup_.server, setup_.max_in_flight)
