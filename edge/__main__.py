@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -32,7 +33,7 @@ from edge.policies.registration import Registration, register
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
 from edge.protocol import Limits, connections_for, raise_open_files
-from edge.rung import EdgeResult, Rung, check_rung
+from edge.rung import EdgeResult, Model, Others, Rung, check_rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
@@ -87,7 +88,8 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
-    variant = manifest.variant(config.variant or _default_rung(config, manifest))
+    name = _rung_of(config, manifest)
+    first = manifest.members(name)[0].name
     profile = load_profile(config.profile or models / config.task / "profile.json")
     site = None if config.certificates is None else load_site(config.certificates)
     registration = None
@@ -95,26 +97,55 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
         registration = register(config, manifest, cache, lambda name: _load_warm(config, manifest, cache, name))
     rule, alone = rule_of(config, registration), config.dc_url is None
     policy = (
-        Policy(profile, variant.name, manifest.best, alone=alone, site=site)
+        Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
         if rule is None
-        else RivalPolicy(profile, variant.name, manifest.best, rule, alone=alone, site=site)
+        else RivalPolicy(profile, name, manifest.best, rule, alone=alone, site=site)
     )
-    measured = profile.rung(variant.name)
+    measured = profile.rung(name)
     if config.backend != "noop":
-        check_rung(measured, manifest, f"profile of {config.task!r}")
-    backend = _open(config, manifest, cache, variant, given_up)
-    wide = _open_wide(config, manifest, cache, variant, backend)
-    rung = Rung(variant.name, backend, variant.input, measured.temperature, policy.pair.score, wide)
+        for each in profile.rungs:
+            if each.name in (name, first):
+                check_rung(each, manifest, f"profile of {config.task!r}")
+    rung = _load_rung(config, manifest, cache, name, measured.temperature, policy.pair.score, given_up)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {name: profile.rung(name).fingerprint for name in asked}
     source = Source(profile.data.name, profile.data.sha256, None)
     if site is not None:
         source = Source(site.data.name, site.data.sha256, site.as_of)
-    inputs = [variant.input, *(member.input for name in asked for member in manifest.members(name))]
+    inputs = [
+        *(member.input for member in manifest.members(name)),
+        *(member.input for other in asked for member in manifest.members(other)),
+    ]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
     labels = load_labels(manifest, models)
     return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
+
+
+def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
+    """The edge rung that a node runs: the one its configuration names, or the manifest's default.
+
+    Looking again at what one is not sure of is HawkVision's way, so its rivals run the first member of a stepwise
+    committee. So does the no-op backend, which knows nothing of pictures.
+
+    Raises:
+        ManifestError: if there is none of that name, or none for FPGAs.
+    """
+    name = config.variant or _default_rung(config, manifest)
+    if config.variant is None and (config.policy != "hawkvision" or config.backend == "noop"):
+        name = manifest.members(name)[0].name
+    committee = manifest.committee(name)
+    if committee is not None and committee.sure_from is None:
+        raise ManifestError(
+            f"edge.variant = {name!r}: an edge node runs single variants and committees with sure_from, "
+            "and this committee has none"
+        )
+    if committee is not None and (config.policy != "hawkvision" or config.backend.startswith("fpga-")):
+        raise ManifestError(
+            f"edge.variant = {name!r}: policy {config.policy!r} with backend {config.backend!r} runs single variants "
+            f"only, and this is a committee; expected one of {', '.join(committee.members)}"
+        )
+    return name
 
 
 def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
@@ -125,6 +156,28 @@ def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
             f"task {config.task!r} has no rung for FPGAs: name one in edge.variant, or take another backend"
         )
     return manifest.ladder.fpga
+
+
+def _load_rung(
+    config: EdgeConfig,
+    manifest: Manifest,
+    cache: Path,
+    name: str,
+    temperature: float,
+    score: Score,
+    given_up: Future[None] | None,
+) -> Rung:
+    """The edge rung with all its models; `temperature` and `score` are the profile's."""
+    models: list[Model] = []
+    for variant in manifest.members(name):
+        backend = _open(config, manifest, cache, variant, given_up)
+        models.append(Model(backend, variant.input, _open_wide(config, manifest, cache, variant, backend)))
+    others, committee = None, manifest.committee(name)
+    if committee is not None:
+        assert committee.sure_from is not None, "no other committee is taken for an edge rung"
+        temperatures = tuple(variant.temperature for variant in manifest.members(name))
+        others = Others(tuple(models[1:]), temperatures, committee.temperature, committee.sure_from)
+    return Rung(name, models[0], temperature, score, others)
 
 
 def _open(
@@ -183,7 +236,7 @@ def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -
     for each in (backend, wide):
         if each is not None:
             warm_up(each)
-    return Rung(name, backend, variant.input, variant.temperature, Score.TOP1, wide)
+    return Rung(name, Model(backend, variant.input, wide), variant.temperature, Score.TOP1)
 
 
 async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
@@ -214,7 +267,8 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         if config.dc_url
         else None
     )
-    await asyncio.gather(*(pool.submit(lambda: warm_up(rung.backend, MAX_TOGETHER)) for _ in range(workers)))
+    for model in rung.models:
+        await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
@@ -306,7 +360,7 @@ async def serve(config: EdgeConfig) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         loaded = await asyncio.to_thread(load_parts, config, given_up)
-        _watch_backend(loaded.rung.backend, metrics)
+        _watch_backend(loaded.rung.first.backend, metrics)
         node = await open_node(config, loaded, metrics, clock)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)

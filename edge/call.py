@@ -225,7 +225,7 @@ class Call:
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
 
     async def _at_edge(self) -> Looked:
-        looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline, self.route.temperature)
+        looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline, self.route)
         slack = self.slack_ms()
         if slack is None or self.request.on_miss is not OnMiss.FAIL:
             return await looking

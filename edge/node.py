@@ -156,6 +156,7 @@ class EdgeNode:
         self._promised = {status: metrics.promises.labels(task, status.value) for status in PromiseStatus}
         self._observe_queue = metrics.queue_duration.labels(task).observe
         self._observe_infer = metrics.inference_duration.labels(task, rung.name).observe
+        self._count_second_look = metrics.second_looks.labels(task).inc
 
     @property
     def certificates_valid(self) -> bool:
@@ -256,7 +257,7 @@ class EdgeNode:
         return self._calls(self, body, header, request, route, watched, started, trace, hang_up, received)
 
     async def at_edge(
-        self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, temperature: float | None = None
+        self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, route: Route
     ) -> Looked:
         """What the edge rung says; on a worker, earliest deadline first, with others where pictures wait.
 
@@ -264,10 +265,15 @@ class EdgeNode:
             Overloaded: if the queue is full.
             RequestError: if the picture is broken.
         """
-        look = Look(self.rung, body, header, top_k, self.max_pixels, self.clock, temperature, self.pool.alone)
+        look = Look(
+            self.rung, body, header, top_k, self.max_pixels, self.clock, route.temperature, self.pool.alone,
+            route.first_only,
+        )  # fmt: skip
         result, queue_ms = await self.pool.submit(look, deadline, self.rung.look_together)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
+        if result.again:
+            self._count_second_look()
         return Looked(result, queue_ms, self.rung.name)
 
     def promise(self, route: Route, tier: Tier, *, void: bool, degraded: bool = False) -> AccuracyPromise:

@@ -1,21 +1,34 @@
-"""The edge rung: a loaded model with all that turns a picture into scored classes, and what it says of one picture."""
+"""The edge rung: a loaded model with all that turns a picture into scored classes, and what it says of one picture.
+
+A rung may look again: where its first model is not sure of a picture, others look as well, and their probabilities are
+averaged (`manifest.Committee.sure_from`). Two networks of 5 MB that see a third of the pictures both leave the
+datacenter a third of what one leaves it. Which pictures that are depends on the picture alone, and not on the target or
+the time: so the rung is one model to whoever certifies it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hawkvision.cascade.profile import RungProfile
-from hawkvision.cascade.scores import Score, softmax, top_classes
+from hawkvision.cascade.scores import (
+    Probabilities,
+    Score,
+    average,
+    log_probabilities,
+    softmax,
+    top_classes,
+    unsure,
+)
 from hawkvision.clock import Clock
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import InputSpec, Manifest
-from hawkvision.types import Pixels
+from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.image import ImageHeader, load_input
+from hawkvision.vision.image import ImageHeader, load_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,8 @@ class EdgeResult:
     decode_ms: float
     infer_ms: float
     """Of all pictures that were run together with it."""
+    again: bool = False
+    """Whether the others of a stepwise committee looked as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,43 +55,15 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """A loaded model, its input, its temperature, and which of its numbers says how sure it is."""
+class Model:
+    """A loaded variant and its input."""
 
-    name: str
     backend: Backend
     spec: InputSpec
-    temperature: float
-    score: Score
     wide: Backend | None = None
-    """The same model on several threads, for one picture while no other is there (`vision.wide`)."""
+    """The same variant on several threads, for one picture while no other is there (`vision.wide`)."""
 
-    def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
-        """What it says of several pictures, in one run of the model: each one's result, or what it would have raised.
-
-        Raises:
-            BackendError: if the backend is broken.
-        """
-        clock = looks[0].clock
-        inputs: list[Pixels | Exception] = []
-        decode_ms: list[float] = []
-        decoded = clock.now()
-        for look in looks:
-            before = decoded
-            try:
-                inputs.append(load_input(look.body, self.spec, max_pixels=look.max_pixels, header=look.header)[0])
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one picture is not the others' matter
-                inputs.append(error)
-            decoded = clock.now()
-            decode_ms.append((decoded - before) * 1e3)
-        whole = [pixels for pixels in inputs if not isinstance(pixels, Exception)]
-        rows = iter(self._infer(whole, looks[0].alone) if whole else ())
-        return [
-            pixels if isinstance(pixels, Exception) else self._scored(look, next(rows), its_decode_ms, decoded)
-            for look, pixels, its_decode_ms in zip(looks, inputs, decode_ms, strict=True)
-        ]
-
-    def _infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> NDArray[np.float32]:
+    def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Logits:
         """Logits (n, classes) of n ≥ 1 pictures (height, width, 3)."""
         if len(whole) > 1:
             return self.backend.infer(np.stack(whole))
@@ -89,10 +76,91 @@ class Rung:
         if self.wide is not None:
             self.wide.close()
 
-    def _scored(self, look: Look, logits: NDArray[np.float32], decode_ms: float, decoded: float) -> EdgeResult:
-        """What its logits (classes,) say of one picture."""
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What a stepwise committee has beside its first member, and when they look."""
+
+    models: tuple[Model, ...]
+    temperatures: tuple[float, ...]
+    """Of all members, the first included."""
+    temperature: float
+    """Of the average."""
+    sure_from: float
+    """The first member's confidence from which on it answers alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A loaded model or stepwise committee, its temperature, and which of its numbers says how sure it is."""
+
+    name: str
+    first: Model
+    temperature: float
+    score: Score
+    others: Others | None = None
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All of its models, in the order in which they look."""
+        return (self.first, *(() if self.others is None else self.others.models))
+
+    def look_together(self, looks: Sequence[Look]) -> list[EdgeResult | Exception]:
+        """What it says of several pictures, in one run of a model: each one's result, or what it would have raised.
+
+        Raises:
+            BackendError: if a backend is broken.
+        """
+        clock = looks[0].clock
+        specs = [model.spec for model in self.models]
+        seen = [
+            _Seen(look, load_inputs(look.body, specs, max_pixels=look.max_pixels, header=look.header)) for look in looks
+        ]
+        decoded = clock.now()
+        for each in seen:
+            before = decoded
+            each.advance()
+            decoded = clock.now()
+            each.decode_ms = (decoded - before) * 1e3
+        whole = [each for each in seen if each.error is None]
+        if whole:
+            self._look(whole, looks[0].alone)
+        return [each.error or self._scored(each, decoded) for each in seen]
+
+    def _look(self, whole: Sequence[_Seen], alone: Callable[[], bool]) -> None:
+        """Note what the first model says of the pictures, or all models where the first is not sure."""
+        for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
+            each.said = logits[np.newaxis]
+        if self.others is not None:
+            self._look_again([each for each in whole if not each.look.first_only], self.others, alone)
+
+    def _look_again(self, seen: Iterable[_Seen], others: Others, alone: Callable[[], bool]) -> None:
+        doubtful: list[_Seen] = []
+        for each in seen:
+            first = softmax(each.said, others.temperatures[0])
+            each.said = log_probabilities(first)
+            if unsure(first, others.sure_from)[0]:
+                each.views.append(first)
+                doubtful.append(each)
+        for model, temperature in zip(others.models, others.temperatures[1:], strict=True):
+            doubtful = [each for each in doubtful if each.advance()]
+            if not doubtful:
+                return
+            for each, logits in zip(doubtful, model.infer([each.pixels for each in doubtful], alone), strict=True):
+                each.views.append(softmax(logits[np.newaxis], temperature))
+        for each in doubtful:
+            each.said, each.again = log_probabilities(average(each.views, others.temperature)), True
+
+    def close(self) -> None:
+        """Give back memory and threads."""
+        for model in self.models:
+            model.close()
+
+    def _scored(self, seen: _Seen, decoded: float) -> EdgeResult:
+        """What was said of one picture."""
+        look = seen.look
         temperature = self.temperature if look.temperature is None else look.temperature
-        probabilities = softmax(logits[np.newaxis], temperature)[0]
+        probabilities = softmax(seen.said, temperature)[0]
         order = top_classes(probabilities, max(2, look.top_k))  # the margin needs two
         confidences = probabilities[order]
         score = confidences[0] - confidences[1] if self.score is Score.MARGIN else confidences[0]
@@ -100,9 +168,39 @@ class Rung:
             indices=tuple(order.tolist()),
             confidences=tuple(confidences.tolist()),
             score=float(score),
-            decode_ms=decode_ms,
+            decode_ms=seen.decode_ms,
             infer_ms=(look.clock.now() - decoded) * 1e3,
+            again=seen.again,
         )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One picture while it is looked at."""
+
+    look: Look
+    inputs: Iterator[Pixels]
+    """As each of the rung's models takes it in, made when it is wanted."""
+    pixels: Pixels = field(init=False)
+    """For the model whose turn it is."""
+    said: Logits = field(init=False)
+    """Logits (1, classes) of all that was seen so far."""
+    error: Exception | None = None
+    decode_ms: float = 0.0
+    views: list[Probabilities] = field(default_factory=list)
+    """What each of a committee's members said."""
+    again: bool = False
+
+    def advance(self) -> bool:
+        """Have the pixels ready for the next model, or the error: whatever is wrong is not the other pictures' matter.
+
+        Returns: whether they are.
+        """
+        try:
+            self.pixels = next(self.inputs)
+        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            self.error = error
+        return self.error is None
 
 
 def _never() -> bool:
@@ -115,7 +213,8 @@ class Look:
 
     `temperature` takes the place of the rung's own where the picture was received in another condition than whole
     (`Route.temperature`). `alone` is asked on the worker's thread when the picture has been decoded: whether it may
-    have several cores.
+    have several cores. With `first_only` no other member of a stepwise committee looks, and the first model's logits
+    count as they are.
     """
 
     rung: Rung
@@ -126,6 +225,7 @@ class Look:
     clock: Clock
     temperature: float | None = None
     alone: Callable[[], bool] = _never
+    first_only: bool = False
 
     def __call__(self) -> EdgeResult:
         """What the rung says of it. Runs on a worker thread.

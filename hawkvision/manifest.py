@@ -113,6 +113,10 @@ class Committee(_Strict, frozen=True):
     members: Annotated[tuple[Name, ...], Meta(min_length=2)]
     horizontal_flip: bool = False
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    """Of the average."""
+    sure_from: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """The first member's confidence from which on it answers alone, and the others do not look: a stepwise committee,
+    which edge nodes run. None asks all about every picture."""
     accuracy: MeasuredAccuracy | None = None
 
 
@@ -169,11 +173,13 @@ class Manifest(_Strict, frozen=True):
         A certificate holds for the rung with this fingerprint and no other.
         """
         committee = self.committee(rung)
-        facts = {
+        facts: dict[str, Any] = {
             "members": [(v.name, v.sha256, v.input, v.temperature) for v in self.members(rung)],
             "horizontal_flip": committee is not None and committee.horizontal_flip,
             "temperature": committee.temperature if committee else None,
         }
+        if committee is not None and committee.sure_from is not None:
+            facts["sure_from"] = committee.sure_from
         return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
 
     @property
@@ -211,11 +217,28 @@ def parse_manifest(text: str, where: str) -> Manifest:
     for committee in manifest.committees:
         for member in committee.members:
             manifest.variant(member)
+        if committee.sure_from is not None and committee.horizontal_flip:
+            raise ManifestError(f"{where}: committee {committee.name!r} has sure_from, and so no horizontal_flip")
+    _check_stepwise(manifest, where)
     if manifest.ladder.default_edge not in manifest.ladder.edge:
         raise ManifestError(f"{where}: ladder.default_edge {manifest.ladder.default_edge!r} is not in ladder.edge")
     if manifest.ladder.fpga is not None and manifest.ladder.fpga not in manifest.ladder.edge:
         raise ManifestError(f"{where}: ladder.fpga {manifest.ladder.fpga!r} is not in ladder.edge")
     return manifest
+
+
+def _check_stepwise(manifest: Manifest, where: str) -> None:
+    """State that each tier's committees are of the kind that it runs.
+
+    Raises:
+        ManifestError: naming the one that is not.
+    """
+    for tier, rungs, stepwise in (("edge", manifest.ladder.edge, True), ("dc", manifest.ladder.dc, False)):
+        for rung in rungs:
+            committee = manifest.committee(rung)
+            if committee is not None and (committee.sure_from is not None) is not stepwise:
+                wanted = "committees with sure_from" if stepwise else "committees without sure_from"
+                raise ManifestError(f"{where}: ladder.{tier} names {rung!r}; {tier} runs single variants and {wanted}")
 
 
 def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:

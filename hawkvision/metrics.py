@@ -182,6 +182,9 @@ class EdgeMetrics:
         self.duration = histogram("request_duration_seconds", "First byte in to answer out", "task", "tier")
         self.queue_duration = histogram("queue_duration_seconds", "Wait for a worker", "task")
         self.inference_duration = histogram("inference_duration_seconds", "Backend time", "task", "variant")
+        self.second_looks = counter(
+            "second_looks", "Pictures that the others of a stepwise committee looked at as well", "task"
+        )
         self.escalations = counter(
             "escalations", "Pictures sent to the datacenter, audits and trials included", "task", "reason"
         )

@@ -94,7 +94,7 @@ def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable
         ManifestError: if no accuracy of it, or of the best rung, is registered.
         ArtifactError, BackendError: if it is not built, or one that is cannot be loaded.
     """
-    edge = config.variant or manifest.ladder.default_edge
+    edge = config.variant or manifest.members(manifest.ladder.default_edge)[0].name
     limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
     registered = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
     known = registered | {each.name: each.accuracy for each in manifest.committees if each.accuracy is not None}
@@ -140,7 +140,7 @@ def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[s
         loads_ms.append((time.monotonic() - started) * 1e3)
         for _ in range(PROFILE_RUNS):
             started = time.monotonic()
-            warm(rung.backend)
+            warm(rung.first.backend)
             runs_ms.append((time.monotonic() - started) * 1e3)
         rung.close()
     return Profiled(accuracy.value, size, max(LEAST_MS, min(runs_ms)), max(LEAST_MS, min(loads_ms)))

@@ -158,7 +158,7 @@ class Residency:
         place = self._places.pop(name)
         if place.users:
             await place.idle.wait()
-        await asyncio.to_thread(place.loading.result().backend.close)
+        await asyncio.to_thread(place.loading.result().close)
         self._used -= place.size
 
 

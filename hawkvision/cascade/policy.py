@@ -63,7 +63,14 @@ class Policy:
     """Maps targets to routes for one edge rung backed by one best rung."""
 
     def __init__(
-        self, profile: Profile, edge: str, best: str, *, alone: bool = False, site: SiteCertificates | None = None
+        self,
+        profile: Profile,
+        edge: str,
+        best: str,
+        *,
+        alone: bool = False,
+        site: SiteCertificates | None = None,
+        first: str | None = None,
     ) -> None:
         """Map targets for `edge` backed by `best`.
 
@@ -73,6 +80,8 @@ class Policy:
             best: the rung that certificates compare with.
             alone: whether there is no datacenter to run `best`.
             site: certificates that take the place of the profile's.
+            first: the first member of `edge`, where that is a stepwise committee. If the profile knows it by itself, it
+                answers `fast` alone, and no site's certificates say otherwise.
 
         Raises:
             ManifestError: if profile or site has no such pair, or the site's certificates were made for other models
@@ -99,6 +108,13 @@ class Policy:
         # Once per certificate: hashing its facts takes 16 µs and more, as long as the rest of a decision.
         self._settled: dict[Certificate, tuple[MiddleRoute | None, Controls | None]] = {}
         self._routes: dict[Target, Route] = {quality: self._quality(quality) for quality in Quality}
+        known = any((pair.edge, pair.best) == (first, best) for pair in profile.pairs)
+        if first is not None and first != edge and known and site is None:
+            self._routes[Quality.FAST] = replace(
+                self._certified(Quality.FAST, profile.pair(first, best).conditions[0].fast),
+                temperature=profile.rung(first).temperature,
+                first_only=True,
+            )
         # A site's certificates are of whole pictures; how those arrive over its links was not measured there.
         self._received = ReceivedRoutes(self.pair, self._models, self.best_accuracy, elsewhere=site is not None)
 

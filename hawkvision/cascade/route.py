@@ -56,6 +56,8 @@ class Route:
     """None for targets that no certificate stands behind."""
     temperature: float | None = None
     """Of the edge rung, for `Look`; None: its own, of whole pictures."""
+    first_only: bool = False
+    """Whether the edge's first model answers alone, where more of them make up the edge rung."""
     short: bool = False
     """Whether not even the best rung is known to keep the target for pictures received like this one: more of the
     picture is needed, or the answer is below target."""

@@ -59,6 +59,12 @@ def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Proba
     return mean if temperature == 1.0 else softmax(log_probabilities(mean), temperature)
 
 
+def unsure(first: Probabilities, sure_from: float) -> NDArray[np.bool_]:
+    """Of which pictures (n,) the first member of a stepwise committee is not sure enough to answer alone."""
+    found: NDArray[np.bool_] = first.max(axis=1) < np.float32(sure_from)
+    return found
+
+
 def settled(total: Probabilities, missing: int, rounding: float = ROUNDING) -> bool:
     """Whether the first class of a sum (1, classes) of probabilities stays the first, whatever is added to it.
 

@@ -80,15 +80,18 @@ def load_input(
     return preprocess(decode(body, header, max_pixels=max_pixels, min_side=_min_side(spec)), spec), header
 
 
-def load_inputs(body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int) -> Iterator[Pixels]:
+def load_inputs(
+    body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int, header: ImageHeader | None = None
+) -> Iterator[Pixels]:
     """An encoded picture as each of several models takes it in, one by one, to the byte as `load_input` has it.
 
-    It is decoded once for all models that want it at the same scale.
+    It is decoded once for all models that want it at the same scale, and not for those that are not asked for. A caller
+    that has probed the picture already gives its `header`.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: as `load_input`, at the first.
     """
-    header = probe(body)
+    header = header or probe(body)
     decoded: dict[int, Pixels] = {}
     for spec in specs:
         min_side = _min_side(spec)

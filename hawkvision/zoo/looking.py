@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from hawkvision.artifacts import load_variant, sha256_of
 from hawkvision.cascade.profiling import Looked
-from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax
+from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax, unsure
 from hawkvision.errors import ConfigError, RequestError
 from hawkvision.manifest import Committee, Manifest, Variant
 from hawkvision.pictures import LabelledPictures, UnlabelledPictures
@@ -69,12 +69,18 @@ class Looks:
         self._differs = differs
 
     def logits(self, rung: str) -> Logits:
-        """A rung's logits (n, classes); a committee's are the logarithm of its averaged probabilities."""
+        """A rung's logits (n, classes); a committee's are the logarithm of its averaged probabilities.
+
+        Where the first of a stepwise committee is sure, of that one's.
+        """
         committee = self._manifest.committee(rung)
         if committee is None:
             return self._view(rung, rung).upright
         views = list(self._committee_views(committee))
-        return log_probabilities(average(views, committee.temperature))
+        mean = average(views, committee.temperature)
+        if committee.sure_from is not None:
+            mean = np.where(unsure(views[0], committee.sure_from)[:, np.newaxis], mean, views[0])
+        return log_probabilities(mean)
 
     def served(self, rung: str) -> Looked:
         """A rung as the datacenter serves it: with the manifest's temperature."""
@@ -83,8 +89,21 @@ class Looks:
         return Looked(rung, softmax(self.logits(rung), temperature), round(self.cost_ms(rung), 3))
 
     def cost_ms(self, rung: str) -> float:
-        """Processor time of one picture: all members, and both views if the committee mirrors."""
-        return self._views_of(rung) * sum(self._view(rung, v.name).cost_ms for v in self._manifest.members(rung))
+        """Processor time of one picture: all members, and both views if the committee mirrors.
+
+        Of a stepwise committee the mean: all others only as often as the first is not sure.
+        """
+        first, *others = (self._view(rung, v.name).cost_ms for v in self._manifest.members(rung))
+        return self._views_of(rung) * (first + self._asked(rung) * sum(others))
+
+    def _asked(self, rung: str) -> float:
+        """The share of the pictures that a rung's members after the first look at, 0..1."""
+        committee = self._manifest.committee(rung)
+        if committee is None or committee.sure_from is None:
+            return 1.0
+        first = next(self._committee_views(committee))
+        seen = ~np.isnan(first).any(axis=1)
+        return float(unsure(first[seen], committee.sure_from).mean())
 
     def reused_ms(self, first: str, second: str) -> float:
         """Of the second rung's cost, what a first look with the other has done already (`datacenter.looks`)."""

@@ -26,7 +26,7 @@ from rich.progress import track
 from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.cascade.calibration import fit_temperature
 from hawkvision.cascade.profiling import Split, measure_accuracy, split_indices
-from hawkvision.cascade.scores import average, log_probabilities, softmax
+from hawkvision.cascade.scores import average, log_probabilities, softmax, unsure
 from hawkvision.manifest import (
     Committee,
     InputSpec,
@@ -75,9 +75,9 @@ class Evaluation:
         right = answers == self.pictures.labels
         return measure_accuracy(right[self.unseen()], self.pictures.sha256)
 
-    def temperature(self, logits: Logits) -> float:
-        """The temperature that fits logits of all pictures (n, classes) best on the profile part."""
-        fitting = self.split.profile
+    def temperature(self, logits: Logits, among: NDArray[np.bool_] | None = None) -> float:
+        """The temperature that fits logits of all pictures (n, classes) best on the profile part, or some of it."""
+        fitting = self.split.profile if among is None else self.split.profile[among[self.split.profile]]
         return round(fit_temperature(logits[fitting], self.pictures.labels[fitting]), 4)
 
 
@@ -176,7 +176,10 @@ def _row(variant: Variant, speed: float, logits: dict[str, Logits], unseen: NDAr
 def measure_committee(
     committee: Committee, variants: list[Variant], cache: Path, evaluation: Evaluation, logits: dict[str, Logits]
 ) -> tuple[Committee, str]:
-    """The committee with its measured fields and its line of the table."""
+    """The committee with its measured fields and its line of the table.
+
+    The temperature of a stepwise one is fitted on what its first member is not sure of: no other average is used.
+    """
     opinions = []
     for variant in (v for v in variants if v.name in committee.members):
         views = [logits[variant.name]]
@@ -186,8 +189,11 @@ def measure_committee(
             views.append(logits_of(model, mirrored, f"{variant.name} mirrored"))
         opinions.append(average([softmax(view, variant.temperature) for view in views]))
     mean = average(opinions)
-    accuracy = evaluation.accuracy(mean.argmax(axis=1))
-    temperature = evaluation.temperature(log_probabilities(mean))
+    averaged = np.ones(len(mean), bool)
+    if committee.sure_from is not None:
+        averaged = unsure(opinions[0], committee.sure_from)
+    accuracy = evaluation.accuracy(np.where(averaged, mean.argmax(axis=1), opinions[0].argmax(axis=1)))
+    temperature = evaluation.temperature(log_probabilities(mean), averaged)
     row = (
         f"| `{committee.name}` | | | | {accuracy.value * 100:.1f} ({accuracy.low * 100:.1f}–{accuracy.high * 100:.1f}) "
         f"| {temperature:.2f} | |"

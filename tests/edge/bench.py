@@ -17,7 +17,7 @@ from edge.node import EdgeNode
 from edge.policies.registration import Registration
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
-from edge.rung import EdgeResult, Rung
+from edge.rung import EdgeResult, Model, Rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
@@ -134,7 +134,7 @@ async def bench(
         if rule is None
         else RivalPolicy(profile, "small", "large", rule, alone=peer is None)
     )
-    rung = Rung("small", backend, SPEC, 1.0, policy.pair.score, wide)
+    rung = Rung("small", Model(backend, SPEC, wide), 1.0, policy.pair.score)
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
     uplink = None
     if peer:

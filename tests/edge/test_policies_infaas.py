@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from edge.policies.infaas import Option, Worker, choose
 from edge.policies.registration import Profiled, Registration, register
 from edge.policies.residency import Residency, first_to_leave
+from edge.rung import Model as Loaded
 from edge.rung import Rung
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ArtifactError, ManifestError, NotReady, Overloaded
@@ -61,7 +62,7 @@ class Store:
         if self.broken:
             raise ArtifactError(f"{name}: gone")
         self.models[name] = Model(SURE)
-        return Rung(name, self.models[name], SPEC, 1.0, Score.TOP1)
+        return Rung(name, Loaded(self.models[name], SPEC), 1.0, Score.TOP1)
 
     def first(self) -> Rung:
         rung = self.load("small")
@@ -237,8 +238,8 @@ def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list
     async def one(models: Residency, name: str) -> None:
         async with models.held(name) as rung:
             await asyncio.sleep(0)
-            assert isinstance(rung.backend, Model)
-            assert not rung.backend.closed
+            assert isinstance(rung.first.backend, Model)
+            assert not rung.first.backend.closed
             assert rung.name == name
 
     async def scenario() -> None:

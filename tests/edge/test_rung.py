@@ -1,24 +1,27 @@
-"""What the edge rung says of one picture, at its own temperature and at that of another condition."""
+"""What the edge rung says of one picture, at its own temperature and at that of another condition; who looks at it."""
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 
-from edge.rung import EdgeResult, Look, Rung
+from edge.rung import EdgeResult, Look, Model, Others, Rung
+from hawkvision.cascade.scores import average, log_probabilities, softmax
 from hawkvision.clock import MonotonicClock
 from hawkvision.errors import BadImage
-from hawkvision.types import Score
+from hawkvision.types import Logits, Pixels, Score
 from hawkvision.vision.image import probe
 from hawkvision.vision.noop_backend import NoopBackend
 from tests.edge.bench import SPEC, GatedBackend
 from tests.pictures import encoded
 
 LEAD = 4.0
+DARK, BRIGHT = (cv2.imencode(".png", np.full((24, 24, 3), level, np.uint8))[1].tobytes() for level in (40, 220))
 
 
 def look(score: Score, temperature: float | None) -> EdgeResult:
-    rung = Rung("small", GatedBackend(LEAD), SPEC, 1.5, score)
+    rung = Rung("small", Model(GatedBackend(LEAD), SPEC), 1.5, score)
     return Look(rung, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
 
 
@@ -41,7 +44,7 @@ def test_a_higher_temperature_changes_no_answer() -> None:
 
 
 def test_pictures_looked_at_together_are_seen_as_each_alone_and_a_broken_one_harms_no_other() -> None:
-    rung = Rung("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC, 1.5, Score.MARGIN)
+    rung = Rung("small", Model(NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN)
     bodies = [encoded(seed=1), encoded(seed=2)[:300], encoded(".png", seed=3)]
     looks = [
         Look(rung, body, probe(encoded(seed=2) if number == 1 else body), 3, 1_000_000, MonotonicClock(), 1.0 + number)
@@ -54,3 +57,74 @@ def test_pictures_looked_at_together_are_seen_as_each_alone_and_a_broken_one_har
         assert isinstance(found, EdgeResult)
         assert (found.indices, found.confidences, found.score) == (alone.indices, alone.confidences, alone.score)
     assert all(isinstance(found, BadImage) for found in rung.look_together([looks[1], looks[1]]))
+
+
+class Brightness:
+    """Ten classes; says `its` of a bright picture, as surely as `bright` has it, and 7 of a dark one."""
+
+    input_shape = (16, 16, 3)
+    classes = 10
+
+    def __init__(self, bright: float, dark: float, its: int = 3) -> None:
+        self.bright, self.dark, self.its = bright, dark, its
+        self.looked: list[int] = []
+
+    def infer(self, batch: Pixels) -> Logits:
+        self.looked.append(len(batch))
+        logits = np.zeros((len(batch), 10), np.float32)
+        for row, picture in zip(logits, batch, strict=True):
+            bright = picture.mean() > 128
+            row[self.its if bright else 7] = self.bright if bright else self.dark
+        return logits
+
+    def close(self) -> None: ...
+
+
+def stepwise(first: Brightness, second: Brightness, sure_from: float = 0.85) -> Rung:
+    others = Others((Model(second, SPEC),), (1.0, 2.0), 0.9, sure_from)
+    return Rung("pair", Model(first, SPEC), 1.5, Score.TOP1, others)
+
+
+def seen_by(rung: Rung, *bodies: bytes, first_only: bool = False) -> list[EdgeResult]:
+    looks = [
+        Look(rung, body, probe(body), 3, 1_000_000, MonotonicClock(), first_only=first_only) for body in bodies
+    ]  # fmt: skip
+    found = rung.look_together(looks)
+    assert all(isinstance(each, EdgeResult) for each in found)
+    return [each for each in found if isinstance(each, EdgeResult)]
+
+
+def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_counts() -> None:
+    first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
+    sure, doubtful, again = seen_by(stepwise(first, second), BRIGHT, DARK, DARK)
+    assert (first.looked, second.looked) == ([3], [2])
+    assert (sure.again, doubtful.again, again.again) == (False, True, True)
+    by_first = softmax(np.array([[9.0] + [0.0] * 9], np.float32))
+    assert sure.confidences[0] == softmax(log_probabilities(by_first), 1.5)[0, 0]
+    views = [softmax(np.array([[lead] + [0.0] * 9], np.float32), t) for lead, t in ((2.0, 1.0), (8.0, 2.0))]
+    assert doubtful.confidences[0] == softmax(log_probabilities(average(views, 0.9)), 1.5)[0, 0]
+    assert (sure.indices[0], doubtful.indices[0]) == (3, 7)
+
+
+def test_the_second_may_overrule_the_first() -> None:
+    first, second = Brightness(bright=1.0, dark=1.0), Brightness(bright=9.0, dark=1.0, its=5)
+    (found,) = seen_by(stepwise(first, second), BRIGHT)
+    assert found.indices[0] == 5
+
+
+def test_who_wants_the_first_alone_gets_what_it_would_say_by_itself() -> None:
+    first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
+    by_itself = seen_by(Rung("first", Model(first, SPEC), 1.5, Score.TOP1), DARK)
+    (alone,) = seen_by(stepwise(first, second), DARK, first_only=True)
+    assert (alone.indices, alone.confidences, alone.again) == (by_itself[0].indices, by_itself[0].confidences, False)
+    assert second.looked == []
+
+
+def test_a_rung_that_looks_again_sees_pictures_together_as_each_alone() -> None:
+    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=3.0, dark=1.0))
+    bodies = [DARK, BRIGHT, encoded(seed=5), DARK]
+    together = seen_by(rung, *bodies)
+    singly = [seen_by(rung, body)[0] for body in bodies]
+    assert [(each.indices, each.confidences, each.again) for each in together] == [
+        (each.indices, each.confidences, each.again) for each in singly
+    ]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edge.rung import EdgeResult, Look, Rung
+from edge.rung import EdgeResult, Look, Model, Rung
 from hawkvision.clock import MonotonicClock
 from hawkvision.types import Quality, Score
 from hawkvision.vision.image import probe
@@ -19,13 +19,13 @@ from tests.pictures import encoded
     ("alone", "pictures", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
 )
 def test_a_picture_that_is_alone_is_run_wide_and_no_other(alone: bool, pictures: int, wide: int, narrow: int) -> None:
-    rung = Rung("small", GatedBackend(SURE), SPEC, 1.0, Score.TOP1, GatedBackend(SURE))
+    rung = Rung("small", Model(GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
     body = encoded()
     look = Look(rung, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
     assert all(isinstance(found, EdgeResult) for found in rung.look_together([look] * pictures))
-    assert isinstance(rung.wide, GatedBackend)
-    assert isinstance(rung.backend, GatedBackend)
-    assert (rung.wide.inferred, rung.backend.inferred) == (wide, narrow)
+    assert isinstance(rung.first.wide, GatedBackend)
+    assert isinstance(rung.first.backend, GatedBackend)
+    assert (rung.first.wide.inferred, rung.first.backend.inferred) == (wide, narrow)
 
 
 def test_a_node_runs_wide_until_pictures_compete_and_closes_both_models() -> None:

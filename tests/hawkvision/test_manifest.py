@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision.cascade.profile import load_profile
 from hawkvision.errors import ManifestError, NotFound
 from hawkvision.manifest import (
     FileSource,
@@ -17,6 +18,7 @@ from hawkvision.manifest import (
     models_dir,
     parse_manifest,
 )
+from hawkvision.zoo.manifest_text import format_manifest
 
 MINIMAL = """
 format = 1
@@ -56,6 +58,14 @@ def test_a_good_manifest_is_read() -> None:
         ('dc = ["large", "both"]', 'dc = ["large", "all"]', "ladder names 'all'"),
         ('default_edge = "small"', 'default_edge = "large"', "default_edge 'large' is not in ladder.edge"),
         ('name = "large"', 'name = "small"', "distinct names"),
+        (", horizontal_flip = true", ", sure_from = 0.8", "ladder.dc names 'both'; dc runs .* without sure_from"),
+        (
+            "horizontal_flip = true",
+            "horizontal_flip = true, sure_from = 0.8",
+            "has sure_from, and so no horizontal_flip",
+        ),
+        ("horizontal_flip = true", "sure_from = 1.5", "sure_from"),
+        ('edge = ["small"]', 'edge = ["small", "both"]', "ladder.edge names 'both'; edge runs .* with sure_from"),
         ("format = 1", "format = 2", "format"),
         ("format = 1", "format = ", "here"),
     ],
@@ -161,3 +171,25 @@ def test_training_pictures_are_part_of_a_manifest() -> None:
     manifest = parse_manifest(GOOD.replace("committees =", training + "committees ="), "here")
     assert manifest.training == Training(data_sha256="d" * 64, pictures=42000, seed=7)
     assert parse_manifest(GOOD, "here").training is None
+
+
+STEPWISE = '{ name = "steps", members = ["small", "large"], sure_from = 0.8 }'
+
+
+def test_an_edge_rung_may_be_a_committee_whose_first_member_answers_what_it_is_sure_of() -> None:
+    text = GOOD.replace("horizontal_flip = true }", f"horizontal_flip = true }}, {STEPWISE}")
+    manifest = parse_manifest(text.replace('edge = ["small"]', 'edge = ["small", "steps"]'), "here")
+    found = manifest.committee("steps")
+    assert found is not None
+    assert (found.sure_from, [v.name for v in manifest.members("steps")]) == (0.8, ["small", "large"])
+    assert parse_manifest(format_manifest(manifest), "written") == manifest
+    other = parse_manifest(text.replace("sure_from = 0.8", "sure_from = 0.9"), "here")
+    assert manifest.fingerprint("steps") != other.fingerprint("steps")
+    assert manifest.fingerprint("both") == other.fingerprint("both")
+
+
+def test_a_fingerprint_stays_what_it_was_for_committees_that_all_look() -> None:
+    """Certificates made before there were others hold on."""
+    profile = load_profile(models_dir() / "imagenet" / "profile.json")
+    assert profile.rung("committee").fingerprint.startswith("1e7fadc1d604dda0")
+    assert load_manifest("imagenet", models_dir()).fingerprint("committee") == profile.rung("committee").fingerprint

@@ -423,3 +423,27 @@ def test_a_ladder_that_certifies_nothing_promises_nothing_but_the_best_rung() ->
     )
     route = Policy(bare, "small", "large").route(MaxAccuracyDrop(0.05))
     assert (route.direct, route.promise.max_drop, route.controls) == (True, 0.0, None)
+
+
+def with_first() -> Profile:
+    """The synthetic ladder, whose edge rung is made of a rung that the profile knows by itself, and of others."""
+    by_itself = msgspec.structs.replace(PROFILE.rung("small"), name="first", temperature=1.75)
+    fast = msgspec.structs.replace(PROFILE.pair("small", "large").conditions[0].fast, max_drop=0.4)
+    condition = msgspec.structs.replace(PROFILE.pair("small", "large").conditions[0], fast=fast)
+    pair = msgspec.structs.replace(PROFILE.pair("small", "large"), edge="first", conditions=(condition,))
+    return msgspec.structs.replace(PROFILE, rungs=(*PROFILE.rungs, by_itself), pairs=(*PROFILE.pairs, pair))
+
+
+def test_the_first_member_of_an_edge_rung_answers_fast_alone_with_its_own_promise() -> None:
+    policy = Policy(with_first(), "small", "large", first="first")
+    route = policy.route(Quality.FAST)
+    assert (route.first_only, route.temperature, route.threshold) == (True, 1.75, -math.inf)
+    assert (route.promise.max_drop, route.promise.status) == (0.4, PromiseStatus.HELD)
+    assert not any(policy.route(each).first_only for each in (Quality.BALANCED, Quality.BEST, MaxAccuracyDrop(0.05)))
+
+
+@pytest.mark.parametrize("first", [None, "small", "unknown"])
+def test_fast_is_the_whole_rungs_where_nothing_is_known_of_the_first_by_itself(first: str | None) -> None:
+    fast = Policy(with_first(), "small", "large", first=first).route(Quality.FAST)
+    assert fast == POLICY.route(Quality.FAST)
+    assert not fast.first_only

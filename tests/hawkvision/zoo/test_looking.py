@@ -8,9 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from edge.rung import Look, Model, Others, Rung
+from hawkvision.artifacts import load_variant
+from hawkvision.cascade.scores import softmax
+from hawkvision.clock import MonotonicClock
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import Committee, Manifest, load_manifest, models_dir
 from hawkvision.pictures import UnlabelledPictures
+from hawkvision.types import Score
+from hawkvision.vision.backends import open_backend
 from hawkvision.vision.image import probe
 from hawkvision.vision.reduce import Reducer
 from hawkvision.zoo.build import build
@@ -77,3 +83,27 @@ def test_a_second_look_takes_over_the_views_of_shared_members_that_it_wants(cach
     assert looks.reused_ms("large", "committee") == pytest.approx(looks.cost_ms("large"), abs=1e-3)
     assert looks.reused_ms("committee", "upright") == 0.0
     assert looks.reused_ms("tiny", "committee") == 0.0
+
+
+def test_a_stepwise_committee_is_served_as_it_was_certified_to_the_bit(cache: Path) -> None:
+    """What an edge node's rung says of each picture, and the logits that certificates are made of."""
+    members = tuple(MANIFEST.variant(name) for name in ("tiny", "large"))
+    steps = Committee(name="steps", members=("tiny", "large"), temperature=0.9, sure_from=0.5)
+    manifest = msgspec.structs.replace(MANIFEST, committees=(*MANIFEST.committees, steps))
+    bodies = [encoded(height=32, width=32, seed=seed) for seed in range(24)]
+    looks = looks_at(bodies, cache, manifest, ("tiny", "large", "steps"))
+    models = [
+        Model(open_backend("onnxruntime", load_variant(cache, "cifar10", v), v.input, manifest.classes), v.input)
+        for v in members
+    ]
+    others = Others(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
+    rung = Rung("steps", models[0], 1.25, Score.TOP1, others)
+    found = [Look(rung, body, probe(body), 10, MAX_PIXELS, MonotonicClock())() for body in bodies]
+    rung.close()
+    served = softmax(looks.logits("steps"), 1.25)
+    assert [each.score for each in found] == served.max(axis=1).tolist()
+    assert [each.indices[0] for each in found] == served.argmax(axis=1).tolist()
+    again = [each.again for each in found]
+    assert 0 < sum(again) < len(again)
+    first, second = looks.cost_ms("tiny"), looks.cost_ms("large")
+    assert looks.cost_ms("steps") == pytest.approx(first + second * sum(again) / len(again))
