@@ -171,7 +171,9 @@ def _load_rung(
     models: list[Model] = []
     for variant in manifest.members(name):
         backend = _open(config, manifest, cache, variant, given_up)
-        models.append(Model(backend, variant.input, _open_wide(config, manifest, cache, variant, backend)))
+        models.append(
+            Model(variant.name, backend, variant.input, _open_wide(config, manifest, cache, variant, backend))
+        )
     others, committee = None, manifest.committee(name)
     if committee is not None:
         assert committee.sure_from is not None, "no other committee is taken for an edge rung"
@@ -236,7 +238,7 @@ def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -
     for each in (backend, wide):
         if each is not None:
             warm_up(each)
-    return Rung(name, Model(backend, variant.input, wide), variant.temperature, Score.TOP1)
+    return Rung(name, Model(name, backend, variant.input, wide), variant.temperature, Score.TOP1)
 
 
 async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:

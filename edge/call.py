@@ -72,7 +72,7 @@ class Call:
         if self._edge_is_too_busy():
             return await self._dc_with_standby(Reason.EDGE_BUSY)
         edge = await self._at_edge()
-        match self._decide(self._score(edge)):
+        match self._decide(edge):
             case Accept():
                 return self._at_last(edge)
             case Miss():
@@ -100,14 +100,14 @@ class Call:
         if self.route.direct or self.route.short:
             return None
         edge = await self._at_edge()
-        if self._decide(self._score(edge)) == Accept() and not self._falls_short(self._score(edge)):
+        if self._decide(edge) == Accept() and not self._falls_short(edge):
             return self._at_last(edge)
         self._saw(edge)
         return None
 
     async def direct(self) -> Answer:
         """Go straight to the best rung."""
-        match self._decide(-math.inf):
+        match self._decide(None):
             case Accept():
                 return self._at_last(await self._at_edge())
             case Miss():
@@ -164,22 +164,28 @@ class Call:
         """How sure the edge is, as the target compares it."""
         return edge.result.confidences[0] if self.route.by_confidence else edge.result.score
 
-    def _falls_short(self, score: float) -> bool:
-        """Whether an edge answer of this score is below the target; that debt asks for more does not make it so."""
-        control = self.watched.edge
-        return score < (self.route.threshold if control is None else control.control.bar)
+    def _falls_short(self, edge: Looked | None) -> bool:
+        """Whether an edge answer is below the target; that debt asks for more does not make it so.
 
-    def _decide(self, score: float) -> Decision:
+        One that was given in haste is, whatever the target: nobody measured what that costs.
+        """
+        control = self.watched.edge
+        if edge is None or edge.result.hasty:
+            return True
+        return self._score(edge) < (self.route.threshold if control is None else control.control.bar)
+
+    def _decide(self, edge: Looked | None) -> Decision:
+        """What becomes of an edge result, or of a picture that the edge did not look at."""
         control = self.watched.edge
         decision = decide(
             self.route,
-            score,
+            -math.inf if edge is None or edge.result.hasty else self._score(edge),
             slack_ms=self.slack_ms(),
             predicted_ms=self._predicted_ms(),
             on_miss=self.request.on_miss,
             threshold=None if control is None else control.control.threshold,
         )
-        if isinstance(decision, Miss) and not self._falls_short(score):
+        if isinstance(decision, Miss) and not self._falls_short(edge):
             return Accept()  # only debt asked for more, and there is no time to repay it here
         return decision
 
@@ -225,7 +231,12 @@ class Call:
             node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
 
     async def _at_edge(self) -> Looked:
-        looking = self.node.at_edge(self.body, self.header, self.request.top_k, self.deadline, self.route)
+        must_end = None
+        if self.deadline is not None and self.request.on_miss is OnMiss.DEGRADE:
+            must_end = self.deadline - ANSWER_MARGIN_MS * 1e-3
+        looking = self.node.at_edge(
+            self.body, self.header, self.request.top_k, self.deadline, self.route, must_end
+        )  # fmt: skip
         slack = self.slack_ms()
         if slack is None or self.request.on_miss is not OnMiss.FAIL:
             return await looking
@@ -296,7 +307,7 @@ class Call:
         middle, control = self.route.middle, self.watched.middle
         if middle is None or not self.node.serves(middle.rung):
             return None
-        if edge is not None and self._score(edge) >= self.route.threshold:
+        if edge is not None and (edge.result.hasty or self._score(edge) >= self.route.threshold):
             return None
         bar = max(0.0, middle.threshold if control is None else control.control.threshold)
         if self.watched.void:
@@ -313,7 +324,8 @@ class Call:
         # Part of a rung's answer, or one to less than what the edge looked at, says nothing about the edge's own.
         comparable = node.serves(node.best) and reply.comparable
         if at_edge is not None and edge is not None:
-            differs = edge.result.indices[0] != index if by_best and comparable else None
+            known = by_best and comparable and not edge.result.hasty
+            differs = edge.result.indices[0] != index if known else None
             at_edge.escalated(self._score(edge), differs)
         if in_middle is None:
             return
@@ -350,7 +362,7 @@ class Call:
             DeadlineMissed: if it falls short, and the caller asked for an error rather than that.
         """
         node, score = self.node, self._score(edge)
-        degraded = self._falls_short(score)
+        degraded = self._falls_short(edge)
         if degraded and reason is not None and self.request.on_miss is OnMiss.FAIL and self.deadline is not None:
             self._saw(edge)
             raise self.missed()

@@ -257,9 +257,17 @@ class EdgeNode:
         return self._calls(self, body, header, request, route, watched, started, trace, hang_up, received)
 
     async def at_edge(
-        self, body: bytes, header: ImageHeader, top_k: int, deadline: float | None, route: Route
+        self,
+        body: bytes,
+        header: ImageHeader,
+        top_k: int,
+        deadline: float | None,
+        route: Route,
+        must_end: float | None = None,
     ) -> Looked:
         """What the edge rung says; on a worker, earliest deadline first, with others where pictures wait.
+
+        Second looks are left out where they would end after `must_end`.
 
         Raises:
             Overloaded: if the queue is full.
@@ -267,14 +275,14 @@ class EdgeNode:
         """
         look = Look(
             self.rung, body, header, top_k, self.max_pixels, self.clock, route.temperature, self.pool.alone,
-            route.first_only,
+            route.first_only, must_end,
         )  # fmt: skip
         result, queue_ms = await self.pool.submit(look, deadline, self.rung.look_together)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
         if result.again:
             self._count_second_look()
-        return Looked(result, queue_ms, self.rung.name)
+        return Looked(result, queue_ms, self.rung.first.name if route.first_only else self.rung.name)
 
     def promise(self, route: Route, tier: Tier, *, void: bool, degraded: bool = False) -> AccuracyPromise:
         """The promise as it can be made with the models that are loaded and the traffic that comes.

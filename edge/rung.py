@@ -2,14 +2,16 @@
 
 A rung may look again: where its first model is not sure of a picture, others look as well, and their probabilities are
 averaged (`manifest.Committee.sure_from`). Two networks of 5 MB that see a third of the pictures both leave the
-datacenter a third of what one leaves it. Which pictures that are depends on the picture alone, and not on the target or
-the time: so the rung is one model to whoever certifies it.
+datacenter a third of what one leaves it. Which pictures that are depends on the picture alone: so the rung is one model
+to whoever certifies it. Where a deadline leaves no time for the others, what the first said is a `hasty` result, of
+which no certificate knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -43,6 +45,8 @@ class EdgeResult:
     """Of all pictures that were run together with it."""
     again: bool = False
     """Whether the others of a stepwise committee looked as well."""
+    hasty: bool = False
+    """Whether they should have, and there was no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Looked:
 class Model:
     """A loaded variant and its input."""
 
+    name: str
     backend: Backend
     spec: InputSpec
     wide: Backend | None = None
@@ -77,6 +82,21 @@ class Model:
             self.wide.close()
 
 
+PACE_GAIN: Final = 0.1
+"""Weight of the newest second look in what one is expected to take."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long the others usually take, smoothed; 0 before the first time. Any worker writes it."""
+
+    seconds: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Learn from one more look."""
+        self.seconds += (PACE_GAIN if self.seconds else 1.0) * (seconds - self.seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Others:
     """What a stepwise committee has beside its first member, and when they look."""
@@ -88,6 +108,7 @@ class Others:
     """Of the average."""
     sure_from: float
     """The first member's confidence from which on it answers alone."""
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +160,16 @@ class Rung:
         for each in seen:
             first = softmax(each.said, others.temperatures[0])
             each.said = log_probabilities(first)
-            if unsure(first, others.sure_from)[0]:
+            if not unsure(first, others.sure_from)[0]:
+                continue
+            each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
+            if not each.hasty:
                 each.views.append(first)
                 doubtful.append(each)
+        if not doubtful:
+            return
+        clock = doubtful[0].look.clock
+        began = clock.now()
         for model, temperature in zip(others.models, others.temperatures[1:], strict=True):
             doubtful = [each for each in doubtful if each.advance()]
             if not doubtful:
@@ -150,6 +178,7 @@ class Rung:
                 each.views.append(softmax(logits[np.newaxis], temperature))
         for each in doubtful:
             each.said, each.again = log_probabilities(average(each.views, others.temperature)), True
+        others.pace.took(clock.now() - began)
 
     def close(self) -> None:
         """Give back memory and threads."""
@@ -171,6 +200,7 @@ class Rung:
             decode_ms=seen.decode_ms,
             infer_ms=(look.clock.now() - decoded) * 1e3,
             again=seen.again,
+            hasty=seen.hasty,
         )
 
 
@@ -190,6 +220,7 @@ class _Seen:
     views: list[Probabilities] = field(default_factory=list)
     """What each of a committee's members said."""
     again: bool = False
+    hasty: bool = False
 
     def advance(self) -> bool:
         """Have the pixels ready for the next model, or the error: whatever is wrong is not the other pictures' matter.
@@ -214,7 +245,8 @@ class Look:
     `temperature` takes the place of the rung's own where the picture was received in another condition than whole
     (`Route.temperature`). `alone` is asked on the worker's thread when the picture has been decoded: whether it may
     have several cores. With `first_only` no other member of a stepwise committee looks, and the first model's logits
-    count as they are.
+    count as they are. They do not look either where that would end after `must_end`, on the clock, and the first's look
+    did not: an answer that is late in any case may as well be a good one.
     """
 
     rung: Rung
@@ -226,6 +258,11 @@ class Look:
     temperature: float | None = None
     alone: Callable[[], bool] = _never
     first_only: bool = False
+    must_end: float | None = None
+
+    def in_time(self, seconds: float) -> bool:
+        """Whether what takes that long from now on still ends in time."""
+        return self.must_end is None or self.clock.now() + seconds <= self.must_end
 
     def __call__(self) -> EdgeResult:
         """What the rung says of it. Runs on a worker thread.

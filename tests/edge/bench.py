@@ -17,7 +17,7 @@ from edge.node import EdgeNode
 from edge.policies.registration import Registration
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
-from edge.rung import EdgeResult, Model, Rung
+from edge.rung import EdgeResult, Model, Others, Rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
@@ -123,8 +123,12 @@ async def bench(
     registration: Registration | None = None,
     wide: Backend | None = None,
     reducer: Reducer | None = None,
+    others: Others | None = None,
 ) -> AsyncIterator[Bench]:
-    """The node; `config` says under which policy, and `registration` what `infaas` may choose from."""
+    """The node; `config` says under which policy, and `registration` what `infaas` may choose from.
+
+    With `others` its edge rung is a stepwise committee, of which the profile takes no notice.
+    """
     clock, backend, metrics = MonotonicClock(), GatedBackend(lead), EdgeMetrics()
     profile = make_received_profile() if conditions else make_profile(middle=middle)
     config = config or EdgeConfig()
@@ -134,7 +138,7 @@ async def bench(
         if rule is None
         else RivalPolicy(profile, "small", "large", rule, alone=peer is None)
     )
-    rung = Rung("small", Model(backend, SPEC, wide), 1.0, policy.pair.score)
+    rung = Rung("small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others)
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
     uplink = None
     if peer:

@@ -62,7 +62,7 @@ class Store:
         if self.broken:
             raise ArtifactError(f"{name}: gone")
         self.models[name] = Model(SURE)
-        return Rung(name, Loaded(self.models[name], SPEC), 1.0, Score.TOP1)
+        return Rung(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1)
 
     def first(self) -> Rung:
         rung = self.load("small")

@@ -8,7 +8,7 @@ import pytest
 
 from edge.rung import EdgeResult, Look, Model, Others, Rung
 from hawkvision.cascade.scores import average, log_probabilities, softmax
-from hawkvision.clock import MonotonicClock
+from hawkvision.clock import ManualClock, MonotonicClock
 from hawkvision.errors import BadImage
 from hawkvision.types import Logits, Pixels, Score
 from hawkvision.vision.image import probe
@@ -21,7 +21,7 @@ DARK, BRIGHT = (cv2.imencode(".png", np.full((24, 24, 3), level, np.uint8))[1].t
 
 
 def look(score: Score, temperature: float | None) -> EdgeResult:
-    rung = Rung("small", Model(GatedBackend(LEAD), SPEC), 1.5, score)
+    rung = Rung("small", Model("small", GatedBackend(LEAD), SPEC), 1.5, score)
     return Look(rung, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), temperature)()
 
 
@@ -44,7 +44,7 @@ def test_a_higher_temperature_changes_no_answer() -> None:
 
 
 def test_pictures_looked_at_together_are_seen_as_each_alone_and_a_broken_one_harms_no_other() -> None:
-    rung = Rung("small", Model(NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN)
+    rung = Rung("small", Model("small", NoopBackend((SPEC.height, SPEC.width, 3), 10), SPEC), 1.5, Score.MARGIN)
     bodies = [encoded(seed=1), encoded(seed=2)[:300], encoded(".png", seed=3)]
     looks = [
         Look(rung, body, probe(encoded(seed=2) if number == 1 else body), 3, 1_000_000, MonotonicClock(), 1.0 + number)
@@ -81,8 +81,8 @@ class Brightness:
 
 
 def stepwise(first: Brightness, second: Brightness, sure_from: float = 0.85) -> Rung:
-    others = Others((Model(second, SPEC),), (1.0, 2.0), 0.9, sure_from)
-    return Rung("pair", Model(first, SPEC), 1.5, Score.TOP1, others)
+    others = Others((Model("second", second, SPEC),), (1.0, 2.0), 0.9, sure_from)
+    return Rung("pair", Model("first", first, SPEC), 1.5, Score.TOP1, others)
 
 
 def seen_by(rung: Rung, *bodies: bytes, first_only: bool = False) -> list[EdgeResult]:
@@ -114,7 +114,7 @@ def test_the_second_may_overrule_the_first() -> None:
 
 def test_who_wants_the_first_alone_gets_what_it_would_say_by_itself() -> None:
     first, second = Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0)
-    by_itself = seen_by(Rung("first", Model(first, SPEC), 1.5, Score.TOP1), DARK)
+    by_itself = seen_by(Rung("first", Model("first", first, SPEC), 1.5, Score.TOP1), DARK)
     (alone,) = seen_by(stepwise(first, second), DARK, first_only=True)
     assert (alone.indices, alone.confidences, alone.again) == (by_itself[0].indices, by_itself[0].confidences, False)
     assert second.looked == []
@@ -128,3 +128,23 @@ def test_a_rung_that_looks_again_sees_pictures_together_as_each_alone() -> None:
     assert [(each.indices, each.confidences, each.again) for each in together] == [
         (each.indices, each.confidences, each.again) for each in singly
     ]
+
+
+@pytest.mark.parametrize(
+    ("must_end", "again"), [(None, True), (99.9, True), (100.5, False), (101.5, True)],
+    ids=["no deadline", "late in any case", "in time without it", "in time with it"],
+)  # fmt: skip
+def test_others_look_unless_only_that_would_be_late(must_end: float | None, again: bool) -> None:
+    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
+    assert rung.others is not None
+    rung.others.pace.took(1.0)
+    look_ = Look(rung, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=must_end)
+    assert (look_().again, look_().hasty) == (again, not again)
+
+
+def test_who_is_sure_was_not_hasty() -> None:
+    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
+    assert rung.others is not None
+    rung.others.pace.took(1.0)
+    found = Look(rung, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
+    assert not found.hasty

@@ -19,7 +19,7 @@ from tests.pictures import encoded
     ("alone", "pictures", "wide", "narrow"), [(True, 1, 1, 0), (False, 1, 0, 1), (True, 2, 0, 1), (False, 2, 0, 1)]
 )
 def test_a_picture_that_is_alone_is_run_wide_and_no_other(alone: bool, pictures: int, wide: int, narrow: int) -> None:
-    rung = Rung("small", Model(GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
+    rung = Rung("small", Model("small", GatedBackend(SURE), SPEC, GatedBackend(SURE)), 1.0, Score.TOP1)
     body = encoded()
     look = Look(rung, body, probe(body), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
     assert all(isinstance(found, EdgeResult) for found in rung.look_together([look] * pictures))

@@ -93,7 +93,9 @@ def test_a_stepwise_committee_is_served_as_it_was_certified_to_the_bit(cache: Pa
     bodies = [encoded(height=32, width=32, seed=seed) for seed in range(24)]
     looks = looks_at(bodies, cache, manifest, ("tiny", "large", "steps"))
     models = [
-        Model(open_backend("onnxruntime", load_variant(cache, "cifar10", v), v.input, manifest.classes), v.input)
+        Model(
+            v.name, open_backend("onnxruntime", load_variant(cache, "cifar10", v), v.input, manifest.classes), v.input
+        )
         for v in members
     ]
     others = Others(tuple(models[1:]), tuple(v.temperature for v in members), steps.temperature, 0.5)
