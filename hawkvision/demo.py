@@ -117,7 +117,7 @@ def _classify_all(client: Client, pictures: list[Path]) -> AnswerTable:
     for picture in pictures:
         for quality in ("fast", "balanced", "best"):
             answers.add(picture.name, client.classify(picture, quality=quality))
-        for below in (0.03, 0.015):
+        for below in (0.03, 0.005):
             target = round(reachable - below, 3)
             answers.add(picture.name, client.classify(picture, min_accuracy=target, deadline_ms=2000))
     return answers
