@@ -84,6 +84,8 @@ class Model:
 
 PACE_GAIN: Final = 0.1
 """Weight of the newest second look in what one is expected to take."""
+PACE_DECAY: Final = 0.02
+"""By how much that shrinks with each look that is left out: else one slow look would end all others."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,10 @@ class Pace:
     def took(self, seconds: float) -> None:
         """Learn from one more look."""
         self.seconds += (PACE_GAIN if self.seconds else 1.0) * (seconds - self.seconds)
+
+    def left_out(self) -> None:
+        """Somebody had no time for as much as this."""
+        self.seconds *= 1.0 - PACE_DECAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,9 @@ class Rung:
             if not unsure(first, others.sure_from)[0]:
                 continue
             each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
-            if not each.hasty:
+            if each.hasty:
+                others.pace.left_out()
+            else:
                 each.views.append(first)
                 doubtful.append(each)
         if not doubtful:

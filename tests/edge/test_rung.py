@@ -148,3 +148,13 @@ def test_who_is_sure_was_not_hasty() -> None:
     rung.others.pace.took(1.0)
     found = Look(rung, BRIGHT, probe(BRIGHT), 3, 1_000_000, ManualClock(100.0), must_end=100.5)()
     assert not found.hasty
+
+
+def test_one_slow_second_look_does_not_end_all_others() -> None:
+    rung = stepwise(Brightness(bright=9.0, dark=2.0), Brightness(bright=0.0, dark=8.0))
+    assert rung.others is not None
+    rung.others.pace.took(2.0)
+    look_ = Look(rung, DARK, probe(DARK), 3, 1_000_000, ManualClock(100.0), must_end=100.5)
+    results = [look_() for _ in range(100)]
+    assert results[0].hasty
+    assert results[-1].again

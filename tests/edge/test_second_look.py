@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from edge.__main__ import load_parts
 from edge.rung import Model, Others
+from hawkvision.config import EdgeConfig
+from hawkvision.errors import ManifestError
 from hawkvision.types import OnMiss, Quality
 from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, run
 
@@ -45,3 +48,19 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
             assert there.counted("second_looks_total") == 1.0
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (EdgeConfig(variant="edge_committee", policy="split"), "policy 'split' with backend 'onnxruntime' runs single"),
+        (
+            EdgeConfig(variant="edge_committee", backend="fpga-ref"),
+            "expected one of efficientnet_lite0_int8, efficient",
+        ),
+        (EdgeConfig(variant="committee"), "committees with sure_from, and this committee has none"),
+    ],
+)
+def test_who_runs_single_models_only_refuses_a_committee_and_names_its_members(config: EdgeConfig, says: str) -> None:
+    with pytest.raises(ManifestError, match=says):
+        load_parts(config)
