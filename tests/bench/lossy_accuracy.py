@@ -121,12 +121,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--data", type=Path, required=True, help="labelled ImageNet pictures, as calibrate takes them")
     parser.add_argument("--limit", type=int, help="only so many pictures, drawn by chance")
-    parser.add_argument("--models", help="variants, separated by commas; default: the edge rungs")
+    parser.add_argument("--models", help="variants, separated by commas; default: the edge's single ones")
     parser.add_argument("--json", type=Path, help="write all cells here")
     given = parser.parse_args()
     try:
         manifest = load_manifest("imagenet", models_dir())
-        names = given.models.split(",") if given.models else manifest.ladder.edge
+        single = [name for name in manifest.ladder.edge if manifest.committee(name) is None]
+        names = given.models.split(",") if given.models else single
         cells = measure(manifest, names, given.data, given.limit)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -134,7 +135,7 @@ def main() -> int:
     show(cells, Console(width=None if sys.stdout.isatty() else 150))
     if given.json is not None:
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode([asdict(cell) for cell in cells]), indent=1))
-    failures = missed(cells, manifest.ladder.default_edge)
+    failures = missed(cells, manifest.members(manifest.ladder.default_edge)[0].name)
     print("\n".join(failures) or "every goal is met")
     return 1 if failures else 0
 
