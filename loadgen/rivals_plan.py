@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ Transport: TypeAlias = Literal["tcp", "lossy", "uplink"]
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
 ADJUSTABLE: Final = "static"
-"""The policy that may be tested with settings: `static@0.55` has that threshold."""
+"""The policy that may be tested with thresholds: `static@0.55`. Any may be with another edge model: `split@NAME`."""
+VARIANT: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+"""A model's name, as manifests have it."""
 PLACES: Final = (CLIENT_EDGE, EDGE_DC)
 MOST_TRIES: Final = 3
 """Of a policy's round, where the machine's host disturbs it."""
@@ -42,6 +45,8 @@ class Contender:
     transport: Transport
     static_threshold: float | None = None
     """Of `static`; None is the policy's own."""
+    variant: str | None = None
+    """Of the edge; None is the policy's own."""
 
     @property
     def protocol(self) -> Protocol:
@@ -52,9 +57,10 @@ class Contender:
     def arguments(self) -> tuple[str, ...]:
         """Of `hawkvision edge up`."""
         setting = () if self.static_threshold is None else ("--static-threshold", f"{self.static_threshold:g}")
+        model = () if self.variant is None else ("--variant", self.variant)
         door = ("--lossy-port", "0") if self.transport == "lossy" else ()
         uplink = () if self.transport == "tcp" else ("--dc-transport", "auto")
-        return ("--policy", self.policy, *setting, *door, *uplink)
+        return ("--policy", self.policy, *setting, *model, *door, *uplink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policies",
         default=",".join(POLICIES),
-        help=f"{ADJUSTABLE}@0.55 has that threshold, and may come several times (default: %(default)s)",
+        help=f"{ADJUSTABLE}@0.55 has that threshold, POLICY@NAME that model at the edge; a policy may come several "
+        "times so (default: %(default)s)",
     )
     parser.add_argument(
         "--transport",
@@ -196,16 +203,15 @@ def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
     """Who is tested. HawkVision with datagrams comes with a second contender that is without.
 
     Args:
-        words: policies, `static@0.55` with a setting; a transport is its policy's, whatever the setting.
+        words: policies, `static@0.55` or `split@NAME` with a setting; a transport is its policy's, whatever that is.
         transports: as `--transport` says.
 
     Raises:
         ConfigError: for an unknown policy, setting or transport, or more contenders than a page shows.
     """
     settings = [_setting(word) for word in words]
-    names = [policy if value is None else f"{policy}@{value:g}" for policy, value in settings]
-    versions = tuple(name for name, (_, value) in zip(names, settings, strict=True) if value is not None)
-    _known("--policies", names, (*POLICIES, *versions))
+    names = [policy if value is None else f"{policy}@{_written(value)}" for policy, value in settings]
+    _known("--policies", names, (*POLICIES, *(n for n in names if n.partition("@")[0] in POLICIES)))
     chosen: dict[str, Transport] = {}
     for part in _words(transports):
         policy, _, transport = part.partition("=")
@@ -217,19 +223,20 @@ def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
     found = []
     for name, (policy, value) in zip(names, settings, strict=True):
         transport_ = chosen.get(policy, "tcp")
-        found.append(Contender(name, policy, transport_, value))
-        if policy == "hawkvision" and transport_ != "tcp":
+        threshold, variant = (None, value) if isinstance(value, str) else (value, None)
+        found.append(Contender(name, policy, transport_, threshold, variant))
+        if name == "hawkvision" and transport_ != "tcp":
             found.append(Contender("hawkvision-tcp", policy, "tcp"))
     if len(found) > MOST_RUNS:
         raise ConfigError(f"--policies: expected at most {MOST_RUNS} contenders, which a page shows; got {len(found)}")
     return tuple(found)
 
 
-def _setting(word: str) -> tuple[str, float | None]:
-    """A policy, and the threshold after `@` if it has one.
+def _setting(word: str) -> tuple[str, float | str | None]:
+    """A policy, and after `@` the threshold or the name of the edge's model, if it has one.
 
     Raises:
-        ConfigError: for a policy without settings, or what is no threshold.
+        ConfigError: for a policy without thresholds, or what is neither.
     """
     policy, at, written = word.partition("@")
     if not at:
@@ -237,10 +244,19 @@ def _setting(word: str) -> tuple[str, float | None]:
     try:
         value = float(written)
     except ValueError:
+        if VARIANT.fullmatch(written):
+            return policy, written
         value = math.nan
     if policy != ADJUSTABLE or not 0.0 <= value <= 1.0:
-        raise ConfigError(f"--policies: expected a policy or {ADJUSTABLE}@THRESHOLD with 0 to 1, got {word!r}")
+        raise ConfigError(
+            f"--policies: expected a policy, {ADJUSTABLE}@THRESHOLD with 0 to 1, or POLICY@NAME of an edge model, "
+            f"got {word!r}"
+        )
     return policy, value
+
+
+def _written(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -55,6 +55,13 @@ def test_a_policy_may_be_tested_with_several_settings() -> None:
     assert {each.transport for each in found} == {"lossy"}
 
 
+def test_a_policy_may_be_tested_with_other_models_at_the_edge() -> None:
+    found = contenders(("split", "split@efficientnet_lite1_int8", "hawkvision@small"), "hawkvision=lossy")
+    assert [each.name for each in found] == ["split", "split@efficientnet_lite1_int8", "hawkvision@small"]
+    assert found[1].arguments == ("--policy", "split", "--variant", "efficientnet_lite1_int8")
+    assert found[2].arguments[:4] == ("--policy", "hawkvision", "--variant", "small")
+
+
 def test_every_round_begins_with_another_policy() -> None:
     found = plan_of("--policies", "hawkvision,infaas", "--transport", "hawkvision=tcp").contenders
     firsts = [rotated(found, number)[0].name for number in range(3)]
@@ -83,9 +90,10 @@ def test_arrivals_of_a_kind_come_at_every_rate() -> None:
         (("--policies", "hawkvision,best"), "--policies: expected some of hawkvision, infaas"),
         (("--policies", "split,split"), "each once"),
         (("--policies", "static@0.5,static@.50"), "each once"),
-        (("--policies", "static@1.5"), "static@THRESHOLD with 0 to 1, got 'static@1.5'"),
+        (("--policies", "static@1.5"), "static@THRESHOLD with 0 to 1, .* got 'static@1.5'"),
+        (("--policies", "split@No Name"), "POLICY@NAME of an edge model, got 'split@No Name'"),
         (("--policies", "static@"), "got 'static@'"),
-        (("--policies", "infaas@0.5"), "expected a policy or static@THRESHOLD"),
+        (("--policies", "infaas@0.5"), "expected a policy, static@THRESHOLD with 0 to 1, or POLICY@NAME"),
         (("--policies", ",".join(f"static@{n / 20}" for n in range(13))), "at most 12 contenders"),
         (("--transport", "split=pigeon"), "expected POLICY= and one of tcp, lossy, uplink, got 'split=pigeon'"),
         (("--where", "edge-moon"), "--where: expected some of client-edge, edge-dc"),
