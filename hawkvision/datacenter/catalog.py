@@ -86,7 +86,8 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
     """The rungs that `config.variants` asks for (empty: the manifest's `ladder.dc`), best last.
 
     Raises:
-        ConfigError: if a name is neither a variant nor a committee, or stands twice.
+        ConfigError: if a name is neither a variant nor a committee, or stands twice, or is a committee with
+            `sure_from`.
     """
     names = config.variants or manifest.ladder.dc
     if len(set(names)) != len(names):
@@ -99,6 +100,8 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
             members = manifest.members(name)
         except ManifestError as error:
             raise ConfigError(f"dc.variants: {error}") from None
+        if committee is not None and committee.sure_from is not None:
+            raise ConfigError(f"dc.variants: {name!r} is a committee with sure_from, which only edge nodes run")
         flip = committee is not None and committee.horizontal_flip
         temperature = committee.temperature if committee is not None else 1.0
         fingerprint = None if config.backend == "noop" else manifest.fingerprint(name)

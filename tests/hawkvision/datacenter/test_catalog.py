@@ -30,6 +30,13 @@ def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple
         catalog_of(manifest, DatacenterConfig(task="shapes", variants=names))
 
 
+def test_a_committee_whose_members_look_one_after_the_other_is_for_edge_nodes(manifest: Manifest) -> None:
+    steps = Committee("steps", ("small", "medium"), sure_from=0.8)
+    more = msgspec.structs.replace(manifest, committees=(*manifest.committees, steps))
+    with pytest.raises(ConfigError, match="'steps' is a committee with sure_from, which only edge nodes run"):
+        catalog_of(more, DatacenterConfig(task="shapes", variants=("medium", "steps")))
+
+
 def test_variants_that_look_at_the_same_pictures_are_one_group_and_others_are_not(manifest: Manifest) -> None:
     alone = msgspec.structs.replace(manifest.variant("small"), name="large")
     pair = Committee("pair", ("large", "huge"))
