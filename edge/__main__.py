@@ -103,19 +103,16 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     )
     measured = profile.rung(name)
     if config.backend != "noop":
-        for each in profile.rungs:
-            if each.name in (name, first):
-                check_rung(each, manifest, f"profile of {config.task!r}")
+        for known in profile.rungs:
+            if known.name in (name, first):
+                check_rung(known, manifest, f"profile of {config.task!r}")
     rung = _load_rung(config, manifest, cache, name, measured.temperature, policy.pair.score, given_up)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
-    expected = {name: profile.rung(name).fingerprint for name in asked}
+    expected = {each: profile.rung(each).fingerprint for each in asked}
     source = Source(profile.data.name, profile.data.sha256, None)
     if site is not None:
         source = Source(site.data.name, site.data.sha256, site.as_of)
-    inputs = [
-        *(member.input for member in manifest.members(name)),
-        *(member.input for other in asked for member in manifest.members(other)),
-    ]
+    inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
     labels = load_labels(manifest, models)
@@ -129,7 +126,7 @@ def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
     committee. So does the no-op backend, which knows nothing of pictures.
 
     Raises:
-        ManifestError: if there is none of that name, or none for FPGAs.
+        ManifestError: if it is a committee that nodes, or this policy or backend, do not run; if none is for FPGAs.
     """
     name = config.variant or _default_rung(config, manifest)
     if config.variant is None and (config.policy != "hawkvision" or config.backend == "noop"):
