@@ -15,7 +15,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from edge.policies.registration import Registration, register
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
 from edge.protocol import Limits, connections_for, raise_open_files
-from edge.rung import EdgeResult, Model, Others, Rung, check_rung
+from edge.rung import EdgeResult, Look, Model, Others, Rung, check_rung
 from edge.state import StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
@@ -59,6 +59,9 @@ LISTEN_BACKLOG: Final = 1024
 KEEP_ALIVE_S: Final = 75
 """Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
 and no request is sent into a closing connection."""
+
+BRIEF_PIXELS: Final = 2**20
+"""Pictures up to this size take a few milliseconds to decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +253,6 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     limit = config.streams_limit
     state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
     workers = config.workers or usable_cores() + waiting_workers(config)
-    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit)
     uplink = (
         Uplink(
             config.dc_url,
@@ -266,6 +268,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         if config.dc_url
         else None
     )
+    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, workers, uplink))
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
     return EdgeNode(
@@ -287,6 +290,24 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         source=loaded.source,
         rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),
     )
+
+
+def on_loop(
+    config: EdgeConfig, workers: int, uplink: Uplink | None
+) -> Callable[[Callable[[], EdgeResult]], bool] | None:
+    """Whether the event loop may look at a picture itself; None where there are more cores, or a device to wait for.
+
+    It may where nothing else wants it on time: no datagrams, no escalation under way, and no picture that takes long to
+    decode.
+    """
+    computes = config.backend == "noop" or divides(config.backend, config.providers)
+    if workers > 1 or usable_cores() > 1 or config.lossy_port is not None or not computes:
+        return None
+
+    def may(job: Callable[[], EdgeResult]) -> bool:
+        return isinstance(job, Look) and job.header.pixels <= BRIEF_PIXELS and (uplink is None or uplink.quiet)
+
+    return may
 
 
 def waiting_workers(config: EdgeConfig) -> int:

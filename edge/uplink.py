@@ -151,6 +151,11 @@ class Uplink:
         return self.up and self._pending + self._ways.http.running_out < self._connections
 
     @property
+    def quiet(self) -> bool:
+        """Whether no escalation is under way, whose deadline would have to be watched."""
+        return not self._pending
+
+    @property
     def loss(self) -> float | None:
         """Share of datagrams that the link loses; None while that is not known, or nobody measures it."""
         return self._ways.loss

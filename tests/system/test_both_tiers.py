@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -64,6 +65,30 @@ def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> N
     assert [a.tier for a in answers] == [Tier.EDGE, Tier.DC]
     assert answers[1].reason is Reason.LOW_CONFIDENCE
     assert all(a.accuracy.max_drop is not None and a.accuracy.max_drop <= 0.01 for a in answers)
+
+
+def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
+    client: Client, datacenter: ServerProcess
+) -> None:
+    """Its loop looks at pictures itself, and no longer while an escalation is under way."""
+    wait_for_certificates(client)
+    asked = [
+        (photograph(name), target)
+        for name in ("chelsea.png", "coffee.png", "rocket.jpg")
+        for target in ({"quality": "fast"}, {"max_accuracy_drop": 0.04}, {"quality": "best"})
+    ]
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})  # which the node inherits
+    try:
+        with running("edge", "--port", "0", "--dc-url", datacenter.url) as node, Client(node.url) as there:
+            os.sched_setaffinity(0, before)
+            wait_for_certificates(there)
+            with ThreadPoolExecutor(12) as callers:
+                answers = list(callers.map(lambda ask: there.classify(ask[0], **ask[1]), 4 * asked))
+    finally:
+        os.sched_setaffinity(0, before)
+    expected = [client.classify(picture, **target) for picture, target in asked]
+    assert [(a.tier, a.label, a.confidence) for a in answers] == 4 * [(e.tier, e.label, e.confidence) for e in expected]
 
 
 def test_absolute_accuracy_is_kept_or_refused(client: Client) -> None:

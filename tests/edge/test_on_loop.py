@@ -1,0 +1,85 @@
+"""When the event loop of a node on one core looks at pictures itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edge.__main__ import BRIEF_PIXELS, on_loop
+from edge.rung import Look
+from hawkvision.config import EdgeConfig
+from hawkvision.hop import HopRequest
+from hawkvision.trace import start_trace
+from hawkvision.vision.header import probe
+from hawkvision.vision.wide import usable_cores
+from tests.edge.bench import bench
+from tests.edge.peer import Peer, running_peer
+from tests.pictures import encoded
+from tests.waiting import until
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    with running_peer() as peer:
+        yield peer
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
+def test_with_a_core_for_it_a_thread_looks() -> None:
+    assert on_loop(EdgeConfig(workers=1), 1, None) is None
+
+
+@pytest.mark.usefixtures("one_core")
+@pytest.mark.parametrize(
+    ("config", "workers"),
+    [
+        (EdgeConfig(lossy_port=0), 1),
+        (EdgeConfig(workers=2), 2),
+        (EdgeConfig(backend="fpga-device"), 1),
+        (EdgeConfig(providers=("CUDAExecutionProvider",)), 1),
+    ],
+)
+def test_datagrams_wait_for_nobody_and_a_device_is_waited_for_by_threads(config: EdgeConfig, workers: int) -> None:
+    assert on_loop(config, workers, None) is None
+
+
+@pytest.mark.usefixtures("one_core")
+def test_small_pictures_are_looked_at_on_the_loop_while_no_escalation_is_under_way(peer: Peer) -> None:
+    async def scenario() -> list[bool]:
+        async with bench(peer, audit_share=0.0) as asked:
+            uplink = asked.node.uplink
+            assert uplink is not None
+            may = on_loop(EdgeConfig(), 1, uplink)
+            assert may is not None
+            header = probe(encoded())
+            look = Look(asked.node.rung, encoded(), header, 5, 10 * BRIEF_PIXELS, asked.clock)
+            large = replace(look, header=replace(header, width=BRIEF_PIXELS + 1, height=1))
+            said = [may(look), may(large)]
+            peer.held = True
+            asking = asyncio.create_task(
+                uplink.infer(encoded(), HopRequest(variant="committee"), start_trace(), timeout_s=30.0)
+            )
+            await until(lambda: not uplink.quiet)
+            said.append(may(look))
+            peer.held = False
+            await asking
+            return [*said, may(look)]
+
+    try:
+        assert asyncio.run(scenario()) == [True, False, False, True]
+    finally:
+        peer.held = False
