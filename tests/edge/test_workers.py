@@ -433,6 +433,24 @@ def test_the_loop_leaves_jobs_to_the_thread_while_they_take_long() -> None:
     assert (ran_here[0], ran_here[-1]) == (False, True)
 
 
+def test_the_loop_leaves_jobs_to_the_thread_that_together_take_long() -> None:
+    places: list[bool] = []
+
+    def together(jobs: Sequence[Any]) -> list[int | Exception]:
+        places.append(on_the_loop())
+        return [0 for _ in jobs]
+
+    async def scenario() -> None:
+        pool = here()
+        pause = threading.Event()
+        await pool.submit(lambda: pause.wait(0.4 * MOST_HERE_S))  # as long as each takes, as far as the pool knows
+        await asyncio.gather(*(pool.submit(lambda: 0, None, together) for _ in range(9)))
+        pool.close()
+
+    run(scenario)
+    assert places[0] is False
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_what_was_accepted_is_finished_when_a_pool_beside_its_loop_is_closed(allowed: bool) -> None:
     async def scenario() -> list[int]:
