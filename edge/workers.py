@@ -51,8 +51,6 @@ of 37 runs each). The logits are those of one at a time, bit for bit, with each 
 
 MOST_HERE_S: Final = 0.03
 """What jobs that the loop runs itself may be expected to take, together: all else that it does waits so long."""
-BREATHS: Final = 1
-"""Rounds of the loop before it runs the next job, so that what came meanwhile has been read and is in line."""
 
 Together: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
 """Runs several jobs: each one's result, or what it raised, in order."""
@@ -200,16 +198,13 @@ class WorkerPool(Generic[T]):
                 self._loop.call_soon_threadsafe(self._finish, ended, started, finished)
 
     def _turn_soon(self) -> None:
-        """Have the loop see to those that wait, if it is not about to."""
+        """Have the loop see to those that wait, if it is not about to; not before what has come is read and in line."""
         if not self._turning:
             self._turning = True
-            self._loop.call_soon(self._turn, BREATHS)
+            self._loop.call_soon(self._loop.call_soon, self._turn)
 
-    def _turn(self, breaths: int) -> None:
+    def _turn(self) -> None:
         """Run the next jobs on the loop, or have the thread run them; then `_finish` sees to those behind them."""
-        if breaths:
-            self._loop.call_soon(self._turn, breaths - 1)
-            return
         started = time.monotonic()
         with self._lock:
             jobs = [] if self._closed else self._take(started)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,17 +18,14 @@ from hawkvision.vision.wide import usable_cores
 from tests.edge.bench import bench
 from tests.edge.peer import Peer, running_peer
 from tests.pictures import encoded
+from tests.processors import confined_to_one
 from tests.waiting import until
 
 
 @pytest.fixture
 def one_core() -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
+    with confined_to_one():
         yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 @pytest.fixture(scope="module")

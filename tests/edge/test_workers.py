@@ -321,9 +321,13 @@ def test_those_that_wait_are_shared_out() -> None:
     assert [together_of(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_TOGETHER]
 
 
-def here(allowed: Callable[[], bool] = lambda: True, limit: int = 100) -> WorkerPool[Any]:
+def here(allowed: Callable[[], bool] = lambda: True) -> WorkerPool[Any]:
     """A pool whose loop runs jobs itself while it is allowed to."""
-    return WorkerPool(1, limit, lambda _: allowed())
+    return WorkerPool(1, 100, lambda _: allowed())
+
+
+def on_the_loop() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def test_the_loop_runs_jobs_itself_in_their_order_and_tells_of_each_before_the_next() -> None:
@@ -331,7 +335,7 @@ def test_the_loop_runs_jobs_itself_in_their_order_and_tells_of_each_before_the_n
         pool, said = here(), list[str]()
 
         def job(name: str) -> str:
-            said.append(f"{name} ran" if threading.current_thread() is threading.main_thread() else "on a thread")
+            said.append(f"{name} ran" if on_the_loop() else "on a thread")
             return name
 
         async def ask(name: str, deadline: float) -> None:
@@ -394,10 +398,6 @@ def test_what_came_while_the_loop_ran_a_job_is_in_line_before_the_next() -> None
 
     uvloop.run(scenario())
     assert order == ["urgent", "patient"]
-
-
-def on_the_loop() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def test_the_thread_runs_what_the_loop_may_not_and_the_loop_what_comes_after() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
@@ -19,6 +19,7 @@ from hawkvision.client import Client
 from hawkvision.errors import BadImage, TargetUnreachable
 from hawkvision.process import ServerProcess, running
 from hawkvision.types import PromiseStatus, Reason, Tier
+from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.slow
 
@@ -77,16 +78,13 @@ def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
         for name in ("chelsea.png", "coffee.png", "rocket.jpg")
         for target in ({"quality": "fast"}, {"max_accuracy_drop": 0.04}, {"quality": "best"})
     ]
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})  # which the node inherits
-    try:
-        with running("edge", "--port", "0", "--dc-url", datacenter.url) as node, Client(node.url) as there:
-            os.sched_setaffinity(0, before)
-            wait_for_certificates(there)
-            with ThreadPoolExecutor(12) as callers:
-                answers = list(callers.map(lambda ask: there.classify(ask[0], **ask[1]), 4 * asked))
-    finally:
-        os.sched_setaffinity(0, before)
+    with ExitStack() as started:
+        with confined_to_one():  # which the node inherits
+            node = started.enter_context(running("edge", "--port", "0", "--dc-url", datacenter.url))
+        there = started.enter_context(Client(node.url))
+        wait_for_certificates(there)
+        with ThreadPoolExecutor(12) as callers:
+            answers = list(callers.map(lambda ask: there.classify(ask[0], **ask[1]), 4 * asked))
     expected = [client.classify(picture, **target) for picture, target in asked]
     assert [(a.tier, a.label, a.confidence) for a in answers] == 4 * [(e.tier, e.label, e.confidence) for e in expected]
 

@@ -14,6 +14,7 @@ import pytest
 from hawkvision.vision.apart import MOST, Apart, ApartThreads
 from hawkvision.vision.helpers import processor
 from hawkvision.vision.wide import usable_cores
+from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
 
@@ -132,14 +133,10 @@ def test_where_a_thread_cannot_be_moved_work_goes_on_and_all_are_left_alone(capl
 
 
 def test_threads_confined_to_one_processor_stay_there() -> None:
-    before = everywhere()
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        with at_work(ApartThreads(2, "apart", Apart()), 2) as works:
-            for work in works:
-                assert os.sched_getaffinity(work.thread) == {min(before)}
-    finally:
-        os.sched_setaffinity(0, before)
+    first = min(everywhere())
+    with confined_to_one(), at_work(ApartThreads(2, "apart", Apart()), 2) as works:
+        for work in works:
+            assert os.sched_getaffinity(work.thread) == {first}
 
 
 def test_more_threads_than_can_be_worth_it_are_left_alone() -> None:

@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.vision.wide import usable_cores
 from tests.hawkvision.vision.graphs import tiny_classifier
+from tests.processors import confined_to
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
 
@@ -56,17 +56,6 @@ def sleepers() -> Iterator[Sleepers]:
     two = Sleepers(2)
     yield two
     two.end()
-
-
-@contextmanager
-def confined_to(*processors: int) -> Iterator[None]:
-    """This thread runs on these alone."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, processors)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def tasks() -> set[int]:
