@@ -50,6 +50,7 @@ from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
 
@@ -271,6 +272,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, workers, uplink))
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
+    await asyncio.to_thread(take_large_pages)
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
