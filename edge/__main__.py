@@ -269,7 +269,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         if config.dc_url
         else None
     )
-    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, workers, uplink))
+    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, uplink))
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
     await asyncio.to_thread(take_large_pages)
@@ -294,16 +294,14 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     )
 
 
-def on_loop(
-    config: EdgeConfig, workers: int, uplink: Uplink | None
-) -> Callable[[Callable[[], EdgeResult]], bool] | None:
-    """Whether the event loop may look at a picture itself; None where there are more cores, or a device to wait for.
+def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:
+    """Whether the event loop may look at a picture itself; None where it must wait for nobody, or for a device.
 
     It may where nothing else wants it on time: no datagrams, no escalation under way, and no picture that takes long to
     decode.
     """
     computes = config.backend == "noop" or divides(config.backend, config.providers)
-    if workers > 1 or usable_cores() > 1 or config.lossy_port is not None or not computes:
+    if config.lossy_port is not None or not computes:
         return None
 
     def may(job: Callable[[], EdgeResult]) -> bool:

@@ -1,4 +1,4 @@
-"""When the event loop of a node on one core looks at pictures itself."""
+"""When the event loop of a node may look at pictures itself."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from hawkvision.config import EdgeConfig
 from hawkvision.hop import HopRequest
 from hawkvision.trace import start_trace
 from hawkvision.vision.header import probe
-from hawkvision.vision.wide import usable_cores
 from tests.edge.bench import bench
 from tests.edge.peer import Peer, running_peer
 from tests.pictures import encoded
-from tests.processors import confined_to_one
 from tests.waiting import until
-
-
-@pytest.fixture
-def one_core() -> Iterator[None]:
-    with confined_to_one():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -34,32 +26,24 @@ def peer() -> Iterator[Peer]:
         yield peer
 
 
-@pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
-def test_with_a_core_for_it_a_thread_looks() -> None:
-    assert on_loop(EdgeConfig(workers=1), 1, None) is None
-
-
-@pytest.mark.usefixtures("one_core")
 @pytest.mark.parametrize(
-    ("config", "workers"),
+    "config",
     [
-        (EdgeConfig(lossy_port=0), 1),
-        (EdgeConfig(workers=2), 2),
-        (EdgeConfig(backend="fpga-device"), 1),
-        (EdgeConfig(providers=("CUDAExecutionProvider",)), 1),
+        EdgeConfig(lossy_port=0),
+        EdgeConfig(backend="fpga-device"),
+        EdgeConfig(providers=("CUDAExecutionProvider",)),
     ],
 )
-def test_datagrams_wait_for_nobody_and_a_device_is_waited_for_by_threads(config: EdgeConfig, workers: int) -> None:
-    assert on_loop(config, workers, None) is None
+def test_datagrams_wait_for_nobody_and_a_device_is_waited_for_by_threads(config: EdgeConfig) -> None:
+    assert on_loop(config, None) is None
 
 
-@pytest.mark.usefixtures("one_core")
 def test_small_pictures_are_looked_at_on_the_loop_while_no_escalation_is_under_way(peer: Peer) -> None:
     async def scenario() -> list[bool]:
         async with bench(peer, audit_share=0.0) as asked:
             uplink = asked.node.uplink
             assert uplink is not None
-            may = on_loop(EdgeConfig(), 1, uplink)
+            may = on_loop(EdgeConfig(), uplink)
             assert may is not None
             header = probe(encoded())
             look = Look(asked.node.rung, encoded(), header, 5, 10 * BRIEF_PIXELS, asked.clock)

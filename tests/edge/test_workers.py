@@ -321,9 +321,9 @@ def test_those_that_wait_are_shared_out() -> None:
     assert [together_of(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_TOGETHER]
 
 
-def here(allowed: Callable[[], bool] = lambda: True) -> WorkerPool[Any]:
+def here(allowed: Callable[[], bool] = lambda: True, cores: int = 1) -> WorkerPool[Any]:
     """A pool whose loop runs jobs itself while it is allowed to."""
-    return WorkerPool(1, 100, lambda _: allowed())
+    return WorkerPool(cores, 100, lambda _: allowed(), cores)
 
 
 def on_the_loop() -> bool:
@@ -480,12 +480,73 @@ def test_what_goes_wrong_on_the_loop_reaches_only_its_own_request() -> None:
     assert run(scenario) == [tuple, BadImage, asyncio.CancelledError, tuple]
 
 
-def test_a_loop_that_works_has_one_thread_beside_it() -> None:
-    async def scenario() -> None:
-        with pytest.raises(ValueError, match="expected one thread"):
-            WorkerPool(2, 10, lambda _: True)
+async def alone_on_the_loop(pool: WorkerPool[Any]) -> bool:
+    """Whether one of a thousand jobs, of which a few hundred come in a second, is run by the loop."""
+    for _ in range(1000):
+        await asyncio.sleep(0.003)  # the gap that the pool is to see
+        if (await pool.submit(on_the_loop))[0]:
+            return True
+    return False
 
-    run(scenario)
+
+def test_with_several_cores_the_loop_runs_what_comes_alone_and_threads_what_comes_together() -> None:
+    async def scenario() -> list[bool]:
+        pool, both = here(cores=2), threading.Barrier(2)
+
+        def meet() -> bool:
+            both.wait(30)  # which nobody does whose companion waits for the loop
+            return on_the_loop()
+
+        seen = [await alone_on_the_loop(pool)]
+        for _ in range(20):
+            seen += [ran for ran, _ in await asyncio.gather(pool.submit(meet), pool.submit(meet))]
+        seen.append(await alone_on_the_loop(pool))
+        pool.close()
+        return seen
+
+    seen = run(scenario)
+    assert (seen[0], any(seen[1:-1]), seen[-1]) == (True, False, True)
+
+
+def test_with_several_cores_threads_run_what_the_loop_may_not() -> None:
+    async def scenario() -> list[bool]:
+        allowed = [True]
+        pool = here(lambda: allowed[0], cores=2)
+        seen = [await alone_on_the_loop(pool)]
+        allowed[0] = False
+        seen += [(await pool.submit(on_the_loop))[0] for _ in range(20)]
+        allowed[0] = True
+        seen.append(await alone_on_the_loop(pool))
+        pool.close()
+        return seen
+
+    seen = run(scenario)
+    assert (seen[0], any(seen[1:-1]), seen[-1]) == (True, False, True)
+
+
+def test_with_several_cores_threads_run_what_takes_longer_than_the_next_will_wait() -> None:
+    def long() -> bool:
+        threading.Event().wait(0.02)  # more than an eighth of the longest gap that counts
+        return on_the_loop()
+
+    async def scenario() -> list[bool]:
+        pool = here(cores=2)
+        seen = [(await pool.submit(long))[0] for _ in range(12)]
+        pool.close()
+        return seen
+
+    assert not any(run(scenario)[1:])
+
+
+def test_what_was_accepted_by_loop_and_threads_is_finished_when_their_pool_is_closed() -> None:
+    async def scenario() -> list[int]:
+        pool = here(cores=2)
+        await alone_on_the_loop(pool)
+        futures = [pool.submit(functools.partial(pow, i, 2)) for i in range(50)]
+        await asyncio.to_thread(pool.close)
+        return [value for value, _ in await asyncio.gather(*futures)]
+
+    assert run(scenario) == [i * i for i in range(50)]
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
