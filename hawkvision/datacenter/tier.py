@@ -187,10 +187,12 @@ def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms
     """The last look's answer, with the time that all looks took."""
     counts = looks[-1]
     row = counts.probabilities[0]
+    # Of one answer each: the longest wait of one and the longest inference of another may overlap.
+    slowest = [max(look.asked, key=_took_ms) for look in looks if look.asked]
     timing = HopTiming(
-        decode=round(sum(_slowest(look, lambda answer: answer.decode_ms) for look in looks), 3),
-        queue=round(sum(_slowest(look, lambda answer: answer.queue_ms) for look in looks), 3),
-        infer=round(sum(_slowest(look, lambda answer: answer.infer_ms) for look in looks), 3),
+        decode=round(sum(answer.decode_ms for answer in slowest), 3),
+        queue=round(sum(answer.queue_ms for answer in slowest), 3),
+        infer=round(sum(answer.infer_ms for answer in slowest), 3),
         total=round(total_ms, 3),
         first=round(first_ms, 3),
     )
@@ -205,9 +207,8 @@ def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms
     )
 
 
-def _slowest(look: Look, took: Callable[[VariantAnswer], float]) -> float:
-    """Milliseconds of the slowest answer that was asked for a look; 0 if none was."""
-    return max(map(took, look.asked), default=0.0)
+def _took_ms(answer: VariantAnswer) -> float:
+    return answer.decode_ms + answer.queue_ms + answer.infer_ms
 
 
 def _passed_over(look: Look, kind: Score) -> PassedOver:
