@@ -35,6 +35,8 @@ class Fixed:
 
     rows: dict[str, Logits]
     full: bool = False
+    took: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Milliseconds of decoding, waiting and inference; 1, 2 and 3 for those that are not here."""
     asked: list[tuple[str, Views]] = field(default_factory=list)
 
     async def ask(
@@ -50,7 +52,8 @@ class Fixed:
             if self.full and "c" in errand.wanted:
                 raise Overloaded("the queue of 'c' is full", 1.0)
             answers = tuple(
-                VariantAnswer(v, views, self.rows[v][None], 1.0, 2.0, 3.0, 4) for v, views in errand.wanted.items()
+                VariantAnswer(v, views, self.rows[v][None], *self.took.get(v, (1.0, 2.0, 3.0)), 4)
+                for v, views in errand.wanted.items()
             )
             for part in [(answer,) for answer in answers] if piecemeal else [answers]:
                 yield part
@@ -100,6 +103,13 @@ def test_every_member_is_asked_once_for_both_views() -> None:
     variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
     post(door(variants))
     assert variants.asked == [("a", Views.BOTH), ("b", Views.BOTH), ("c", Views.BOTH)]
+
+
+def test_a_committee_states_the_stages_of_its_slowest_member_and_of_no_two() -> None:
+    took = {"a": (1.0, 0.0, 9.0), "b": (1.0, 8.0, 3.0), "c": (1.0, 7.0, 2.0)}
+    response = post(door(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, took=took)))
+    timing = msgspec.json.decode(response.body, type=HopReply).timing_ms
+    assert (timing.decode, timing.queue, timing.infer) == (1.0, 8.0, 3.0)
 
 
 def test_a_single_rung_asks_one_variant_for_one_view() -> None:
