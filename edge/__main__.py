@@ -62,7 +62,7 @@ KEEP_ALIVE_S: Final = 75
 and no request is sent into a closing connection."""
 
 BRIEF_PIXELS: Final = 2**20
-"""Pictures up to this size take a few milliseconds to decode."""
+"""Of this size a JPEG takes 5 ms to decode, a WebP 16, a PNG 18 (one photograph, a Xeon)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,8 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, uplink))
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
-    await asyncio.to_thread(take_large_pages)
+    if divides(config.backend, config.providers):
+        await asyncio.to_thread(take_large_pages)
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
