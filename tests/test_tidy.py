@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
     "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
     # The only module that loads a backend by name.
-    "edge.__main__": L0 | L1 | L2 | LOSSY | {"hawkvision.control", "edge", "fpga"},
+    "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
     "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
     "hawkvision.cli": frozenset({*PACKAGES}),

@@ -77,16 +77,19 @@ class Registration:
         )
 
 
-def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable[[str], Rung]) -> Registration:
+def register(
+    config: EdgeConfig, manifest: Manifest, cache: Path, edge: str, load: Callable[[str], Rung]
+) -> Registration:
     """Load each variant that fits, and measure it. Blocks for some tenths of a second per variant.
 
     Accuracies are the manifest's: it has one for every variant, all measured on the same pictures, whereas the profile
     has those of the ladder alone, measured on a part of them.
 
     Args:
-        config: task, backend, variant and memory.
+        config: task, backend and memory.
         manifest: of the task.
         cache: where the built files lie; variants without one are left out.
+        edge: the variant to begin with.
         load: gives a variant ready to be used.
 
     Raises:
@@ -94,7 +97,6 @@ def register(config: EdgeConfig, manifest: Manifest, cache: Path, load: Callable
         ManifestError: if no accuracy of it, or of the best rung, is registered.
         ArtifactError, BackendError: if it is not built, or one that is cannot be loaded.
     """
-    edge = config.variant or manifest.members(manifest.ladder.default_edge)[0].name
     limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
     registered = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
     known = registered | {each.name: each.accuracy for each in manifest.committees if each.accuracy is not None}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.__main__ import load_parts
+from edge.assembly import load_parts
 from fpga.artifact import graph_of
 from fpga.folding import Folding, StageFolding, format_folding, interval
 from fpga.framing import MAX_FRAME

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.__main__ import BRIEF_PIXELS, on_loop
+from edge.assembly import BRIEF_PIXELS, on_loop
 from edge.rung import Look
 from hawkvision.config import EdgeConfig
 from hawkvision.hop import HopRequest

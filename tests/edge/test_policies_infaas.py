@@ -255,6 +255,7 @@ def test_memory_has_its_limit_and_nobody_is_given_an_unloaded_model(rounds: list
 # -------------------------------------------------------------------------------------------------- registration
 
 IMAGENET = load_manifest("imagenet", models_dir())
+LITE0 = "efficientnet_lite0_int8"
 
 
 def built(cache: Path, sizes: Mapping[str, int]) -> Path:
@@ -269,12 +270,12 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
     store = Store()
     cache = built(tmp_path, {"efficientnet_lite0_int8": 1000, "squeezenet1_1_int8": 500, "mobilenet_v2": 3000})
     config = EdgeConfig(policy="infaas", resident_memory_mb=0.002)
-    found = register(config, IMAGENET, cache, store.load)
+    found = register(config, IMAGENET, cache, LITE0, store.load)
     assert {name: each.size for name, each in found.variants.items()} == {
         "squeezenet1_1_int8": 500,
         "efficientnet_lite0_int8": 1000,
     }
-    assert (found.limit, found.edge, found.best) == (2000, "efficientnet_lite0_int8", "committee")
+    assert (found.limit, found.edge, found.best) == (2000, LITE0, "committee")
     assert list(found.remote) == list(IMAGENET.ladder.dc)
     assert found.best_accuracy == max(found.remote.values())
     assert all(model.closed for model in store.models.values())
@@ -284,12 +285,12 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
 def test_accuracies_that_nobody_registered_are_asked_for(tmp_path: Path) -> None:
     committees = tuple(replace(each, accuracy=None) for each in IMAGENET.committees)
     with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
-        register(INFAAS, replace(IMAGENET, committees=committees), tmp_path, Store().load)
+        register(INFAAS, replace(IMAGENET, committees=committees), tmp_path, LITE0, Store().load)
 
 
 def test_an_edge_rung_that_is_not_built_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="efficientnet_lite0_int8: the model file is missing"):
-        register(EdgeConfig(policy="infaas"), IMAGENET, built(tmp_path, {"mobilenet_v2_int8": 9}), Store().load)
+        register(INFAAS, IMAGENET, built(tmp_path, {"mobilenet_v2_int8": 9}), LITE0, Store().load)
 
 
 # ------------------------------------------------------------------------------------------------------- answers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.__main__ import load_parts
+from edge.assembly import load_parts
 from edge.rung import Model, Others
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ManifestError

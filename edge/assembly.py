@@ -1,0 +1,335 @@
+"""A node from its configuration: models, certificates, policy, workers and the way to the datacenter, put together.
+
+`load_parts` reads files and belongs on a thread; `open_node` makes of it what runs on an event loop, and warms it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from edge.audits import Auditor
+from edge.node import EdgeNode, Source
+from edge.policies.registration import Registration, register
+from edge.policies.routes import RivalPolicy
+from edge.policies.selection import open_rival, rule_of
+from edge.rung import EdgeResult, Look, Model, Others, Rung, check_rung
+from edge.state import StateFile
+from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
+from edge.uplink import Uplink
+from edge.workers import MAX_TOGETHER, WorkerPool
+from hawkvision.artifacts import load_variant
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.clock import Clock, MonotonicClock
+from hawkvision.config import EdgeConfig
+from hawkvision.errors import ManifestError
+from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
+from hawkvision.types import Score
+from hawkvision.vision.backend import Backend
+from hawkvision.vision.backends import open_backend
+from hawkvision.vision.large_pages import take_large_pages
+from hawkvision.vision.reduce import Reducer
+from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+BRIEF_PIXELS: Final = 2**20
+"""Of this size a JPEG takes 5 ms to decode, a WebP 16, a PNG 18 (one photograph, a Xeon)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a node is made of, as far as it comes from files."""
+
+    rung: Rung
+    policy: Policy
+    labels: tuple[str, ...]
+    best: str
+    expected: dict[str, str]
+    """Fingerprints of the datacenter rungs that the certificates are about."""
+    useful_side: int
+    """Pixels of a picture's shorter side of which the most demanding of these rungs makes use."""
+    reducer: Reducer
+    """Makes pictures as small as the datacenter looks at them."""
+    source: Source
+    registration: Registration | None = None
+    """What `infaas` knows of all variants."""
+
+
+def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Loaded:
+    """Load the edge rung, its policy and what its certificates are about; `given_up` ends the waiting for a device.
+
+    Raises:
+        HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
+    """
+    models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
+    manifest = load_manifest(config.task, models)
+    name = _rung_of(config, manifest)
+    first = manifest.members(name)[0].name
+    profile = load_profile(config.profile or models / config.task / "profile.json")
+    site = None if config.certificates is None else load_site(config.certificates)
+    registration = None
+    if config.policy == "infaas":
+        registration = register(config, manifest, cache, name, lambda name: _load_warm(config, manifest, cache, name))
+    rule, alone = rule_of(config, registration), config.dc_url is None
+    policy = (
+        Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
+        if rule is None
+        else RivalPolicy(profile, name, manifest.best, rule, alone=alone, site=site)
+    )
+    measured = profile.rung(name)
+    if config.backend != "noop":
+        for known in profile.rungs:
+            if known.name in (name, first):
+                check_rung(known, manifest, f"profile of {config.task!r}")
+    rung = _load_rung(config, manifest, cache, name, measured.temperature, policy.pair.score, given_up)
+    asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
+    expected = {each: profile.rung(each).fingerprint for each in asked}
+    source = Source(profile.data.name, profile.data.sha256, None)
+    if site is not None:
+        source = Source(site.data.name, site.data.sha256, site.as_of)
+    inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]
+    useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
+    reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
+    labels = load_labels(manifest, models)
+    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
+
+
+def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
+    """The edge rung that a node runs: the one its configuration names, or the manifest's default.
+
+    Looking again at what one is not sure of is HawkVision's way, so its rivals run the first member of a stepwise
+    committee. So does the no-op backend, which knows nothing of pictures.
+
+    Raises:
+        ManifestError: if it is a committee that nodes, or this policy or backend, do not run; if none is for FPGAs.
+    """
+    name = config.variant or _default_rung(config, manifest)
+    if config.variant is None and (config.policy != "hawkvision" or config.backend == "noop"):
+        name = manifest.members(name)[0].name
+    committee = manifest.committee(name)
+    if committee is not None and committee.sure_from is None:
+        raise ManifestError(
+            f"edge.variant = {name!r}: an edge node runs single variants and committees with sure_from, "
+            "and this committee has none"
+        )
+    if committee is not None and (config.policy != "hawkvision" or config.backend.startswith("fpga-")):
+        raise ManifestError(
+            f"edge.variant = {name!r}: policy {config.policy!r} with backend {config.backend!r} runs single variants "
+            f"only, and this is a committee; expected one of {', '.join(committee.members)}"
+        )
+    return name
+
+
+def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
+    if not config.backend.startswith("fpga-"):
+        return manifest.ladder.default_edge
+    if manifest.ladder.fpga is None:
+        raise ManifestError(
+            f"task {config.task!r} has no rung for FPGAs: name one in edge.variant, or take another backend"
+        )
+    return manifest.ladder.fpga
+
+
+def _load_rung(
+    config: EdgeConfig,
+    manifest: Manifest,
+    cache: Path,
+    name: str,
+    temperature: float,
+    score: Score,
+    given_up: Future[None] | None,
+) -> Rung:
+    """The edge rung with all its models; `temperature` and `score` are the profile's."""
+    models: list[Model] = []
+    for variant in manifest.members(name):
+        backend = _open(config, manifest, cache, variant, given_up)
+        models.append(
+            Model(variant.name, backend, variant.input, _open_wide(config, manifest, cache, variant, backend))
+        )
+    others, committee = None, manifest.committee(name)
+    if committee is not None:
+        assert committee.sure_from is not None, "no other committee is taken for an edge rung"
+        temperatures = tuple(variant.temperature for variant in manifest.members(name))
+        others = Others(tuple(models[1:]), temperatures, committee.temperature, committee.sure_from)
+    return Rung(name, models[0], temperature, score, others)
+
+
+def _open(
+    config: EdgeConfig,
+    manifest: Manifest,
+    cache: Path,
+    variant: Variant,
+    given_up: Future[None] | None = None,
+    threads: int = 1,
+) -> Backend:
+    """A variant's backend, of verified bytes; `threads` are ONNX Runtime's.
+
+    Raises:
+        ArtifactError, BackendError: if there is none.
+        CompileError: if it is for FPGAs, and the variant or the build is not.
+    """
+    if config.backend == "fpga-ref" or config.backend == "fpga-sim" or config.backend == "fpga-device":
+        from fpga.backends import Options, open_fpga
+
+        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
+        return open_fpga(config.backend, load_variant(cache, config.task, variant), options, given_up)
+    if config.backend == "fpga-offload":
+        from fpga.backends import Options
+        from fpga.offload.door import DEFAULT_DEADLINE_S, open_offload
+
+        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
+        model, deadline_ms = load_variant(cache, config.task, variant), config.fpga_deadline_ms
+        deadline_s = DEFAULT_DEADLINE_S if deadline_ms is None else deadline_ms / 1e3
+        return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock(), given_up)
+    return open_backend(
+        config.backend,
+        b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
+        variant.input,
+        manifest.classes,
+        providers=config.providers,
+        threads=threads,
+    )
+
+
+def _open_wide(
+    config: EdgeConfig, manifest: Manifest, cache: Path, variant: Variant, narrow: Backend, *, known: bool = False
+) -> Backend | None:
+    if not divides(config.backend, config.providers):
+        return None
+    wanted = config.intra_op_threads
+    return open_wide(
+        narrow, lambda threads: _open(config, manifest, cache, variant, threads=threads), wanted, known=known
+    )
+
+
+def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Rung:
+    """A variant by itself, as the manifest has it, ready for its first picture."""
+    variant = manifest.variant(name)
+    backend = _open(config, manifest, cache, variant)
+    wide = _open_wide(config, manifest, cache, variant, backend, known=True)
+    for each in (backend, wide):
+        if each is not None:
+            warm_up(each)
+    return Rung(name, Model(name, backend, variant.input, wide), variant.temperature, Score.TOP1)
+
+
+async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
+    """A node, warm.
+
+    Raises:
+        HawkVisionError: if the backend cannot run the model.
+        ConfigError: if the state file cannot be used.
+    """
+    rung, best = loaded.rung, loaded.best
+    _watch_backend(rung.first.backend, metrics)
+    # Read by this thread's loop, so opened by it.
+    limit = config.streams_limit
+    state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
+    workers = config.workers or usable_cores() + waiting_workers(config)
+    uplink = (
+        Uplink(
+            config.dc_url,
+            config.dc_api_key,
+            config.dc_connections,
+            len(loaded.labels),
+            clock,
+            transport=config.dc_transport,
+            give_up_below=config.give_up_below,
+            reducer=loaded.reducer,
+            metrics=metrics,
+        )
+        if config.dc_url
+        else None
+    )
+    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, uplink))
+    for model in rung.models:
+        await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
+    if divides(config.backend, config.providers):
+        await asyncio.to_thread(take_large_pages)
+    return EdgeNode(
+        task=config.task,
+        labels=loaded.labels,
+        rung=rung,
+        best=best,
+        policy=loaded.policy,
+        pool=pool,
+        uplink=uplink,
+        clock=clock,
+        metrics=metrics,
+        max_pixels=config.max_pixels,
+        dc_timeout_s=config.dc_timeout_s,
+        streams=Streams(config.task, limit, config.audit_share, metrics, state),
+        auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311
+        certified=config.backend != "noop",
+        expected=loaded.expected,
+        source=loaded.source,
+        rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),
+    )
+
+
+def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:
+    """Whether the event loop may look at a picture itself; None where it must wait for nobody, or for a device.
+
+    It may where nothing else wants it on time: no datagrams, no escalation under way, and no picture that takes long to
+    decode.
+    """
+    computes = config.backend == "noop" or divides(config.backend, config.providers)
+    if config.lossy_port is not None or not computes:
+        return None
+
+    def may(job: Callable[[], EdgeResult]) -> bool:
+        return isinstance(job, Look) and job.header.pixels <= BRIEF_PIXELS and (uplink is None or uplink.quiet)
+
+    return may
+
+
+def waiting_workers(config: EdgeConfig) -> int:
+    """Threads beside one a core: those that only wait for a device."""
+    if config.backend != "fpga-offload":
+        return 0
+    from fpga.offload.door import PLACES
+
+    return PLACES
+
+
+def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
+    """Run blank pictures, up to so many at once, so that the first callers do not pay for lazy allocation."""
+    for size in (1, *range(1, together + 1)):
+        backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
+    return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
+
+
+@runtime_checkable
+class CountsFpga(Protocol):
+    """A backend with something to tell of cycles."""
+
+    def counts(self) -> FpgaCounts:
+        """Since it was opened."""
+        ...
+
+
+@runtime_checkable
+class CountsOffload(Protocol):
+    """A backend that shares pictures between an FPGA and the CPU."""
+
+    def offloaded(self) -> OffloadCounts:
+        """Since it was opened."""
+        ...
+
+
+def _watch_backend(backend: Backend, metrics: EdgeMetrics) -> None:
+    """Show what a backend counts by itself."""
+    if isinstance(backend, CountsFpga):
+        metrics.watch_fpga(backend.counts)
+    if isinstance(backend, CountsOffload):
+        metrics.watch_offload(backend.offloaded)
