@@ -2,7 +2,9 @@
 
 asyncio rounds every wait up to a whole millisecond and libuv does alike, which would be seen in each latency that
 counts from the scheduled time, and would be the largest error of an emulated link. A timer of the kernel
-(timerfd_create(2)) that the loop watches like a socket wakes it within some 0.1 ms.
+(timerfd_create(2)) that the loop watches like a socket wakes it within some 0.1 ms. An `Alarm` is woken so much too
+early and goes round the loop until it is time: measured on an EPYC whose processors were kept awake, at 8 a second, it
+is 0.01 ms late in the median, 0.11 without. What else the loop has to do goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from hawkvision.errors import NotReady
 
 _ABSOLUTE: Final = 1
 """TFD_TIMER_ABSTIME of timerfd_settime(2)."""
+EARLY_S: Final = 1e-4
+"""Processor time that each wait may cost, to be on time."""
 
 
 class Timer:
@@ -79,22 +83,30 @@ class Alarm:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
-        self._timer = Timer(self._loop, self.ring)
+        self._rang = False
+        self._timer = Timer(self._loop, self._wake)
 
     async def until(self, at: float) -> None:
         """Return at that moment, or at once if it has passed or `ring` is called meanwhile."""
         if at <= time.monotonic():
             return
         self._waiting = self._loop.create_future()
-        self._timer.set(at)
+        self._rang = False
+        self._timer.set(at - EARLY_S)
         try:
             await self._waiting
+            while not self._rang and time.monotonic() < at:  # noqa: ASYNC110 - going round is the point
+                await asyncio.sleep(0)
         finally:
             self._waiting = None
             self._timer.set(None)
 
     def ring(self) -> None:
         """Wake whoever waits, now."""
+        self._rang = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

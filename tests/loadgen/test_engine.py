@@ -181,7 +181,7 @@ def test_alarm_rings_early_when_told_and_not_before_its_time_otherwise() -> None
         alarm = Alarm()
         at = time.monotonic() + 0.01
         await alarm.until(at)
-        assert time.monotonic() >= at - 1e-6
+        assert time.monotonic() >= at
         waiting = asyncio.create_task(alarm.until(time.monotonic() + 60.0))
         await asyncio.sleep(0)
         alarm.ring()
