@@ -292,6 +292,16 @@ class Channel(Generic[Token]):
         report = self.report(path, now, again=True)
         return frames if report is None else report + frames
 
+    def send_with_report(
+        self, path: Path[Token], frame: bytes, now: float, token: Token | None = None, *, tell: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
+        """A frame, with a report if the path may carry both, if it may carry it at all; `tell` asks for none."""
+        if path.may_send(MAX_DATAGRAM):
+            frame = self.with_report(path, frame, now)
+        elif not path.may_send(HEADER_BYTES + len(frame) + TAG_BYTES):
+            return
+        yield path.number, self.tell(path, frame) if tell else self.send(path, frame, now, token)
+
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams that are due by themselves: reports, and probes of dead paths."""
         yield from self.replies
@@ -322,6 +332,10 @@ class Channel(Generic[Token]):
             self.paths.values(),
             key=lambda p: (p.dead(now), p.suspect(now), p.rate.rtt_s or UNKNOWN_RTT_S, p.number),
         )
+
+    def two_best(self, now: float) -> list[Path[Token]]:
+        """Two different paths if two live, for what must not be lost; else the one there is."""
+        return sorted(self.usable(now), key=lambda path: path.rate.rtt_s or math.inf)[:2]
 
     def usable(self, now: float) -> list[Path[Token]]:
         """Living paths, those not suspected if there are any; all of them when none lives: one must be tried."""

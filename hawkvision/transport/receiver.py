@@ -1,12 +1,10 @@
-"""The receiving end: fragments in, pictures and what is missing of them out, answers back. Sans-I/O.
+"""The receiving end: fragments in, pictures and what is missing of them out. Sans-I/O.
 
     first fragment ─► assembling ─┬─ k fragments ──────────────────────────────────────► final event (Complete)
                                   ├─ last one is overdue ─► NACK, if a repair fits ─► provisional event (Partial), then
                                   └─ no repair fits, or the deadline nears ────────────► final event (Partial, Expired)
 
-An answer ends a picture, whatever still arrives of it. It goes out in as many copies as the measured loss asks for (if
-more than one, another after a burst of loss), then again at growing intervals until the peer reports one of them or
-`GIVE_UP_S` is over. Interims, before it, go out in as many copies and never again.
+An answer ends a picture, whatever still arrives of it; `answering.py` brings it to the peer.
 
 Bounds: `MAX_ASSEMBLING` pictures and `MAX_SESSION_BYTES` per session, a `Budget` of bytes for all sessions together.
 A picture beyond them is answered with `Status.OVERLOADED`, never dropped in silence.
@@ -23,30 +21,16 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.transport.channel import UNKNOWN_RTT_S, Channel, Path
+from hawkvision.transport.answering import MAX_ANSWER_BYTES, Answering, Interims, Part
+from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived, Complete, Expired, Kind, PictureFormat, decode, missing
-from hawkvision.transport.frames import (
-    ANSWER_ROOM,
-    INTERIM_ROOM,
-    MAX_ANSWER_PARTS,
-    AnswerPart,
-    Cancel,
-    Fragment,
-    Frame,
-    Interim,
-    Nack,
-    encode,
-)
+from hawkvision.transport.frames import Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.seal import Header
-from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
+from hawkvision.transport.wire import WireError
 
 MAX_ASSEMBLING: Final = 32
 MAX_SESSION_BYTES: Final = 4 * 1024 * 1024
 """Of fragments: 32 pictures of 128 KB."""
-MAX_ANSWERS: Final = 128
-"""Answers kept until the peer has them."""
-REMEMBERED: Final = 4096
-"""Pictures that are known to be over, so that what comes late of them starts nothing anew: over a minute at 50/s."""
 MAX_TEMPLATES: Final = 256
 MAX_REGISTERED_BYTES: Final = 256 * 1024
 """Of a session's templates and JPEG headers: 255 headers of 0.6 KB, as cameras that optimise their tables send, fit."""
@@ -65,18 +49,6 @@ UNTOLD_S: Final = 0.5
 stream is told again after QUIC's probe timeout."""
 ABANDONED_S: Final = 10.0
 """Without a deadline and without news a picture is given up."""
-GIVE_UP_S: Final = 10.0
-MAX_COPIES: Final = 4
-MISSED_ANSWERS: Final = 0.005
-"""Copies are sent until fewer than this share of answers would miss at the measured loss."""
-RETRY_GROWTH: Final = 1.5
-LONGEST_RETRY_S: Final = 2.0
-MAX_INTERIMS: Final = 256
-"""Of one picture: as many as have numbers."""
-COPY_SPACING_S: Final = 0.003
-"""Between copies: a burst of loss is often shorter."""
-LAST_COPY_S: Final = 0.02
-"""When one copy more goes out where one is not enough: outages of radio links take 10 to 20 ms."""
 GUARD_LEAST_S: Final = 0.004
 GUARD_MOST_S: Final = 0.03
 """How long after the expected last fragment the receiver waits for those that were overtaken."""
@@ -153,6 +125,7 @@ class _Assembly:
     meta: bytes
     started: float
     deadline: float | None
+    interims: Interims
     symbols: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
     check_at: float = math.inf
@@ -160,53 +133,22 @@ class _Assembly:
     last_at: float = 0.0
     done: bool = False
     """The final event went out; what comes now is of no use."""
-    interims: int = 0
-    """That were said of it."""
-    interim: bytes = b""
-    """The latest."""
-    interim_copies: list[float] = field(default_factory=list)
-    """When it is to leave again."""
-    interim_sent: int = 0
-
-
-@dataclass(slots=True)
-class _Answer:
-    parts: list[bytes]
-    status: Status
-    body: bytes
-    made_at: float
-    reported: set[int] = field(default_factory=set)
-    copies: list[float] = field(default_factory=list)
-    tries: int = 0
-    rounds: int = 0
-    """Times that it was repeated because no report came."""
-    sent_at: float = math.inf
-    again_at: float = math.inf
-    by_stream: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    picture: int
-    part: int
 
 
 class Receiver:
-    """Assembles the pictures of one session, and answers them."""
+    """Assembles the pictures of one session, and passes their answers on."""
 
-    def __init__(self, channel: Channel[_Part], budget: Budget) -> None:
+    def __init__(self, channel: Channel[Part], budget: Budget) -> None:
         self.channel = channel
         self.events: deque[Picture] = deque()
         self.cancelled: deque[int] = deque(maxlen=MAX_ASSEMBLING)
-        self.unheard: deque[tuple[int, int, bytes]] = deque(maxlen=MAX_ANSWERS)
-        """Answers (picture, status, body) that no report confirmed: for the stream, which is reliable."""
         self.patience = STRICT
+        self._answering = Answering(channel)
+        self.unheard = self._answering.unheard
         self._budget = budget
         self._templates: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
         self._assembling: OrderedDict[int, _Assembly] = OrderedDict()
-        self._answers: OrderedDict[int, _Answer] = OrderedDict()
-        self._over: OrderedDict[int, None] = OrderedDict()
         self._bytes = 0
         self._registered_bytes = 0
 
@@ -243,24 +185,17 @@ class Receiver:
             return False
         for frame in frames:
             self._take(frame, now)
-        self._settle()
+        self._answering.take_reports()
         return True
 
     def answer(self, number: int, status: Status, body: bytes, now: float) -> None:
         """Answer a picture, once; what is still missing of it is not wanted any more."""
-        if number in self._answers or number in self._over:
+        if self._answering.knows(number):
             return
         self._forget(number)
-        if len(body) > ANSWER_ROOM * MAX_ANSWER_PARTS:
+        if len(body) > MAX_ANSWER_BYTES:
             status, body = Status.BROKEN, _error_body("the answer is too long for this transport", "too_large")
-        pieces = [body[at : at + ANSWER_ROOM] for at in range(0, len(body), ANSWER_ROOM)] or [b""]
-        parts = [encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)]
-        self._answers[number] = _Answer(parts, status, body, now, copies=self._spaced(now))
-        if len(self._answers) > MAX_ANSWERS:
-            oldest, unheard = next(iter(self._answers.items()))
-            if not unheard.by_stream:
-                self.unheard.append((oldest, unheard.status, unheard.body))
-            self._end(oldest)
+        self._answering.answer(number, status, body, now)
 
     def interim(self, number: int, body: bytes, now: float) -> None:
         """Say what is known of a picture that was handed over, before its answer; a later one takes its place.
@@ -268,36 +203,30 @@ class Receiver:
         Nothing is said that does not fit into one datagram, nor after the answer: whoever listens must do without.
         """
         assembly = self._assembling.get(number)
-        if assembly is None or len(body) > INTERIM_ROOM or assembly.interims >= MAX_INTERIMS:
-            return
-        assembly.interim = encode(Interim(number, assembly.interims, body))
-        assembly.interims += 1
-        assembly.interim_sent = 0
-        assembly.interim_copies = self._spaced(now)
+        if assembly is not None:
+            self._answering.say(assembly.interims, body, now)
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams to send now, each with its path."""
         self.channel.expire(now)
-        self._settle()
+        self._answering.take_reports()
         for number, assembly in list(self._assembling.items()):
             if assembly.check_at <= now:
                 yield from self._check(number, assembly, now)
-            yield from self._send_interim(assembly, now)
-        for number, answer in list(self._answers.items()):
-            yield from self._send_answer(number, answer, now)
+            yield from self._answering.poll_interims(assembly.interims, now)
+        yield from self._answering.poll(now)
         yield from self.channel.due(now)
 
     def next_timer(self, now: float) -> float:
         """When `poll` has something to do again; +∞ for never."""
-        times = list(self.channel.timers(now))
-        times.extend(min(a.check_at, *a.interim_copies, math.inf) for a in self._assembling.values())
-        times.extend(min(answer.copies, default=answer.again_at) for answer in self._answers.values())
-        return min(times, default=math.inf)
+        times = [self._answering.next_timer(), *self.channel.timers(now)]
+        times.extend(min(a.check_at, *a.interims.copies, math.inf) for a in self._assembling.values())
+        return min(times)
 
     @property
     def settled(self) -> bool:
         """Whether no picture is under way, and the peer has every answer."""
-        return not self._assembling and not self._answers
+        return not self._assembling and self._answering.settled
 
     def close(self) -> None:
         """Give back what the session holds."""
@@ -316,19 +245,14 @@ class Receiver:
                 if number in self._assembling:
                     self.cancelled.append(number)
                     self._forget(number)
-                self._end(number)  # or what is still on its way would start it anew
+                self._answering.end(number)  # or what is still on its way would start it anew
             case _:
                 pass  # authentic, but of no use at this end
 
     def _take_fragment(self, fragment: Fragment, now: float) -> None:
         number = fragment.picture
-        answer = self._answers.get(number)
-        if answer is not None:
-            # Sent by who had waited for an answer in vain, unless it can have crossed the answer on its way.
-            if now > answer.sent_at + self._rtt_s(now) + GUARD_MOST_S:
-                answer.again_at = now
-            return
-        if number in self._over:
+        if self._answering.knows(number):
+            self._answering.asked_again(number, now)
             return
         assembly = self._assembling.get(number)
         if assembly is None:
@@ -339,7 +263,8 @@ class Receiver:
             if fragment.left_ms:
                 # The sender counts from when it sent: half a round trip ago, and the answer needs the other half.
                 deadline = now + fragment.left_ms * 1e-3 - (self.channel.best(now).rate.newest_rtt_s or 0.0)
-            assembly = _Assembly(fragment.format, fragment.template, fragment.meta, now, deadline)
+            interims = Interims(number)
+            assembly = _Assembly(fragment.format, fragment.template, fragment.meta, now, deadline, interims)
             self._assembling[number] = assembly
         if assembly.done or fragment.index in assembly.symbols:
             return
@@ -400,11 +325,11 @@ class Receiver:
             assembly.nacks += 1
             assembly.check_at = min(until, now + repair_s * REPAIR_GROWTH ** (assembly.nacks - 1))
             nack = encode(Nack(number, missing(format_, assembly.symbols)))
-            paths = self._two_best(now)
-            if len(paths) == 1 and self._copies(now) > 1:
+            paths = self.channel.two_best(now)
+            if len(paths) == 1 and self._answering.copies_needed(now) > 1:
                 paths *= 2  # a lost one costs a whole timeout
             for path in paths:
-                yield from self._send(path, nack, now)
+                yield from self.channel.send_with_report(path, nack, now)
             if assembly.nacks == 1:
                 self._hand_over(number, assembly, final=False, now=now)
         elif assembly.deadline is None and now < until:
@@ -465,104 +390,15 @@ class Receiver:
         assembly.size = 0
         assembly.symbols = {}
 
-    # ------------------------------------------------------------------------------------------- answers
-
-    def _spaced(self, now: float) -> list[float]:
-        """When the copies of what is said now leave."""
-        copies = self._copies(now)
-        spaced = [now + copy * COPY_SPACING_S for copy in range(copies)]
-        return spaced if copies == 1 else [*spaced, now + LAST_COPY_S]
-
-    def _copies(self, now: float) -> int:
-        loss = self.channel.best(now).rate.loss
-        if not loss.known:
-            return 2
-        copies = min(2, len(self.channel.usable(now)))  # one on each path: either may have died just now
-        while loss.ratio**copies > MISSED_ANSWERS and copies < MAX_COPIES:
-            copies += 1
-        return copies
-
-    def _send_answer(self, number: int, answer: _Answer, now: float) -> Iterator[tuple[int, bytes]]:
-        paths = self._two_best(now)
-        while answer.copies and answer.copies[0] <= now:
-            answer.copies.pop(0)
-            for part, frame in enumerate(answer.parts):
-                if part in answer.reported:
-                    continue
-                path = paths[(part + answer.tries) % len(paths)]
-                yield from self._send(path, frame, now, _Part(number, part))
-            answer.tries += 1
-            answer.sent_at = now
-            if not answer.copies:
-                answer.again_at = now + min(LONGEST_RETRY_S, self._retry_s(now) * RETRY_GROWTH**answer.rounds)
-        if answer.again_at <= now:
-            answer.again_at = math.inf
-            if not answer.by_stream:
-                answer.by_stream = True
-                self.unheard.append((number, answer.status, answer.body))
-            if now < answer.made_at + GIVE_UP_S:
-                answer.rounds += 1
-                answer.copies = self._spaced(now)
-                yield from self._send_answer(number, answer, now)
-            else:
-                self._end(number)
-
-    def _send_interim(self, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
-        copies = assembly.interim_copies
-        while copies and copies[0] <= now:
-            copies.pop(0)
-            paths = self._two_best(now)
-            path = paths[assembly.interim_sent % len(paths)]
-            assembly.interim_sent += 1
-            yield from self._send(path, assembly.interim, now, told=True)
-
-    def _send(
-        self, path: Path[_Part], frame: bytes, now: float, token: _Part | None = None, *, told: bool = False
-    ) -> Iterator[tuple[int, bytes]]:
-        """A frame, with a report if the path may carry both, if it may carry it at all; `told` asks for no report."""
-        if path.may_send(MAX_DATAGRAM):
-            frame = self.channel.with_report(path, frame, now)
-        elif not path.may_send(HEADER_BYTES + len(frame) + TAG_BYTES):
-            return
-        yield path.number, self.channel.tell(path, frame) if told else self.channel.send(path, frame, now, token)
-
-    def _settle(self) -> None:
-        for place in self.channel.delivered:
-            answer = self._answers.get(place.picture)
-            if answer is not None:
-                answer.reported.add(place.part)
-                if len(answer.reported) == len(answer.parts):
-                    self._end(place.picture)
-        self.channel.delivered.clear()
-        self.channel.lost.clear()  # answers are repeated by their own timer
-
-    def _end(self, number: int) -> None:
-        """The peer has the answer, or never will."""
-        self._answers.pop(number, None)
-        self._over[number] = None
-        if len(self._over) > REMEMBERED:
-            self._over.popitem(last=False)
-
     # ------------------------------------------------------------------------------------------- times
 
-    def _rtt_s(self, now: float) -> float:
-        return self.channel.best(now).rate.rtt_s or 0.0
-
     def _guard_s(self, now: float) -> float:
-        return min(GUARD_MOST_S, max(GUARD_LEAST_S, self._rtt_s(now) / 8))
+        rtt_s = self.channel.best(now).rate.rtt_s or 0.0
+        return min(GUARD_MOST_S, max(GUARD_LEAST_S, rtt_s / 8))
 
     def _repair_s(self, now: float) -> float:
         """How long a NACK and what it brings take."""
         return max(GUARD_LEAST_S, self.channel.best(now).rate.repair_s())
-
-    def _retry_s(self, now: float) -> float:
-        rate = self.channel.best(now).rate
-        return max(0.02, min(UNKNOWN_RTT_S, rate.timeout_s()) if rate.rtt_s is None else rate.timeout_s())
-
-    def _two_best(self, now: float) -> list[Path[_Part]]:
-        """Two different paths if two live, for what must not be lost; else the one there is."""
-        living = sorted(self.channel.usable(now), key=lambda path: path.rate.rtt_s or math.inf)
-        return living[:2] or list(self.channel.paths.values())[:1]
 
 
 def _is_worth_decoding(assembly: _Assembly, share: float) -> bool:

@@ -3,7 +3,7 @@
     datagram ─► _Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
                                 └─ QUIC ──► _ServerProtocol ── Hello ─► version, API key, room ─► a `Session`
 
-Everything that decides is in `channel` and `receiver`, which know neither sockets nor clocks.
+Everything that decides is in `channel`, `receiver` and `answering`, which know neither sockets nor clocks.
 """
 
 from __future__ import annotations

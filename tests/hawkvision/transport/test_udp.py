@@ -455,7 +455,7 @@ def test_answers_that_a_client_does_not_take_do_not_gather() -> None:
             quic._write_connection_limits = quic._write_stream_limits = lambda *_, **__: None  # type: ignore[method-assign]
             client.sender.receive = lambda *_: False  # type: ignore[method-assign]
             asking = [asyncio.ensure_future(client.ask(b"cats", PICTURE, timeout_s=60.0)) for _ in range(20)]
-            answers = session.receiver._answers
+            answers = session.receiver._answering._answers
             told = len(asking)
             await until(lambda: sum(answer.by_stream for answer in answers.values()) == told, 9.0)  # none is given up
             held = session._protocol.unacknowledged_bytes
