@@ -1,4 +1,4 @@
-"""What a sealed datagram holds: frames, and the messages of the control stream. `WIRE.md` §3 and §4 specify them.
+"""What a sealed datagram holds: frames. `WIRE.md` §3 specifies them.
 
 Values in, bytes out, and back. A frame that breaks its format is a `WireError`; the datagram it came in is dropped.
 """
@@ -64,7 +64,7 @@ class Report:
 
     path: int
     first: int
-    """The sequence that `arrivals` begins with."""
+    """The sequence that `offsets_s` begins with."""
     clock_us: int
     """The receiver's clock at the last arrival, modulo 2^32."""
     delay_us: int

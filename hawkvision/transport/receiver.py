@@ -64,7 +64,7 @@ class Status(IntEnum):
     EXPIRED = 3
     """Too little arrived before the deadline."""
     BROKEN = 4
-    """The fragments cannot be put together."""
+    """The fragments cannot be put together, or the answer is longer than can be sent."""
     NO_TEMPLATE = 5
     """The request that the fragments name was never registered."""
 
