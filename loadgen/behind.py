@@ -243,6 +243,8 @@ def _address_of(url: str) -> tuple[str, int]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port, parts = None, None, urlsplit("")
+    if "@" in parts.netloc:
+        raise ConfigError("--url: expected no name and no password; callers send their own key through the link")
     if parts.scheme != "http" or not host:
         raise ConfigError(f"{url!r}: expected http://HOST[:PORT]; behind a link there is plain HTTP only")
     return host, 80 if port is None else port

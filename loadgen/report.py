@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -219,6 +219,11 @@ def _figure(title: str, chart: str, caption: str) -> str:
     return f"<figure><h3>{escape(title)}</h3>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
+def _arrows(at_least: Iterable[bool]) -> str:
+    """What an arrow says, if a chart has any."""
+    return " Arrow: at least so much, for unanswered requests are among the slowest." if any(at_least) else ""
+
+
 def _latencies(told: Sequence[Told]) -> str:
     left = [
         _figure(
@@ -231,7 +236,8 @@ def _latencies(told: Sequence[Told]) -> str:
         _figure(
             "Percentiles with 95 % intervals",
             percentile_chart(told),
-            "Where intervals are far apart, runs differ. Hollow: rests on few requests or few occasions.",
+            "Where intervals are far apart, runs differ. Hollow: rests on few requests or few occasions."
+            f"{_arrows(one.at_least for each in told for one in each.summary.total.percentiles)}",
         )
     ]
     points = frontier_points(told)
@@ -243,7 +249,8 @@ def _latencies(told: Sequence[Told]) -> str:
                 "Accuracy, latency and bytes together",
                 frontier_chart(points),
                 f"{each}Up and to the left is better; a smaller disc sends fewer bytes{where}. Crosses are 95 % "
-                "intervals. Hollow: its P99 rests on few requests or few occasions.",
+                "intervals. Hollow: its P99 rests on few requests or few occasions."
+                f"{_arrows(one.p99.at_least for one in points)}",
             )
         )
     if any(found.drop is not None for one in told for found in one.summary.classes):

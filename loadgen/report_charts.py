@@ -26,6 +26,7 @@ from loadgen.report_svg import (
     log_scale,
     marker,
     n,
+    onwards,
     path,
     rule,
     series_class,
@@ -114,7 +115,10 @@ def _deadline(deadline_ms: float | None, x: Scale, top: float, bottom: float) ->
 
 
 def percentile_chart(told: Sequence[Told]) -> str:
-    """P50, P90, P99 and P99.9 of every run with their intervals; hollow where they rest on little."""
+    """P50, P90, P99 and P99.9 of every run with their intervals; hollow where they rest on little.
+
+    An arrow stands at those that are only known to be no less, for requests that had no answer count among the slowest.
+    """
     row, gap, left, right, top = 13.0, 14.0, 52.0, NARROW - 12, 30.0
     names = [one.name for one in told[0].summary.total.percentiles]
     bottom = top + len(names) * (len(told) * row + gap)
@@ -134,6 +138,8 @@ def percentile_chart(told: Sequence[Told]) -> str:
             marks.append(whisker(place, x.at(one.low), x.at(one.high), y))
             spoken = f"{told[place].run.name} {name}: {'at least ' if one.at_least else ''}{one.ms:.1f} ms"
             marks.append(marker(place, x.at(one.ms), y, f"{spoken} ({one.low:.1f}–{one.high:.1f})", hollow=one.few))
+            if one.at_least:
+                marks.append(onwards(place, x.at(one.ms), y))
     return svg(
         "percentiles", NARROW, bottom + 44, "Latency percentiles with 95 % intervals",
         "; ".join(f"{one.run.name} {_spoken(one.summary)}" for one in told), marks,
@@ -186,6 +192,8 @@ def frontier_chart(points: Sequence[Point]) -> str:
             whisker(place, y.at(found.low), y.at(found.high), at_x, upright=True),
             marker(place, at_x, at_y, spoken, hollow=p99.few),
         ]
+        if p99.at_least:
+            dots.append(onwards(place, at_x, at_y))
         dots.append(_label(one.label, at_x, at_y, right, taken))
     return svg(
         "frontier", NARROW, height, "Accuracy, latency and bytes together",

@@ -139,6 +139,12 @@ def whisker(run: int, low: float, high: float, across: float, *, upright: bool =
     return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="line thin {series_class(run)}"/>'
 
 
+def onwards(run: int, x: float, y: float) -> str:
+    """An arrowhead beside a mark: the value is at least that."""
+    points = " ".join(f"{n(x + dx)},{n(y + dy)}" for dx, dy in ((7.5, -3.5), (11.0, 0.0), (7.5, 3.5)))
+    return f'<polyline points="{points}" class="line thin onwards {series_class(run)}"/>'
+
+
 def svg(name: str, width: float, height: float, title: str, description: str, marks: Iterable[str]) -> str:
     """A whole chart, read out as its title and description."""
     return (

@@ -208,6 +208,19 @@ def test_headline_of_one_run_is_made_of_its_numbers() -> None:
     assert lead.startswith("1,000 requests at 100 a second on poisson:8: half of all answered within 50 ms, P99 150 ms")
 
 
+def test_percentiles_that_are_lower_bounds_have_arrows_and_the_page_says_what_they_mean() -> None:
+    """Of 100 requests two were not answered: P50 and P90 are known, P99 and P99.9 are at least the deadline."""
+    answered = [answer(k / 10, 10 + k % 50, picture=k) for k in range(98)]
+    failed = [refusal(9.8 + k / 10, 1, 0, "unreachable", picture=98 + k) for k in range(2)]
+    with_failures, without = page([run_of(answered + failed)]), page([run_of(answered)])
+    chart = tree(with_failures).find(".//*[@aria-labelledby='percentiles-t percentiles-d']")
+    assert chart is not None
+    assert sum("onwards" in each.attrib.get("class", "") for each in chart.iter()) == 2
+    assert "Arrow: at least so much" in with_failures
+    assert not any("onwards" in each.attrib.get("class", "") for each in tree(without).iter())
+    assert "Arrow:" not in without
+
+
 def test_page_names_the_link_that_a_run_was_behind() -> None:
     run = msgspec.structs.replace(short("mine"), link="lte")
     assert " a second on poisson:8 behind lte: half" in headline([told(run)], ())[1]
