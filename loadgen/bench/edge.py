@@ -43,6 +43,10 @@ from hawkvision.process import ServerProcess, running
 from loadgen.bench.wire import Wire, WireError
 
 TASK: Final = "imagenet"
+VARIANT: Final = "efficientnet_lite0_int8"
+"""What edge nodes look with first, and what they are compared with other servers by (`loadgen.peers`)."""
+CONNECTIONS: Final = 8
+"""Likewise."""
 PICTURE_BYTES: Final = 25_000
 CLASSIFY: Final = "/v1/classify"
 INFER: Final = f"/v2/models/{TASK}/infer"
@@ -137,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; everything started is stopped, also on Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m loadgen.bench.edge", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter, and less exact")
-    parser.add_argument("--variant", default="mobilenet_v2_int8", help="for throughput and footprint")
-    parser.add_argument("--connections", type=int, default=4, help="for throughput")
+    parser.add_argument("--variant", default=VARIANT, help="for throughput and footprint; default: %(default)s")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="for throughput; default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(argv)
     plan = QUICK if given.quick else FULL
