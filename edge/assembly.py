@@ -79,7 +79,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     site = None if config.certificates is None else load_site(config.certificates)
     registration = None
     if config.policy == "infaas":
-        registration = register(config, manifest, cache, name, lambda name: _load_warm(config, manifest, cache, name))
+        registration = register(config, manifest, cache, name, partial(_load_warm, config, manifest, cache))
     rule, alone = rule_of(config, registration), config.dc_url is None
     policy = (
         Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
@@ -278,7 +278,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
 
 
 def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:
-    """Whether the event loop may look at a picture itself; None where it must wait for nobody, or for a device.
+    """Whether the event loop may look at a picture itself; None where it may at none: with datagrams, or a device.
 
     It may where nothing else wants it on time: no datagrams, no escalation under way, and no picture that takes long to
     decode.

@@ -23,13 +23,13 @@ import struct
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Final
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.hop import TRANSPORT_PATH, Transports
+from loadgen.connections import check_server
 from loadgen.deployment import DISCARD_PORT
 from loadgen.link import UdpRelay
 from loadgen.link_model import Counts
@@ -238,16 +238,10 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _address_of(url: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port, parts = None, None, urlsplit("")
-    if "@" in parts.netloc:
-        raise ConfigError("--url: expected no name and no password; callers send their own key through the link")
-    if parts.scheme != "http" or not host:
+    parts = check_server(url, None)
+    if parts.scheme != "http" or not parts.hostname:
         raise ConfigError(f"{url!r}: expected http://HOST[:PORT]; behind a link there is plain HTTP only")
-    return host, 80 if port is None else port
+    return parts.hostname, 80 if parts.port is None else parts.port
 
 
 def _loopback(address: str) -> str:

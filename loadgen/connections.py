@@ -50,7 +50,7 @@ def check_server(url: str, api_key: str | None) -> SplitResult:
     try:
         parts = urlsplit(url)
         if "@" in parts.netloc:
-            raise ConfigError("--url: expected no name and no password, which records would show; use --api-key")
+            raise ConfigError("--url: expected no name and no password, which records would show; see --api-key")
         _ = parts.port  # raises where it is none
     except ValueError:
         raise ConfigError(f"--url: expected http://HOST[:PORT], got {url!r}") from None
