@@ -21,6 +21,7 @@ from rich.table import Table
 
 from loadgen.compare import LATENCIES, Ratio, compare
 from loadgen.equal_accuracy import EQUAL_ACCURACY, Dilution, Opponent, opponent
+from loadgen.hindsight import hindsight_ms
 from loadgen.link_alone import link_alone_ms
 from loadgen.promises import Estimate, Verdict
 from loadgen.record import LinkSample, Run
@@ -121,6 +122,8 @@ class Claim(msgspec.Struct, frozen=True):
     """Of latencies: what `value` is the ratio of, what it shows, and what limits it. None of other claims."""
     link_alone_ms: float | None = None
     """Of latencies: what the caller's link took of it, whoever answered; None where there was no emulated one."""
+    hindsight_ms: float | None = None
+    """Of latencies: what whoever was quickest for each request had; None where not all were sent the same requests."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -272,13 +275,15 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, policy
     plain = rival.ratio if rival.dilution is None else compare(run, cell.results[rival.name].run).ratio(figure)
     mine, theirs = rows[ours], rows[rival.name]
     equal = None if rival.unequal else True
-    alone_ms = link_alone_ms(run, LATENCIES[figure])
+    level = LATENCIES[figure]
+    alone_ms = link_alone_ms(run, level)
+    quickest_ms = hindsight_ms([each.run for each in cell.results.values()], level)
     return Claim(
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival.name,
         rival.ratio.ratio, rival.ratio.low, rival.ratio.high, f"≥ {goal:.3g}",
-        _all((_reached(rival.ratio, goal), equal)), _latency_note(rival, mine, theirs, alone_ms),
+        _all((_reached(rival.ratio, goal), equal)), _latency_note(rival, mine, theirs, alone_ms, quickest_ms),
         _all((_reached(plain, goal), _equal(mine.effective, theirs.effective))), rival.dilution, rival.unequal,
-        rival.ratio, alone_ms,
+        rival.ratio, alone_ms, quickest_ms,
     )  # fmt: skip
 
 
@@ -287,9 +292,10 @@ def _reached(found: Ratio, goal: float) -> bool | None:
     return None if found.ratio is None else found.ratio >= goal and not found.first_at_least
 
 
-def _latency_note(rival: Opponent, mine: Row, theirs: Row, alone_ms: float | None) -> str:
+def _latency_note(rival: Opponent, mine: Row, theirs: Row, alone_ms: float | None, quickest_ms: float | None) -> str:
     found, dilution = rival.ratio, rival.dilution
-    alone = "" if alone_ms is None else f"; the caller's link alone {alone_ms:.1f} ms"
+    bounds = "" if alone_ms is None else f"; the caller's link alone {alone_ms:.1f} ms"
+    bounds += "" if quickest_ms is None else f"; the quickest of all for each request {quickest_ms:.1f} ms"
     diluted = (
         f", {dilution.accuracy:.1%} with {dilution.share:.1%} of requests answered as {dilution.by} did"
         if dilution is not None
@@ -297,7 +303,7 @@ def _latency_note(rival: Opponent, mine: Row, theirs: Row, alone_ms: float | Non
     )
     return (
         f"{'≥ ' * found.first_at_least}{found.first:.1f} ms and {'≥ ' * found.other_at_least}{found.other:.1f} ms"
-        f"{', on few requests' * found.few}{alone}; "
+        f"{', on few requests' * found.few}{bounds}; "
         f"accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}{diluted}; "
         f"right in time {_share(mine.effective)} and {_share(theirs.effective)}"
     )

@@ -14,7 +14,9 @@ NOTE: Final = (
     "than ours counts as if a share of its requests had been answered as a less accurate contender answered them; one "
     "that is less accurate, as it was tested. “Met in time” takes every rival as it was tested, where ours is right in "
     "time at least as often. “The caller's link alone” is what the weather took of it, whoever answered: the wait "
-    "while the link was down, and its delay there and back, without bytes, losses or queues."
+    "while the link was down, and its delay there and back, without bytes, losses or queues. “The quickest of all” is "
+    "what one would have had who knew beforehand which contender answers each request first: hardly anybody can be "
+    "better over these links."
 )
 _COLUMNS: Final = (("claim", True), ("against", True), ("value", False), ("goal", False), ("met", True),
                    ("met in time", True), ("measured", True))  # fmt: skip

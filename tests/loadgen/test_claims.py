@@ -39,6 +39,13 @@ def test_a_rival_four_times_as_slow_bears_the_claim_out() -> None:
     assert "accuracy 100.0% and 100.0%" in claim.note
 
 
+def test_beside_a_ratio_stands_what_the_best_choice_for_each_request_would_have_had() -> None:
+    everybody = (result("hawkvision", 50.0), result("infaas", 200.0), result("all-edge", 20.0))
+    claim = claims_of(False, *everybody)["P99", "infaas"]
+    assert claim.hindsight_ms == 22.0
+    assert "; the quickest of all for each request 22.0 ms; " in claim.note
+
+
 def test_a_rival_twice_as_slow_does_not() -> None:
     claim = claims_of(False, result("hawkvision", 50.0), result("infaas", 100.0))["P99", "infaas"]
     assert claim.value == pytest.approx(102 / 52)
