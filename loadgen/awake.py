@@ -27,7 +27,8 @@ session that sleeps 5 ms and works 1 ms woke 7 to 35 ms late at its 99th percent
 in three turns of 8 s, it woke 0.17 to 0.23 ms late at the 99th percentile and up to 1.4 without spinners, 0.11 and 4.8
 with those that never yield, 0.11 and 1.5 with these.
 
-With spinners hardly any of the processors' time is not wanted, so what was stolen is a share of nearly all of it.
+With spinners hardly any of the processors' time is not wanted, so what was stolen is a share of nearly all of it. They
+count how often they go round, which tells how fast the processors are (`loadgen.pace`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from typing import Final, NoReturn
 
 from hawkvision.errors import ConfigError
 from hawkvision.process import ended, stop_with_parent
+from loadgen.pace import Board, Lap, Pace, board_bytes
 
 STOP_LIMIT_S: Final = 5.0
 SPIN_S: Final = 0.1
@@ -54,6 +56,8 @@ AUTOGROUP_EVERY_S: Final = 0.1
 AUTOGROUP_TRIES: Final = 50
 
 _spinners: list[subprocess.Popen[bytes]] = []
+_boards: list[Board] = []
+"""Where they write; empty without any."""
 
 
 @contextlib.contextmanager
@@ -65,15 +69,20 @@ def kept() -> Iterator[None]:
     """
     if not hasattr(os, "SCHED_IDLE"):
         raise ConfigError("--keep-awake needs Linux, whose processes can run at idle priority")
+    processors = sorted(os.sched_getaffinity(0))
     try:
-        for processor in sorted(os.sched_getaffinity(0)):
-            _spinners.append(  # noqa: PERF401 - those before one that cannot be started are to be stopped
-                subprocess.Popen(  # noqa: S603 - ourselves
-                    [sys.executable, "-m", "loadgen.awake", str(processor)],
-                    start_new_session=True,  # an interrupt from the terminal is not for them
-                    preexec_fn=stop_with_parent,
+        with _shared(board_bytes(len(processors))) as shared:
+            _boards.append(Board(shared, len(processors)))
+            for number, processor in enumerate(processors):
+                words = (str(word) for word in (processor, shared, number, len(processors)))
+                _spinners.append(
+                    subprocess.Popen(  # noqa: S603 - ourselves
+                        [sys.executable, "-m", "loadgen.awake", *words],
+                        start_new_session=True,  # an interrupt from the terminal is not for them
+                        preexec_fn=stop_with_parent,
+                        pass_fds=(shared,),
+                    )
                 )
-            )
         yield
     finally:
         for spinner in _spinners:
@@ -81,6 +90,20 @@ def kept() -> Iterator[None]:
         for spinner in _spinners:
             ended(spinner, STOP_LIMIT_S)
         _spinners.clear()
+        for board in _boards:
+            board.close()
+        _boards.clear()
+
+
+@contextlib.contextmanager
+def _shared(size: int) -> Iterator[int]:
+    """A file in memory, for as long as it takes to hand it on."""
+    descriptor = os.memfd_create("hawkvision-awake")
+    try:
+        os.ftruncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def spinning() -> int:
@@ -88,15 +111,27 @@ def spinning() -> int:
     return len(_spinners)
 
 
-def _spin(processor: int) -> NoReturn:
+def pace() -> Pace | None:
+    """How far the spinners are, to be compared with later; None while processors are not kept awake."""
+    return _boards[0].read() if _boards else None
+
+
+def _spin(processor: int, board: Board, number: int) -> NoReturn:
     """Spin on one processor, with short rests, until terminated."""
     _give_way_to_other_sessions()
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {processor})
+    lap = Lap()
     while True:
-        until = time.perf_counter() + SPIN_S
+        turns, began, until = 0, time.thread_time(), time.perf_counter() + SPIN_S
         while time.perf_counter() < until:
             os.sched_yield()
+            turns += 1
+        spent = time.thread_time() - began
+        # Of a stretch in which it hardly ran, little can be said.
+        best = max(lap.best, turns / spent) if spent > 0.5 * SPIN_S else lap.best
+        lap = Lap(lap.turns + turns, lap.cpu_s + spent, best)
+        board.write(number, lap)
         time.sleep(REST_S)
 
 
@@ -116,4 +151,5 @@ def _give_way_to_other_sessions() -> None:
 
 
 if __name__ == "__main__":
-    _spin(int(sys.argv[1]))
+    own, shared, place, all_of_them = (int(word) for word in sys.argv[1:])
+    _spin(own, Board(shared, all_of_them), place)

@@ -91,6 +91,8 @@ class Row(msgspec.Struct, frozen=True):
     uplink_bytes: float
     stolen: float | None = None
     """Of the processor time that was wanted, by the machine's host; None where that is not known."""
+    slowed: float | None = None
+    """How much slower than at their best processors were; None where nobody kept them awake."""
     steady: list[bool | None] = []
     """Per round, whether its second half looked like its first; None where it was too short to tell."""
 
@@ -177,12 +179,14 @@ def merged(rounds: Sequence[Run]) -> Run:
         steady=_all(run.steady for run in rounds),
         rounds_steady=[run.steady for run in rounds] if len(rounds) > 1 else [],
         interrupted=any(run.interrupted for run in rounds),
-        stolen=_mean_stolen(rounds),
+        stolen=_mean(run.stolen for run in rounds),
+        slowed=_mean(run.slowed for run in rounds),
     )
 
 
-def _mean_stolen(rounds: Sequence[Run]) -> float | None:
-    known = [run.stolen for run in rounds if run.stolen is not None]
+def _mean(shares: Iterable[float | None]) -> float | None:
+    """Of those that are known; None if none is."""
+    known = [share for share in shares if share is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -221,6 +225,7 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
         client_bytes=result.traffic.client_up / sent,
         uplink_bytes=result.traffic.dc_up / sent,
         stolen=result.run.stolen,
+        slowed=result.run.slowed,
         steady=result.run.rounds_steady or [result.run.steady],
     )
 
@@ -347,6 +352,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
     for column in (
         "n", "P50 ms", "P99 ms", "(95 %)", "P99.9 ms", "accuracy", "right in time", "in time", "escalated", "degraded",
         "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen",
+        "slowed",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
@@ -357,6 +363,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
             _share(row.effective), _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}",
             f"{row.flagged:.0%}", str(row.unanswered), f"{row.shed_share:.1%}", f"{row.client_bytes / 1e3:.1f}",
             f"{row.uplink_bytes / 1e3:.1f}", "" if row.stolen is None else f"{row.stolen:.1%}",
+            "" if row.slowed is None else f"{row.slowed:.0%}",
         )  # fmt: skip
     console.print(table)
     unsteady = [f"{row.name} in {row.steady.count(False)} of {len(row.steady)}" for row in rows if False in row.steady]

@@ -149,6 +149,8 @@ class Run(msgspec.Struct, frozen=True):
     with it."""
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
+    slowed: float | None = None
+    """By how much slower than at their best the processors were meanwhile, 0..1; None where nobody kept them awake."""
     server: str = ""
     """What the server says of itself (`loadgen.identify`); empty if it says nothing, or was not asked."""
     rounds_steady: list[bool | None] = []

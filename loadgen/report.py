@@ -424,7 +424,8 @@ def _facts(one: Told) -> list[tuple[str, str]]:
         ("steady", steady_words(run)),
         ("generator's versions", f"HawkVision {origin.hawkvision}, Python {origin.python}"),
         ("machine", f"{origin.cpu}, {origin.cores} cores, load {origin.load_before:.2f} before the run" +
-            ("" if run.stolen is None else f"; {percent(run.stolen)} of the time wanted was held back by the host")),
+            ("" if run.stolen is None else f"; {percent(run.stolen)} of the time wanted was held back by the host") +
+            ("" if run.slowed is None else f"; {percent(run.slowed)} slower than at its best")),
     ]  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from loadgen import pace, stolen
 from loadgen.claims import Claim
 from loadgen.compare import LATENCIES, Comparison, Ratio
 from loadgen.compare import Verdict as Shown
 from loadgen.record import Run
 from loadgen.report_charts import Told
-from loadgen.stolen import MATTERS
 from loadgen.summary import NAMED_CODES, Estimate, Figures, Percentile, Summary, Verdict, failures, targets_kept
 
 IN_TIME: Final = 0.95
@@ -286,9 +286,12 @@ def _doubts(one: Told) -> list[tuple[str, str]]:
         found.append((doubt, f"{total.n - total.answered:,} of {total.n:,}"))
     if run.origin.load_before > BUSY * run.origin.cores:
         found.append(("The machine was busy before the run", f"load {run.origin.load_before:.1f}"))
-    if run.stolen is not None and run.stolen >= MATTERS:
+    if run.stolen is not None and run.stolen >= stolen.MATTERS:
         doubt = "The machine's host held back processor time, so latencies are partly the host's"
         found.append((doubt, f"{percent(run.stolen)} of what was wanted"))
+    if run.slowed is not None and run.slowed >= pace.MATTERS:
+        doubt = "The processors were slower than they can be, so latencies are partly the host's"
+        found.append((doubt, f"by {percent(run.slowed)} on average"))
     late = 1e3 * np.array([each.sent_s - each.due_s for each in one.counted.outcomes])
     behind = float(np.quantile(late, 0.99, method="inverted_cdf"))
     if behind > LATE_GENERATOR_MS:

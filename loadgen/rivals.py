@@ -36,7 +36,7 @@ from rich.console import Console
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.manifest import models_dir
-from loadgen import command_line, noise, setup, stolen
+from loadgen import awake, command_line, noise, pace, setup, stolen
 from loadgen.arrivals import parse as parse_arrivals
 from loadgen.behind import seen
 from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, merged, show_claims, show_rows
@@ -44,6 +44,7 @@ from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import Carried, Deployment
 from loadgen.engine import Job, Protocol, Server
 from loadgen.links import LinkProfile
+from loadgen.pace import Pace
 from loadgen.processes import Crew
 from loadgen.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
 from loadgen.report import write_html
@@ -158,7 +159,10 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
                     console.print(f"{title} …", highlight=False)
                     try:
                         result = await least_disturbed(
-                            partial(bench.test, contender, link, rate, number), plan.most_stolen, tell
+                            partial(bench.test, contender, link, rate, number),
+                            plan.most_stolen,
+                            plan.most_slowed,
+                            tell,
                         )
                     except HawkVisionError as error:
                         found.failures.append(f"{title}: {error}")
@@ -168,12 +172,15 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
 
 
 async def least_disturbed(
-    test: Callable[[int], Awaitable[Result]], most_stolen: float | None, tell: Callable[[str], object]
+    test: Callable[[int], Awaitable[Result]],
+    most_stolen: float | None,
+    most_slowed: float | None,
+    tell: Callable[[str], object],
 ) -> Result:
-    """Test once; again while the machine's host holds back more processor time than that, `MOST_TRIES` in all.
+    """Test once; again while the machine's host holds back more processor time than that, or slows them by more.
 
-    Which try counts depends on what was stolen alone, not on what came out of it. `tell` hears of each one that was
-    disturbed too much. A test is given its number, from 0.
+    There are `MOST_TRIES` in all. Which one counts depends on what was stolen and slowed alone, not on what came out of
+    it. `tell` hears of each one that was disturbed too much. A test is given its number, from 0.
 
     Raises:
         HawkVisionError: if the first try fails; one that fails later leaves those before it.
@@ -187,11 +194,19 @@ async def least_disturbed(
                 raise
             tell(f"it could not be repeated: {error}")
             break
-        lost = tries[-1].run.stolen
-        if most_stolen is None or lost is None or lost <= most_stolen:
+        run = tries[-1].run
+        disturbed = [
+            said
+            for share, most, said in (
+                (run.stolen, most_stolen, f"held back {run.stolen or 0.0:.1%} of the processor time wanted"),
+                (run.slowed, most_slowed, f"had the processors {run.slowed or 0.0:.1%} slower than at their best"),
+            )
+            if share is not None and most is not None and share > most
+        ]
+        if not disturbed:
             break
-        tell(f"the machine's host held back {lost:.1%} of the processor time wanted")
-    return min(tries, key=lambda each: each.run.stolen or 0.0)
+        tell(f"the machine's host {' and '.join(disturbed)}")
+    return min(tries, key=lambda each: (each.run.stolen or 0.0) + (each.run.slowed or 0.0))
 
 
 def title_of(contender: Contender, link: LinkProfile, rate: float, number: int, try_: int) -> str:
@@ -266,18 +281,18 @@ class _Bench:
             await self._settle(setup_, contender)
             started = setup.origin(setup_.seed)
             before: list[tuple[Carried, Carried]] = []
-            had: list[ProcessorTime | None] = []
+            had: list[tuple[ProcessorTime | None, Pace | None]] = []
 
             def begun() -> None:
                 deployment.begin(weather[CLIENT_EDGE], weather[EDGE_DC], number)
                 before.append(self._carried())
-                had.append(stolen.read())
+                had.append((stolen.read(), awake.pace()))
 
             schedule = plan.schedule(rate)
             try:
                 outcomes = await self._crew.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
                 near, far = (after.since(then) for after, then in zip(self._carried(), before[0], strict=True))
-                lost = stolen.since(had[0])
+                lost, slowed = stolen.since(had[0][0]), pace.since(had[0][1], awake.pace())
             finally:
                 deployment.settle(None, None)  # what is still on its way is not waited for
         tested = Run(
@@ -298,6 +313,7 @@ class _Bench:
             steady=is_steady(outcomes, plan.warm_up_s, plan.duration_s),
             reference=self._reference,
             stolen=lost,
+            slowed=slowed,
             server=f"hawkvision {started.hawkvision}, policy {contender.policy}, started for this test",
         )
         save(tested, plan.out / "rounds" / f"{name}.json.gz")

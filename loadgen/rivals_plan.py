@@ -85,6 +85,8 @@ class Plan:
     out: Path
     most_stolen: float | None = None
     """A test in which the host held back more of the processor time wanted, 0..1, is repeated; None repeats none."""
+    most_slowed: float | None = None
+    """So is one in which the processors were slower than at their best by more, 0..1."""
 
     def weather(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
         """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
@@ -141,6 +143,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"repeat, up to {MOST_TRIES - 1} times, a policy's round in which the machine's host held back more of "
         "the processor time that was wanted (0.02: two percent), and count the least disturbed",
     )
+    parser.add_argument(
+        "--most-slowed",
+        type=float,
+        metavar="SHARE",
+        help="likewise where processors were slower than at their best by more (0.05: five percent), which needs "
+        "--keep-awake",
+    )
     parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
@@ -161,8 +170,11 @@ def read_plan(given: argparse.Namespace) -> Plan:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     if given.rounds < 1 or given.seed < 0:
         raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
-    if given.most_stolen is not None and not 0.0 <= given.most_stolen < 1.0:
-        raise ConfigError(f"--most-stolen: expected a share from 0 to below 1, got {given.most_stolen!r}")
+    for option, share in (("--most-stolen", given.most_stolen), ("--most-slowed", given.most_slowed)):
+        if share is not None and not 0.0 <= share < 1.0:
+            raise ConfigError(f"{option}: expected a share from 0 to below 1, got {share!r}")
+    if given.most_slowed is not None and not getattr(given, "keep_awake", False):
+        raise ConfigError("--most-slowed: expected --keep-awake beside it, which measures how fast processors are")
     return Plan(
         contenders=contenders(_words(given.policies), given.transport),
         links=tuple(load_profile(name) for name in _words(given.links)),
@@ -179,6 +191,7 @@ def read_plan(given: argparse.Namespace) -> Plan:
         timeout_s=given.timeout_s,
         out=given.out,
         most_stolen=given.most_stolen,
+        most_slowed=given.most_slowed,
     )
 
 

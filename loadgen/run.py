@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
 from hawkvision.types import Answer, Quality
-from loadgen import noise, setup, stolen
+from loadgen import awake, noise, pace, setup, stolen
 from loadgen.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.behind import Behind, seen, udp_port_of
 from loadgen.engine import Job, Tally, asker_for
@@ -138,12 +138,12 @@ async def run(given: argparse.Namespace) -> int:
         async with _behind(setup_, profile) as behind:
             if behind is not None:
                 job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=behind.url))
-            before = stolen.read()
+            before, paced = stolen.read(), awake.pace()
             outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
-            lost = stolen.since(before)
+            lost, slowed = stolen.since(before), pace.since(paced, awake.pace())
     links = [] if profile is None else seen(profile, given.duration_s)
     name = "" if profile is None else profile.name
-    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, links, asked, name)
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, slowed, links, asked, name)
     missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
     for said in missed:
         print(f"missed: {said}", file=sys.stderr)  # noqa: T201
@@ -173,13 +173,15 @@ def assemble(
     reference: dict[int, bool] | None,
     stopped_s: float | None,
     lost: float | None,
+    slowed: float | None,
     links: list[LinkSample],
     server: str,
     link: str,
 ) -> Run:
     """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
 
-    `lost` is the share of the processor time wanted meanwhile that was stolen.
+    `lost` is the share of the processor time wanted meanwhile that was stolen, `slowed` how much slower processors were
+    than at their best.
     """
     duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
@@ -203,6 +205,7 @@ def assemble(
         interrupted=stopped_s is not None,
         reference=reference,
         stolen=lost,
+        slowed=slowed,
         server=server,
     )
 

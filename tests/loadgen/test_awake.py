@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import awake
+from loadgen import awake, pace
 from tests.loadgen.command import endless
 from tests.waiting import until
 
@@ -60,6 +60,29 @@ def test_spinners_give_way_to_all_other_sessions() -> None:
             await until(lambda: one_each(idle_children(os.getpid())))
             assert {weight_of_session(pid) for pid in idle_children(os.getpid())} == {"19"}
             assert weight_of_session(os.getpid()) == before
+
+    asyncio.run(scenario())
+
+
+def test_spinners_say_how_fast_their_processors_are_while_they_spin() -> None:
+    async def scenario() -> None:
+        assert awake.pace() is None
+        with awake.kept():
+            await until(lambda: all(lap.best > 0.0 for lap in spinning_now().laps))
+            before = spinning_now()
+            await until(lambda: all(ahead(*laps) for laps in zip(spinning_now().laps, before.laps, strict=True)))
+            slowed = pace.since(before, awake.pace())
+            assert slowed is not None
+            assert 0.0 <= slowed < 1.0
+        assert awake.pace() is None
+
+    def spinning_now() -> pace.Pace:
+        now = awake.pace()
+        assert now is not None
+        return now
+
+    def ahead(now: pace.Lap, then: pace.Lap) -> bool:
+        return now.turns > then.turns and now.cpu_s > then.cpu_s
 
     asyncio.run(scenario())
 

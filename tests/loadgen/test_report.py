@@ -354,11 +354,12 @@ def test_doubts_about_a_run_are_said_first() -> None:
     outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
     made = msgspec.structs.replace(origin(), load_before=1.9)
-    run = msgspec.structs.replace(run, steady=False, origin=made, stolen=0.03)
+    run = msgspec.structs.replace(run, steady=False, origin=made, stolen=0.03, slowed=0.12)
     said = " ".join(warnings_of([told(run)], ()))
     for word in ("Interrupted", "Not steady", "50 requests; reached on", "load 1.9", "by 20 ms or more",
                  "part of P50 is", "part of P99 is", "5 requests a second", "no labels",
-                 "partly the host's (3.0 % of what was wanted)"):  # fmt: skip
+                 "partly the host's (3.0 % of what was wanted)",
+                 "partly the host's (by 12.0 % on average)"):  # fmt: skip
         assert word in said
 
 

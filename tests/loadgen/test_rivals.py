@@ -6,6 +6,7 @@ import gzip
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -102,6 +103,8 @@ def test_arrivals_of_a_kind_come_at_every_rate() -> None:
         (("--warm-up-s", "60"), "--warm-up-s: expected 0 or more and less than the duration"),
         (("--rounds", "0"), "--rounds 0"),
         (("--most-stolen", "1"), "--most-stolen: expected a share from 0 to below 1"),
+        (("--most-slowed", "-0.1"), "--most-slowed: expected a share from 0 to below 1"),
+        (("--most-slowed", "0.05"), "--most-slowed: expected --keep-awake beside it"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(words: tuple[str, ...], said: str) -> None:
@@ -118,9 +121,15 @@ def test_a_record_says_of_each_link_what_it_was_given() -> None:
 
 
 def disturbed_by(
-    shares: list[float | HawkVisionError | None], most_stolen: float | None
+    shares: list[float | HawkVisionError | None],
+    most_stolen: float | None,
+    slowed: Sequence[float] = (),
+    most_slowed: float | None = None,
 ) -> tuple[float | None, list[str]]:
-    """Tests of which the host holds back these shares, or that fail, one after another: which counts, what is told."""
+    """Tests of which the host holds back these shares, or that fail, one after another: which counts, what is told.
+
+    Meanwhile it slows processors by `slowed`; that is not known if empty.
+    """
     told: list[str] = []
     numbers: list[int] = []
 
@@ -129,9 +138,10 @@ def disturbed_by(
         found = shares[number]
         if isinstance(found, HawkVisionError):
             raise found
-        return Result(msgspec.structs.replace(run_of([answer(1.0, 10)]), stolen=found), Traffic())
+        pace = slowed[number] if slowed else None
+        return Result(msgspec.structs.replace(run_of([answer(1.0, 10)]), stolen=found, slowed=pace), Traffic())
 
-    counted = asyncio.run(least_disturbed(test, most_stolen, told.append))
+    counted = asyncio.run(least_disturbed(test, most_stolen, most_slowed, told.append))
     assert numbers == list(range(len(shares)))
     return counted.run.stolen, told
 
@@ -141,6 +151,18 @@ def test_a_test_that_the_host_disturbs_is_repeated_and_the_least_disturbed_one_c
     assert (share, told) == (0.01, ["the machine's host held back 20.0% of the processor time wanted"])
     share, told = disturbed_by([0.2, 0.05, 0.3], 0.01)
     assert (share, len(told)) == (0.05, 3), "and no more than three times"
+
+
+def test_a_test_whose_processors_were_slow_is_repeated_and_what_was_stolen_counts_as_much() -> None:
+    share, told = disturbed_by([0.01, 0.03], 0.05, [0.2, 0.04], 0.05)
+    assert (share, told) == (0.03, ["the machine's host had the processors 20.0% slower than at their best"])
+    share, told = disturbed_by([0.3, 0.0, 0.1], 0.05, [0.1, 0.3, 0.1], 0.05)
+    assert share == 0.1, "together the least"
+    assert told[0] == (
+        "the machine's host held back 30.0% of the processor time wanted and "
+        "had the processors 10.0% slower than at their best"
+    )
+    assert disturbed_by([0.01], 0.05, [0.2]) == (0.01, []), "nobody asked for that"
 
 
 def test_nothing_is_repeated_unasked_or_where_nobody_knows_what_was_stolen() -> None:
