@@ -10,7 +10,7 @@ import msgspec
 
 from hawkvision.client import CLASSIFY_PATH
 from hawkvision.types import PromiseStatus
-from loadgen.asking import Replied
+from loadgen.asking import Replied, Times
 from loadgen.connections import Broken, Connections, HttpReply
 from loadgen.record import UNANSWERED
 
@@ -36,7 +36,7 @@ class HttpAsker:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str]) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
         """See `Asker`."""
         key = tuple(fields.items())
         head = self._heads.get(key)
@@ -45,7 +45,7 @@ class HttpAsker:
             head = self._heads[key] = self._connections.head(
                 "POST", f"{self._path}?{query}" if query else self._path, "Content-Type: application/octet-stream\r\n"
             )
-        reply = await exchanged(self._connections, head, picture)
+        reply = await exchanged(self._connections, head, picture, times)
         return reply if isinstance(reply, Replied) else read_answer(reply, len(picture))
 
     async def close(self) -> None:
@@ -53,10 +53,10 @@ class HttpAsker:
         await self._connections.close()
 
 
-async def exchanged(connections: Connections, head: bytes, body: bytes) -> HttpReply | Replied:
+async def exchanged(connections: Connections, head: bytes, body: bytes, times: Times) -> HttpReply | Replied:
     """The reply, or what to say of its absence."""
     try:
-        return await connections.exchange(head, body)
+        return await connections.exchange(head, body, times)
     except TimeoutError:
         return Replied(UNANSWERED, "timeout")
     except Broken as error:

@@ -24,7 +24,7 @@ import numpy as np
 
 from hawkvision.types import PromiseStatus
 from loadgen.asker_http import WARM, exchanged, refused
-from loadgen.asking import Replied
+from loadgen.asking import Replied, Times
 from loadgen.connections import Connections, HttpReply
 from loadgen.record import UNANSWERED
 
@@ -57,7 +57,7 @@ class OipAsker:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str]) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
         """See `Asker`."""
         key = tuple(fields.items())
         parameters = self._parameters.get(key)
@@ -69,7 +69,7 @@ class OipAsker:
             f"Inference-Header-Content-Length: {len(header)}\r\n",
         )  # fmt: skip
         body = b"%s%s%s" % (header, struct.pack("<I", len(picture)), picture)
-        reply = await exchanged(self._connections, head, body)
+        reply = await exchanged(self._connections, head, body, times)
         return reply if isinstance(reply, Replied) else read_reply(reply, len(body))
 
     async def close(self) -> None:

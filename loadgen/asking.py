@@ -6,6 +6,7 @@ says so in its report.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -31,6 +32,30 @@ class Replied(msgspec.Struct, frozen=True):
     sent_bytes: int = 0
 
 
+class Times:
+    """When one request may be sent, was sent, and was answered: by `time.monotonic`, taken where it happens.
+
+    What the generator does before the first byte leaves and after the last has come, it does on its own account.
+    """
+
+    __slots__ = ("done", "due", "sent")
+
+    def __init__(self, due: float = 0.0) -> None:
+        """Not to be sent before `due`, which is at most a fraction of a millisecond ahead: who sends stands still."""
+        self.due = due
+        self.sent: float | None = None
+        """None until it is."""
+        self.done: float | None = None
+        """None until the reply is whole."""
+
+    def send(self) -> None:
+        """Called right before the first byte leaves: wait until it is time. Of several attempts the first counts."""
+        while (now := time.monotonic()) < self.due:
+            pass
+        if self.sent is None:
+            self.sent = now
+
+
 class Asker(Protocol):
     """A client of one protocol, used by one event loop."""
 
@@ -41,8 +66,8 @@ class Asker(Protocol):
             HawkVisionError: if there is nobody.
         """
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str]) -> Replied:
-        """Send one picture with its target's fields."""
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+        """Send one picture with its target's fields, not before it is due, and note when it was sent and answered."""
 
     async def close(self) -> None:
         """Disconnect."""

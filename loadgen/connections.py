@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from dataclasses import dataclass, field
 from typing import Final, cast
 from urllib.parse import SplitResult, urlsplit
@@ -18,6 +19,7 @@ import httptools
 
 from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError
+from loadgen.asking import Times
 
 MAX_REPLY_BYTES: Final = 4 << 20
 """As the client's: far above the largest reply."""
@@ -39,6 +41,8 @@ class HttpReply:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     """Names in lower case; the last of equal ones."""
     body: bytes = b""
+    at: float = 0.0
+    """When it was whole, by `time.monotonic`."""
 
 
 def check_server(url: str, api_key: str | None) -> SplitResult:
@@ -107,8 +111,8 @@ class Connections:
             why = str(failed) or f"no answer to connecting within {self.timeout_s:g} s"  # a TimeoutError says nothing
             raise Unreachable(f"{self.url} cannot be reached: {why}")
 
-    async def exchange(self, head: bytes, body: bytes = b"") -> HttpReply:
-        """Send a request and wait for its reply.
+    async def exchange(self, head: bytes, body: bytes = b"", times: Times | None = None) -> HttpReply:
+        """Send a request, not before it is due, and wait for its reply.
 
         Raises:
             TimeoutError: if it takes longer than `timeout_s`, waiting for a free connection included.
@@ -119,16 +123,18 @@ class Connections:
             connection = self._take()
             if connection is not None:
                 try:
-                    return await self._ask(connection, request)
+                    return await self._ask(connection, request, times)
                 except Broken:
                     # The server may close a kept-alive connection just as it is used again: one new one is tried.
                     if connection.spoke:
                         raise
+            if times is not None:
+                times.send()  # connecting is part of what the request takes
             try:
                 connection = await self._connect()
             except OSError:
                 raise Broken("unreachable") from None
-            return await self._ask(connection, request)
+            return await self._ask(connection, request, times)
 
     async def close(self) -> None:
         """Close what is open."""
@@ -143,14 +149,16 @@ class Connections:
                 return connection
         return None
 
-    async def _ask(self, connection: _Connection, request: bytes) -> HttpReply:
+    async def _ask(self, connection: _Connection, request: bytes, times: Times | None) -> HttpReply:
         try:
-            reply = await connection.ask(request)
+            reply = await connection.ask(request, times)
         except BaseException:  # timeouts and cancellation, too: a late reply must not be taken for another's
             connection.abort()
             raise
         if connection.usable:
             self._idle.append(connection)
+        if times is not None:
+            times.done = reply.at
         return reply
 
     async def _connect(self) -> _Connection:
@@ -173,10 +181,12 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
 
-    async def ask(self, request: bytes) -> HttpReply:
+    async def ask(self, request: bytes, times: Times | None = None) -> HttpReply:
         """Send; wait for the reply."""
         self.spoke = False
         self._waiting = asyncio.get_running_loop().create_future()
+        if times is not None:
+            times.send()
         self._transport.write(request)
         return await self._waiting
 
@@ -219,6 +229,7 @@ class _Connection(asyncio.Protocol):
         reply, chunks = self._reply, self._chunks
         reply.status = self._parser.get_status_code()
         reply.body = b"".join(chunks)
+        reply.at = time.monotonic()
         self._reply, self._chunks = HttpReply(), []
         if reply.status < 200 or self._waiting is None:  # an interim reply; the one that counts follows
             return

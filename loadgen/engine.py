@@ -2,8 +2,8 @@
 
 In the open loop every request is sent when it is due, whatever became of those before it. What cannot be sent then,
 because `max_in_flight` are still unanswered, is not sent later but counted as unanswered: `generator_full`. In the
-closed loop every caller waits for its answer. Either way latency counts from when a request was due, and how late the
-generator itself woke up is in the record as `sent_s - due_s`.
+closed loop every caller waits for its answer. Either way latency counts from when a request was due to when its answer
+was whole, and how late the generator itself was is in the record as `sent_s - due_s`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from loadgen.alarm import Alarm
 from loadgen.asker_http import HttpAsker
 from loadgen.asker_lossy import LossyAsker
 from loadgen.asker_oip import OipAsker
-from loadgen.asking import Asker, Replied
+from loadgen.asking import Asker, Replied, Times
 from loadgen.connections import Connections
 from loadgen.record import UNANSWERED, Outcome
 
 GRACE_S: Final = 5.0
 """How long answers are waited for after an interrupt."""
+AHEAD_S: Final = 2.5e-4
+"""How long before it is due a request is prepared: its bytes then leave on time (`Times.send`)."""
 REFUSED_PAUSE_S: Final = 0.05
 """Of a caller in the closed loop that was not answered, lest a dead server be asked a million times."""
 MAX_OUTCOMES: Final = 5_000_000
@@ -145,13 +147,13 @@ class Engine:
         alarm = self._alarm = Alarm()
         for number, due_s in enumerate(self._job.due):
             if start + due_s > time.monotonic():
-                await alarm.until(start + due_s)
+                await alarm.until(start + due_s - AHEAD_S)
             else:
                 await asyncio.sleep(0)  # late: let answers and other requests have their turn nevertheless
             if self._stopping.is_set():
                 return
             if len(self._tasks) >= self._job.max_in_flight:
-                now_s = time.monotonic() - start
+                now_s = max(due_s, time.monotonic() - start)
                 self._note(number, due_s, now_s, now_s, Replied(UNANSWERED, GENERATOR_FULL))
                 continue
             self.tally.sent += 1
@@ -176,14 +178,16 @@ class Engine:
         """Ask, note, and say whether a reply came."""
         body = self._loaded.bodies[self._job.picture[number]]
         fields = self._job.fields[self._job.target[number]]
-        sent_s = time.monotonic() - start
+        times, begun = Times(start + due_s), time.monotonic()
         try:
-            replied = await self._asker.ask(body, fields)
+            replied = await self._asker.ask(body, fields, times)
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
             replied = Replied(UNANSWERED, INTERRUPTED)  # by `_cut_off`; the task ends with this
-        self._note(number, due_s, sent_s, time.monotonic() - start, replied)
+        sent = begun if times.sent is None else times.sent
+        done = time.monotonic() if times.done is None else times.done
+        self._note(number, due_s, max(due_s, sent - start), done - start, replied)
         return replied.status != UNANSWERED
 
     def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: Replied) -> None:

@@ -35,7 +35,7 @@ from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, NotReady
 from loadgen import mix, setup
 from loadgen.arrivals import MAX_RATE, MAX_REQUESTS
-from loadgen.asking import Asker, Replied
+from loadgen.asking import Asker, Replied, Times
 from loadgen.engine import asker_for
 from loadgen.record import Origin, check_files
 from loadgen.setup import Setup
@@ -299,7 +299,7 @@ async def expect(given: argparse.Namespace, asker: Asker, setup_: Setup) -> Expe
         nonlocal fastest_s, done
         while (asked := loop.time()) < began + WARM_UP_S:
             target = setup_.classes[next(targets)]
-            replied = await asker.ask(next(bodies), target.fields)
+            replied = await asker.ask(next(bodies), target.fields, Times())
             if replied.status != 200:
                 raise NotReady(f"the server does not answer pictures, {target.name}: {replied.error}")
             fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
@@ -379,7 +379,7 @@ class Bridge:
         """Ask as long as there is something to ask."""
         while self._waiting:
             identity, picture, target = self._waiting.popleft()
-            replied = await self._asker.ask(self._bodies[picture], self._fields[target])
+            replied = await self._asker.ask(self._bodies[picture], self._fields[target], Times())
             self._count(replied, picture, self.tallies[target])
             self._complete(identity, NO_CLASS if replied.index is None else replied.index)
         self._active -= 1

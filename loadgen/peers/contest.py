@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.process import running
 from loadgen.arrivals import Poisson
+from loadgen.asking import Times
 from loadgen.bench.edge import pinned
 from loadgen.bench.wire import Wire, WireError
 from loadgen.engine import Engine, Job, Loaded, Server
@@ -273,7 +274,7 @@ async def check_answers(served: Served, bodies: Sequence[bytes], expected: Seque
     """
     answers: list[int] = []
     for number, (body, index) in enumerate(zip(bodies, expected, strict=True)):
-        replied = await served.asker.ask(body, {})
+        replied = await served.asker.ask(body, {}, Times())
         if replied.index != index:
             raise ConfigError(
                 f"{served.peer.title}: picture {number}: expected class {index} as of the bare loop, got "

@@ -21,7 +21,7 @@ import msgspec
 from hawkvision.errors import NotReady
 from hawkvision.manifest import InputSpec
 from hawkvision.process import ended
-from loadgen.asking import Replied
+from loadgen.asking import Replied, Times
 from loadgen.connections import Broken, Connections
 from loadgen.peers import keeper
 from loadgen.peers.catalogue import Peer, Site, Work
@@ -70,11 +70,16 @@ class PeerAsker:
         """See `Asker`: all connections, so that none is made while it counts."""
         await self._connections.open(self._limit)
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str]) -> Replied:  # noqa: ARG002 - see the class
+    async def ask(
+        self,
+        picture: bytes,
+        fields: Mapping[str, str],  # noqa: ARG002 - see the class
+        times: Times,
+    ) -> Replied:
         """See `Asker`."""
         body = self._peer.frame(picture)
         try:
-            reply = await self._connections.exchange(self._head, body)
+            reply = await self._connections.exchange(self._head, body, times)
             if reply.status != 200:
                 return Replied(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
             return Replied(200, index=self._peer.index(reply.body), sent_bytes=len(body))
@@ -175,7 +180,7 @@ async def _wait_ready(
     until = time.monotonic() + READY_TIMEOUT_S
     last = Replied(UNANSWERED)
     while process.poll() is None and time.monotonic() < until:
-        last = await asker.ask(picture, {})
+        last = await asker.ask(picture, {}, Times())
         if last.status == 200:
             return
         await asyncio.sleep(PROBE_PAUSE_S)

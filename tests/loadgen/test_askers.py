@@ -17,7 +17,7 @@ from hawkvision.process import ServerProcess
 from hawkvision.types import PromiseStatus
 from loadgen.asker_http import read_answer
 from loadgen.asker_oip import JSON_LENGTH, read_reply
-from loadgen.asking import Replied
+from loadgen.asking import Replied, Times
 from loadgen.connections import HttpReply
 from loadgen.engine import Server, asker_for
 from loadgen.record import UNANSWERED
@@ -34,7 +34,7 @@ def asked(say: Say, fields: dict[str, str], protocol: str = "http", picture: byt
         async with scripted(say) as server:
             asker = asker_for(Server(server.url, protocol, "birds", timeout_s=5.0), 4)  # type: ignore[arg-type]
             await asker.open()
-            replied = await asker.ask(picture, fields)
+            replied = await asker.ask(picture, fields, Times())
             await asker.close()
             return server.asked[-1], replied
 
@@ -101,7 +101,7 @@ def test_silence_and_hanging_up_have_codes_of_their_own() -> None:
 
     async def scenario() -> Replied:
         async with scripted(silent) as server:
-            return await asker_for(Server(server.url, timeout_s=0.05), 1).ask(b"x", {})
+            return await asker_for(Server(server.url, timeout_s=0.05), 1).ask(b"x", {}, Times())
 
     assert asked(hang_up, {})[1].error == "broken_off"
     assert asyncio.run(scenario()) == Replied(UNANSWERED, "timeout")
@@ -221,7 +221,9 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
     async def scenario() -> list[Replied]:
         asker = asker_for(Server(null.url, "lossy", timeout_s=10.0), 4)
         await asker.open()
-        found = [await asker.ask(generated(seed), {"quality": "fast", "deadline_ms": "5000"}) for seed in (1, 2)]
+        found = [
+            await asker.ask(generated(seed), {"quality": "fast", "deadline_ms": "5000"}, Times()) for seed in (1, 2)
+        ]
         await asker.close()
         return found
 
@@ -233,7 +235,7 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
 def test_lossy_pictures_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
     async def scenario() -> Replied:
         asker = asker_for(Server(null.url, "lossy", timeout_s=10.0), 4)
-        replied = await asker.ask(b"no picture", {})
+        replied = await asker.ask(b"no picture", {}, Times())
         await asker.close()
         return replied
 

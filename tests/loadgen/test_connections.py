@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError
+from loadgen.asking import Times
 from loadgen.connections import MAX_REPLY_BYTES, Broken, Connections, HttpReply
 from tests.loadgen.scripted import Asked, Say, Scripted, reply, scripted
 
@@ -60,6 +62,52 @@ def test_requests_one_after_another_share_a_connection() -> None:
     assert {each.connection for each in server.asked} == {0}
     assert server.asked[0].line == "POST /p?a=1 HTTP/1.1"
     assert "Authorization: Bearer k\r\n" in server.asked[0].head
+
+
+def test_a_request_leaves_when_it_is_due_and_both_ends_of_the_exchange_are_noted() -> None:
+    came: list[float] = []
+
+    async def say(asked: Asked) -> bytes:
+        came.append(time.monotonic())
+        return reply(asked.body)
+
+    async def act(connections: Connections) -> None:
+        times = Times(time.monotonic() + 0.01)
+        await connections.exchange(connections.head("POST", "/"), b"x", times)
+        assert times.sent is not None
+        assert times.done is not None
+        assert times.due <= times.sent <= came[0] <= times.done <= time.monotonic()
+
+    against(say, act)
+
+
+def test_of_a_request_that_is_sent_again_the_first_time_counts() -> None:
+    came: list[float] = []
+
+    async def say(asked: Asked) -> bytes | None:
+        came.append(time.monotonic())
+        return None if asked.connection == 0 and asked.body == b"second" else reply(asked.body)
+
+    async def act(connections: Connections) -> None:
+        await ask(connections, b"first")
+        times = Times()
+        await connections.exchange(connections.head("POST", "/"), b"second", times)
+        assert times.sent is not None
+        assert times.done is not None
+        assert times.sent <= came[1] < came[2] <= times.done
+
+    against(say, act)
+
+
+def test_connecting_is_part_of_what_a_request_takes() -> None:
+    async def scenario() -> Times:
+        connections = Connections("http://127.0.0.1:9", limit=1, timeout_s=10.0)
+        times = Times()
+        with pytest.raises(Broken, match="unreachable"):
+            await connections.exchange(connections.head("POST", "/"), b"x", times)
+        return times
+
+    assert asyncio.run(scenario()).sent is not None
 
 
 def test_no_more_connections_than_the_limit() -> None:

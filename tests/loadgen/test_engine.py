@@ -14,7 +14,7 @@ from loadgen.alarm import Alarm
 from loadgen.asker_http import HttpAsker
 from loadgen.asker_lossy import LossyAsker
 from loadgen.asker_oip import OipAsker
-from loadgen.asking import Replied
+from loadgen.asking import Replied, Times
 from loadgen.engine import GENERATOR_FULL, INTERRUPTED, Engine, Job, Loaded, Server, asker_for
 from loadgen.record import UNANSWERED, Outcome
 
@@ -38,7 +38,8 @@ class Clerk:
 
     async def close(self) -> None: ...
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str]) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+        times.send()
         self.asked.append((picture, dict(fields)))
         self.waiting += 1
         self.at_once = max(self.at_once, self.waiting)
@@ -77,6 +78,20 @@ def test_nothing_is_sent_before_it_is_due() -> None:
     outcomes = run(job([0.0, 0.02, 0.04]), Clerk())
     assert all(each.sent_s >= each.due_s for each in outcomes)
     assert [each.due_s for each in outcomes] == [0.0, 0.02, 0.04]
+
+
+def test_an_answer_counts_from_when_it_was_whole_not_from_when_it_was_read() -> None:
+    class Prompt(Clerk):
+        async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+            replied = await super().ask(picture, fields, times)
+            assert times.sent is not None
+            times.done = times.sent + 0.002
+            while time.monotonic() < times.sent + 0.02:  # the generator has much to do
+                pass
+            return replied
+
+    outcomes = run(job([0.0, 0.05]), Prompt())
+    assert [each.done_s - each.sent_s for each in outcomes] == pytest.approx([0.002, 0.002])
 
 
 def test_latency_counts_from_when_a_request_was_due() -> None:

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.manifest import InputSpec, cache_dir
+from loadgen.asking import Times
 from loadgen.bench.edge import make_picture
 from loadgen.peers import environments, results, tables, work
 from loadgen.peers.catalogue import (
@@ -458,6 +459,6 @@ def test_installed_peers_start_and_answer(name: str, tmp_path: Path) -> None:
     async def ask() -> int | None:
         python = folder / "bin" / "python"
         async with serving(found, python, task(), "decode", make_picture(), tmp_path / "log") as served:
-            return (await served.asker.ask(make_picture(), {})).index
+            return (await served.asker.ask(make_picture(), {}, Times())).index
 
     assert asyncio.run(ask()) == 0
