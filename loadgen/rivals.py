@@ -186,6 +186,8 @@ async def least_disturbed(
         HawkVisionError: if the first try fails; one that fails later leaves those before it.
     """
     tries: list[Result] = []
+    by: list[float] = []
+    """How much each was disturbed, in shares that a bound was given for."""
     for number in range(MOST_TRIES):
         try:
             tries.append(await test(number))
@@ -195,18 +197,20 @@ async def least_disturbed(
             tell(f"it could not be repeated: {error}")
             break
         run = tries[-1].run
-        disturbed = [
-            said
-            for share, most, said in (
-                (run.stolen, most_stolen, f"held back {run.stolen or 0.0:.1%} of the processor time wanted"),
-                (run.slowed, most_slowed, f"had the processors {run.slowed or 0.0:.1%} slower than at their best"),
+        found = [
+            (share, share > most, words)
+            for share, most, words in (
+                (run.stolen, most_stolen, "held back {:.1%} of the processor time wanted"),
+                (run.slowed, most_slowed, "had the processors {:.1%} slower than at their best"),
             )
-            if share is not None and most is not None and share > most
+            if share is not None and most is not None
         ]
+        by.append(sum(share for share, _, _ in found))
+        disturbed = [words.format(share) for share, too_much, words in found if too_much]
         if not disturbed:
-            break
+            return tries[-1]
         tell(f"the machine's host {' and '.join(disturbed)}")
-    return min(tries, key=lambda each: (each.run.stolen or 0.0) + (each.run.slowed or 0.0))
+    return tries[by.index(min(by))]
 
 
 def title_of(contender: Contender, link: LinkProfile, rate: float, number: int, try_: int) -> str:

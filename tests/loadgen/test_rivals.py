@@ -163,6 +163,8 @@ def test_a_test_whose_processors_were_slow_is_repeated_and_what_was_stolen_count
         "had the processors 10.0% slower than at their best"
     )
     assert disturbed_by([0.01], 0.05, [0.2]) == (0.01, []), "nobody asked for that"
+    share, told = disturbed_by([0.2, 0.03], 0.05, [0.0, 0.3])
+    assert (share, len(told)) == (0.03, 1), "nor about it"
 
 
 def test_nothing_is_repeated_unasked_or_where_nobody_knows_what_was_stolen() -> None:
