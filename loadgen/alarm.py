@@ -2,10 +2,8 @@
 
 asyncio rounds every wait up to a whole millisecond and libuv does alike, which would be seen in each latency that
 counts from the scheduled time, and would be the largest error of an emulated link. A timer of the kernel
-(timerfd_create(2)) that the loop watches like a socket wakes it within some 0.1 ms. An `Alarm` is woken so much too
-early and goes round the loop until it is time: on an EPYC whose processors were kept awake it is 0.03 and 0.04 ms late
-in the median of two runs at 8 a second, 0.13 without; at 100 a second 0.002, and 0.04 and 0.05 without. What else the
-loop has to do goes on meanwhile.
+(timerfd_create(2)) that the loop watches like a socket wakes it within some 0.1 ms. Who has to be on time to less than
+that is woken so much earlier (`engine.AHEAD_S`).
 """
 
 from __future__ import annotations
@@ -23,8 +21,6 @@ from hawkvision.errors import NotReady
 
 _ABSOLUTE: Final = 1
 """TFD_TIMER_ABSTIME of timerfd_settime(2)."""
-EARLY_S: Final = 1e-4
-"""Processor time that each wait may cost, to be on time."""
 
 
 class Timer:
@@ -84,30 +80,22 @@ class Alarm:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
-        self._rang = False
-        self._timer = Timer(self._loop, self._wake)
+        self._timer = Timer(self._loop, self.ring)
 
     async def until(self, at: float) -> None:
-        """Return at that moment, or at once if it has passed or `ring` is called meanwhile."""
+        """Return some 0.1 ms after that moment, or at once if it has passed or `ring` is called meanwhile."""
         if at <= time.monotonic():
             return
         self._waiting = self._loop.create_future()
-        self._rang = False
-        self._timer.set(at - EARLY_S)
+        self._timer.set(at)
         try:
             await self._waiting
-            while not self._rang and time.monotonic() < at:  # noqa: ASYNC110 - going round is the point
-                await asyncio.sleep(0)
         finally:
             self._waiting = None
             self._timer.set(None)
 
     def ring(self) -> None:
         """Wake whoever waits, now."""
-        self._rang = True
-        self._wake()
-
-    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

@@ -67,7 +67,7 @@ class Asker(Protocol):
         """
 
     async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
-        """Send one picture with its target's fields, not before it is due, and note when it was sent and answered."""
+        """Send one picture with its target's fields, not before it is due, and say in `times` when it left and came."""
 
     async def close(self) -> None:
         """Disconnect."""

@@ -26,9 +26,9 @@ from loadgen.record import UNANSWERED, Outcome
 
 GRACE_S: Final = 5.0
 """How long answers are waited for after an interrupt."""
-AHEAD_S: Final = 2.5e-4
-"""How long before it is due a request is prepared: its bytes then leave on time (`Times.send`), within 0.03 µs in the
-median at 8 a second on an EPYC, where they were 0.1 ms late."""
+AHEAD_S: Final = 3.5e-4
+"""How long before it is due the engine wakes for a request and prepares it: its bytes leave on time (`Times.send`), in
+the median less than a microsecond late at 8 and at 100 a second on an EPYC, where they were 0.1 ms late at 8."""
 REFUSED_PAUSE_S: Final = 0.05
 """Of a caller in the closed loop that was not answered, lest a dead server be asked a million times."""
 MAX_OUTCOMES: Final = 5_000_000

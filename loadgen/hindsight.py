@@ -2,7 +2,7 @@
 
 Contenders of one cell are sent the same pictures at the same moments, over links with the same weather. Take of each
 request the quickest of their answers: no contender was so quick, and where packets are lost at random it has the best
-draw of all. A factor over a rival that even this does not reach is one that the links do not allow.
+draw of all. A factor over a rival that even this does not reach, no choice among these contenders would have reached.
 """
 
 from __future__ import annotations

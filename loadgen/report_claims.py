@@ -15,8 +15,8 @@ NOTE: Final = (
     "that is less accurate, as it was tested. “Met in time” takes every rival as it was tested, where ours is right in "
     "time at least as often. “The caller's link alone” is what the weather took of it, whoever answered: the wait "
     "while the link was down, and its delay there and back, without bytes, losses or queues. “The quickest of all” is "
-    "what one would have had who knew beforehand which contender answers each request first: hardly anybody can be "
-    "better over these links."
+    "what one would have had who knew beforehand which contender answers each request first: no choice among them is "
+    "quicker."
 )
 _COLUMNS: Final = (("claim", True), ("against", True), ("value", False), ("goal", False), ("met", True),
                    ("met in time", True), ("measured", True))  # fmt: skip
