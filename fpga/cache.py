@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from hawkvision.errors import BackendError
 
 KEPT: Final = 256
 """Things at most. This project's own tests make some 80, a device in use one."""
@@ -80,27 +77,6 @@ def tidy(folder: Path, now: float | None = None, bounds: Bounds | None = None) -
                 if now - thing.path.stat().st_mtime > bounds.in_use_s:
                     _remove(thing.path)
                     count, size = count - 1, size - thing.size
-
-
-def check_ours(code: Path) -> None:
-    """Refuse a file of code that another user may have written: loaded, it would run with our rights.
-
-    Raises:
-        BackendError: if it belongs to another user than us or root, if others may write to it, or if it is no file.
-    """
-    try:
-        found = code.lstat()
-    except OSError as error:
-        raise BackendError(f"{code}: {error.strerror}") from None
-    mend = "remove it, and it is made anew"
-    if not stat.S_ISREG(found.st_mode):
-        raise BackendError(f"{code}: expected a file of code that we compiled, found something else; {mend}")
-    if found.st_uid not in (os.geteuid(), 0):
-        raise BackendError(f"{code}: expected code of user {os.geteuid()}, found that of user {found.st_uid}; {mend}")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BackendError(
-            f"{code}: expected code that only its owner may write, found mode {found.st_mode & 0o777:o}; {mend}"
-        )
 
 
 @contextmanager

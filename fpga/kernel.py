@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import reference
-from fpga.cache import check_ours, mark_used, tidy
+from fpga.cache import mark_used, tidy
 from fpga.ir import Conv, Graph, Stage
 from fpga.reference import Mask
 from fpga.toolchain import run
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import check_ours, write_atomic
 from hawkvision.errors import ArtifactError, BackendError, CompileError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import netlist_cells, netlist_ice40
-from fpga.cache import check_ours, mark_used
+from fpga.cache import mark_used
 from fpga.netlist_cells import (
     LANES,
     ONE,
@@ -39,7 +39,7 @@ from fpga.netlist_cells import (
     read_module,
 )
 from fpga.toolchain import run
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import check_ours, write_atomic
 from hawkvision.errors import CompileError
 from hawkvision.manifest import cache_dir
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import emit
-from fpga.cache import check_ours
 from fpga.folding import Folding, interval
 from fpga.ir import Graph
 from fpga.reference import Mask
 from fpga.verilator import Design, library
+from hawkvision.artifacts import check_ours
 from hawkvision.errors import BackendError
 from hawkvision.types import Pixels
 

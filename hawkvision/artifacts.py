@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
-from hawkvision.errors import ArtifactError, ConfigError
+from hawkvision.errors import ArtifactError, BackendError, ConfigError
 from hawkvision.manifest import Variant, artifact_path
 
 
@@ -104,6 +105,27 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
+
+
+def check_ours(code: Path) -> None:
+    """Refuse a file of code that another user may have written: loaded, it would run with our rights.
+
+    Raises:
+        BackendError: if it belongs to another user than us or root, if others may write to it, or if it is no file.
+    """
+    try:
+        found = code.lstat()
+    except OSError as error:
+        raise BackendError(f"{code}: {error.strerror}") from None
+    mend = "remove it, and it is made anew"
+    if not stat.S_ISREG(found.st_mode):
+        raise BackendError(f"{code}: expected a file of code that we compiled, found something else; {mend}")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise BackendError(f"{code}: expected code of user {os.geteuid()}, found that of user {found.st_uid}; {mend}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BackendError(
+            f"{code}: expected code that only its owner may write, found mode {found.st_mode & 0o777:o}; {mend}"
+        )
 
 
 def _place(path: Path) -> Path:

@@ -153,7 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
-    parser.add_argument("--backend", choices=("onnxruntime", "noop"), default="onnxruntime", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", choices=("auto", "onnxruntime", "noop"), default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--models-dir", type=Path)
 
 

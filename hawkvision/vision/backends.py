@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from hawkvision.errors import BackendError
 from hawkvision.manifest import InputSpec
 from hawkvision.vision.backend import Backend
 
-BackendKind: TypeAlias = Literal["onnxruntime", "numpy", "noop"]
+log = logging.getLogger("hawkvision.vision")
+
+BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "numpy", "noop"]
+"""`auto` is `int8`, our own kernels, for what these can run on this machine, else `onnxruntime`: the same logits."""
+
+ON_THE_CPU: Final = ("CPUExecutionProvider",)
 
 
 def open_backend(
@@ -18,18 +24,28 @@ def open_backend(
     model: Path | bytes,
     spec: InputSpec,
     classes: int,
-    providers: Sequence[str] = ("CPUExecutionProvider",),
+    providers: Sequence[str] = ON_THE_CPU,
     threads: int = 1,
 ) -> Backend:
     """Load a variant. Only the chosen backend's module, and what it needs, is imported.
 
-    `providers` and `threads` are ONNX Runtime's; `model` is a file or its bytes, and is not read by the no-op backend.
+    Args:
+        kind: which.
+        model: a file or its bytes; not read by the no-op backend.
+        spec: the input that the manifest says it takes.
+        classes: that the manifest says it tells apart.
+        providers: ONNX Runtime's; other than its CPU's leave `auto` to it.
+        threads: that work on one inference, of ONNX Runtime and of our own kernels.
 
     Raises:
         BackendError: if the model cannot be loaded, or does not take `spec` in and give `classes` out.
     """
     backend: Backend
     match kind:
+        case "auto":
+            backend = _open_fastest(model, providers, threads)
+        case "int8":
+            backend = _open_int8(model, threads)
         case "onnxruntime":
             from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 
@@ -43,12 +59,37 @@ def open_backend(
 
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
-            raise BackendError(f"no backend is called {kind!r}; expected onnxruntime, numpy or noop")
+            raise BackendError(f"no backend is called {kind!r}; expected auto, int8, onnxruntime, numpy or noop")
     expected, found = ((spec.height, spec.width, 3), classes), (backend.input_shape, backend.classes)
     if found != expected:
         backend.close()
         raise BackendError(
             f"{model if isinstance(model, Path) else 'model'}: it takes {found[0]} in and gives {found[1]} classes; "
             f"the manifest says {expected[0]} and {expected[1]}"
+        )
+    return backend
+
+
+def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int) -> Backend:
+    if tuple(providers) == ON_THE_CPU:
+        try:
+            return _open_int8(model, threads)
+        except BackendError as error:
+            log.info("ONNX Runtime runs the model: %s", error.message)
+    from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(model, providers, threads)
+
+
+def _open_int8(model: Path | bytes, threads: int) -> Backend:
+    from hawkvision.vision.int8.agreement import agrees
+    from hawkvision.vision.int8.backend import Int8Backend
+
+    backend = Int8Backend(model, threads)
+    if not agrees(model, backend):
+        backend.close()
+        raise BackendError(
+            f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "
+            "a defect of these kernels, or of the compiler that made them"
         )
     return backend

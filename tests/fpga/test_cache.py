@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fpga.cache import ABANDONED_S, Bounds, check_ours, mark_used, tidy
+from fpga.cache import ABANDONED_S, Bounds, mark_used, tidy
 from fpga.verilator import Design, library
+from hawkvision.artifacts import check_ours
 from hawkvision.errors import BackendError
 
 NOW = 1e9

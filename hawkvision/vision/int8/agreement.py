@@ -1,0 +1,78 @@
+"""Whether a model gives the same logits by these kernels as by ONNX Runtime, on this machine.
+
+A certificate says what was measured with ONNX Runtime. So it is looked at before a model serves by anything else: once
+for each model, kernel, version of ONNX Runtime and processor, which is noted in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ArtifactError
+from hawkvision.manifest import cache_dir
+from hawkvision.types import Pixels
+from hawkvision.vision.backend import Backend
+from hawkvision.vision.int8.library import digest, tidy
+
+log = logging.getLogger("hawkvision.vision")
+
+KEPT: Final = 1024
+"""Notes, of a byte each."""
+
+
+def agrees(model: Path | bytes, backend: Backend) -> bool:
+    """Whether `backend` gives every logit of the test pictures as ONNX Runtime does, bit for bit.
+
+    Raises:
+        BackendError: if ONNX Runtime cannot run the model.
+    """
+    import onnxruntime
+
+    from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
+
+    data = model if isinstance(model, bytes) else model.read_bytes()
+    facts = (digest(), onnxruntime.__version__, _processor(), hashlib.sha256(data).hexdigest())
+    note = cache_dir() / "int8" / f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
+    if note.is_file():
+        return True
+    reference = OnnxRuntimeBackend(data)
+    try:
+        same = all(np.array_equal(reference.infer(p), backend.infer(p)) for p in _pictures(reference.input_shape))
+    finally:
+        reference.close()
+    if same:
+        try:
+            write_atomic(note, b"\n")
+            tidy(note.parent, "*.same", KEPT)
+        except ArtifactError as error:
+            log.info("int8: looked at anew with each start, for it cannot be noted: %s", error.message)
+    return same
+
+
+def _pictures(shape: tuple[int, int, int]) -> Iterator[Pixels]:
+    """Noise, fine and coarse, a ramp, and nothing: (1, height, width, 3) each."""
+    draw = np.random.default_rng(0)
+    height, width, planes = shape
+    for size in (1, 4, 32):
+        rows, columns = -(-height // size), -(-width // size)
+        coarse = draw.integers(0, 256, (rows, columns, planes), dtype=np.uint8)
+        yield np.ascontiguousarray(coarse.repeat(size, 0).repeat(size, 1)[None, :height, :width])
+    ramp = np.linspace(0, 255, height * width * planes).astype(np.uint8)
+    yield ramp.reshape(1, height, width, planes)
+    yield np.zeros((1, height, width, planes), np.uint8)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,352 @@
+"""Reads an ONNX graph as a chain of integer layers: convolutions, additions, a mean, and logits.
+
+Understood is what a quantised network of this kind is written as: every tensor between two layers goes through
+`QuantizeLinear` and `DequantizeLinear` (QDQ), activations are uint8 with one scale, weights int8 with one scale per
+output channel and no zero point. Transposes and reshapes that leave the bytes of (height, width, channels) where they
+are cost nothing. Whatever else is found is `Unsupported`, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind: TypeAlias = Literal["pad", "convolution", "depthwise", "add", "mean", "dense"]
+Sizes: TypeAlias = tuple[int, int, int]
+"""(height, width, channels)."""
+
+UINT8: Final = 2
+"""An element type of ONNX."""
+MOST_BYTES: Final = 1 << 28
+"""Of one tensor; a picture of 260 x 260 needs 2 MB at most."""
+BIAS_TOLERANCE: Final = 1e-5
+"""By how much, relatively, a bias's scale may differ from that of the sums, which are computed in float32."""
+
+
+class Unsupported(Exception):
+    """The graph has something that has no integer layer here; the message says what and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Bytes of (height, width, channels) that stand for `scale * (byte - zero)`."""
+
+    sizes: Sizes
+    scale: np.float32
+    zero: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What makes the tensor `out` of the tensors `inputs`."""
+
+    kind: Kind
+    inputs: tuple[int, ...]
+    out: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted(Layer):
+    """A layer with weights. A convolution makes `fold` columns of its output at each of its positions, so that its own
+    channels are `fold` times those of the output.
+    """
+
+    weights: NDArray[np.int8]
+    """(made, height, width, taken); of a depthwise convolution (channels, height, width); of the logits (classes, 1, 1,
+    features)."""
+    weight_scale: NDArray[np.float32]
+    """One per output channel of its own."""
+    bias: NDArray[np.int32]
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int] = (0, 0)
+    """Above and to the left."""
+    fold: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Layers in order, each made of those before it. The first is the picture, within a border; the last the logits."""
+
+    picture: Sizes
+    classes: int
+    tensors: tuple[Tensor, ...]
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    """A dequantised constant, scaled by its first axis."""
+
+    value: NDArray[Any]
+    scale: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Quantised values: of a tensor, seen with these sizes, in the order that the graph has them."""
+
+    tensor: int
+    """-1: of the picture, whose scale has not been said."""
+    sizes: Sizes
+    channels_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """What a layer computes before it is quantised."""
+
+    layer: Layer
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+def read(model: Any) -> Network:
+    """The layers of an `onnx.ModelProto`.
+
+    Raises:
+        Unsupported: if it is anything but such a network.
+    """
+    reader = _Reader(model.graph)
+    for node in model.graph.node:
+        try:
+            reader.take(node)
+        except Unsupported as error:
+            raise Unsupported(f"node {node.name!r} ({node.op_type}): {error}") from None
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise Unsupported(f"node {node.name!r} ({node.op_type}): {error!r}") from error
+    return reader.network()
+
+
+class _Reader:
+    def __init__(self, graph: Any) -> None:
+        from onnx import helper, numpy_helper
+
+        self._attribute = helper.get_attribute_value
+        try:
+            self._constants: dict[str, NDArray[Any]] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        except (ValueError, TypeError, KeyError) as error:
+            raise Unsupported(f"a constant cannot be read: {error}") from error
+        inputs = [value for value in graph.input if value.name not in self._constants]
+        if len(inputs) != 1 or len(graph.output) != 1:
+            raise Unsupported(f"{len(inputs)} inputs and {len(graph.output)} outputs; expected one each")
+        kind = inputs[0].type.tensor_type
+        sizes = tuple(dimension.dim_value for dimension in kind.shape.dim)
+        if kind.elem_type != UINT8 or len(sizes) != 4 or min(sizes[1:]) < 1 or sizes[3] != 3:
+            raise Unsupported(
+                f"an input of element type {kind.elem_type} and sizes {sizes}; expected uint8, (n, h, w, 3)"
+            )
+        self._picture: Sizes = (sizes[1], sizes[2], sizes[3])
+        self._output = graph.output[0].name
+        self._tensors: list[Tensor] = []
+        self._layers: list[Layer] = []
+        self._known: dict[str, _Constant | _Bytes | _Sum] = {inputs[0].name: _Bytes(-1, self._picture, False)}
+        self._takes = {
+            "Transpose": self._transpose,
+            "Reshape": self._reshape,
+            "Flatten": self._flatten,
+            "DequantizeLinear": self._dequantize,
+            "QuantizeLinear": self._quantize,
+            "Conv": self._convolve,
+            "Add": self._add,
+            "GlobalAveragePool": self._average,
+            "Gemm": self._dense,
+        }
+
+    def take(self, node: Any) -> None:
+        """Understand one more node."""
+        takes = self._takes.get(node.op_type)
+        if takes is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+            raise Unsupported(f"no layer of an integer network; there are {', '.join(self._takes)}")
+        attributes = {a.name: self._attribute(a) for a in node.attribute}
+        self._known[node.output[0]] = takes(_Node(tuple(node.input), attributes))
+
+    def network(self) -> Network:
+        """All that was understood."""
+        last = self._known.get(self._output)
+        if not isinstance(last, _Sum) or last.layer.kind != "dense":
+            raise Unsupported(f"the output {self._output!r} is not the sums of a fully connected layer")
+        return Network(
+            self._picture,
+            last.sizes[2],
+            (*self._tensors, Tensor(last.sizes, np.float32(1), 0)),
+            (*self._layers, replace(last.layer, out=len(self._tensors))),
+        )
+
+    # Where bytes stay where they are
+
+    def _transpose(self, node: _Node) -> _Bytes:
+        value = self._bytes(node.inputs[0])
+        expected = [0, 2, 3, 1] if value.channels_first else [0, 3, 1, 2]
+        if list(node.attributes["perm"]) != expected:
+            raise Unsupported(f"a transpose by {list(node.attributes['perm'])}; expected {expected}")
+        return replace(value, channels_first=not value.channels_first)
+
+    def _reshape(self, node: _Node) -> _Bytes:
+        value, wanted = self._bytes(node.inputs[0]), self._constants[node.inputs[1]].tolist()
+        height, width, channels = value.sizes
+        if value.channels_first or len(wanted) != 4 or wanted[:2] != [0, 0] or wanted[3] != -1 or wanted[2] < 1:
+            raise Unsupported(f"a reshape to {wanted}; expected columns to become channels, or back")
+        if width * channels % wanted[2] or node.attributes.get("allowzero", 0):
+            raise Unsupported(f"{width} x {channels} values in {wanted[2]} columns")
+        return replace(value, sizes=(height, wanted[2], width * channels // wanted[2]))
+
+    def _flatten(self, node: _Node) -> _Bytes:
+        value = self._bytes(node.inputs[0])
+        if value.sizes[:2] != (1, 1) or node.attributes.get("axis", 1) != 1:
+            raise Unsupported(f"{value.sizes} are flattened; expected one position")
+        return value
+
+    # Scales
+
+    def _dequantize(self, node: _Node) -> _Constant | _Bytes:
+        name, scale, zero = node.inputs[0], self._constants[node.inputs[1]], self._constants[node.inputs[2]]
+        constant = self._constants.get(name)
+        if constant is not None:
+            fits = scale.dtype == np.float32 and scale.shape in ((), constant.shape[:1]) and np.isfinite(scale).all()
+            if zero.any() or constant.dtype not in (np.int8, np.int32) or not fits or not self._first_axis(node):
+                raise Unsupported(f"constant {name!r}: expected int8 or int32, scaled by its first axis, its zero at 0")
+            return _Constant(constant, np.broadcast_to(scale, constant.shape[:1]))
+        value = self._bytes(name)
+        if value.tensor < 0:  # the picture, which becomes a tensor in these sizes
+            value = replace(value, tensor=self._made(Layer("pad", (len(self._tensors),)), value.sizes, scale, zero))
+        known = self._tensors[value.tensor]
+        if known.scale != scale or known.zero != zero:
+            raise Unsupported(f"{name!r} is dequantised with another scale than it was quantised with")
+        return value
+
+    @staticmethod
+    def _first_axis(node: _Node) -> bool:
+        return node.attributes.get("axis", 0) == 0 and not node.attributes.get("block_size", 0)
+
+    def _quantize(self, node: _Node) -> _Bytes:
+        made = self._known[node.inputs[0]]
+        if not isinstance(made, _Sum):
+            raise Unsupported(f"{node.inputs[0]!r} is quantised, which no layer made")
+        scale, zero = self._constants[node.inputs[1]], self._constants[node.inputs[2]]
+        return _Bytes(self._made(made.layer, made.sizes, scale, zero), made.sizes, True)
+
+    def _made(self, layer: Layer, sizes: Sizes, scale: NDArray[Any], zero: NDArray[Any]) -> int:
+        """The number of the tensor that the layer makes."""
+        if scale.shape or zero.shape or zero.dtype != np.uint8 or scale.dtype != np.float32:
+            raise Unsupported(f"activations of {zero.dtype}, scaled by {scale.dtype}; expected uint8, by one float32")
+        if not np.isfinite(scale) or scale <= 0 or sizes[0] * sizes[1] * sizes[2] > MOST_BYTES:
+            raise Unsupported(
+                f"{sizes} bytes with scale {scale}; expected a positive one, and {MOST_BYTES} bytes at most"
+            )
+        self._layers.append(replace(layer, out=len(self._tensors)))
+        self._tensors.append(Tensor(sizes, np.float32(scale), int(zero)))
+        return len(self._tensors) - 1
+
+    # Layers
+
+    def _convolve(self, node: _Node) -> _Sum:
+        value, weights, bias = self._taken(node.inputs[0]), *self._weights(node)
+        made, taken, rows, columns = weights.value.shape
+        height, width, channels = value.sizes
+        top, left, bottom, right = node.attributes.get("pads", [0, 0, 0, 0])
+        down, across = node.attributes.get("strides", [1, 1])
+        group = node.attributes.get("group", 1)
+        if list(node.attributes.get("dilations", [1, 1])) != [1, 1] or node.attributes.get("auto_pad", b"") not in (
+            b"",
+            b"NOTSET",
+        ):
+            raise Unsupported("a dilated convolution, or one whose padding is not stated")
+        if (
+            not 0 <= min(top, bottom) <= max(top, bottom) < rows
+            or not 0 <= min(left, right) <= max(left, right) < columns
+        ):
+            raise Unsupported(
+                f"padding of {top, left, bottom, right} around {rows} x {columns}; expected less than those"
+            )
+        if min(down, across) < 1 or height + top + bottom < rows or width + left + right < columns:
+            raise Unsupported(f"windows of {rows} x {columns} in steps of {down, across} of {height} x {width}")
+        sizes = (height + top + bottom - rows) // down + 1, (width + left + right - columns) // across + 1, made
+        layer = Weighted(
+            "convolution",
+            (value.tensor,),
+            weights=np.ascontiguousarray(weights.value.transpose(0, 2, 3, 1)),
+            weight_scale=weights.scale,
+            bias=bias,
+            strides=(down, across),
+            pads=(top, left),
+        )
+        if group == 1:
+            if taken != channels or columns * channels % 4:
+                raise Unsupported(f"{columns} x {channels} values in a row of a window; expected a multiple of four")
+            return _Sum(layer, sizes)
+        if group != channels or taken != 1 or made != channels or channels % 16:
+            raise Unsupported(f"{group} groups of {channels} channels; expected one, or one for each of 16 n channels")
+        if rows != columns or rows not in (3, 5) or (down, across) not in ((1, 1), (2, 2)):
+            raise Unsupported(
+                f"depthwise windows of {rows} x {columns} in steps of {down, across}; expected 3 or 5, 1 or 2"
+            )
+        return _Sum(replace(layer, kind="depthwise", weights=np.ascontiguousarray(weights.value[:, 0])), sizes)
+
+    def _add(self, node: _Node) -> _Sum:
+        one, other = self._taken(node.inputs[0]), self._taken(node.inputs[1])
+        if one.sizes != other.sizes:
+            raise Unsupported(f"{one.sizes} and {other.sizes} are added; expected the same sizes")
+        return _Sum(Layer("add", (one.tensor, other.tensor)), one.sizes)
+
+    def _average(self, node: _Node) -> _Sum:
+        value = self._taken(node.inputs[0])
+        return _Sum(Layer("mean", (value.tensor,)), (1, 1, value.sizes[2]))
+
+    def _dense(self, node: _Node) -> _Sum:
+        value, weights, bias = self._taken(node.inputs[0]), *self._weights(node)
+        plain = node.attributes.get("alpha", 1.0) == 1.0 and node.attributes.get("beta", 1.0) == 1.0
+        if not plain or node.attributes.get("transB", 0) != 1 or node.attributes.get("transA", 0) != 0:
+            raise Unsupported("a fully connected layer with factors, or whose weights are not (classes, features)")
+        classes, features = weights.value.shape
+        if value.sizes != (1, 1, features) or features % 4:
+            raise Unsupported(f"{value.sizes} to a fully connected layer of {features}; expected as many, and 4 n")
+        flat = weights.value.reshape(classes, 1, 1, features)
+        layer = Weighted("dense", (value.tensor,), weights=flat, weight_scale=weights.scale, bias=bias)
+        return _Sum(layer, (1, 1, classes))
+
+    # What names stand for
+
+    def _bytes(self, name: str) -> _Bytes:
+        value = self._known[name]
+        if not isinstance(value, _Bytes):
+            raise Unsupported(f"{name!r} is not quantised where it must be")
+        return value
+
+    def _taken(self, name: str) -> _Bytes:
+        """A layer's input. Where it is seen in other sizes than it was made in, it is made in those."""
+        value = self._bytes(name)
+        if value.tensor < 0 or (not value.channels_first and value.sizes[:2] != (1, 1)):
+            raise Unsupported(f"{name!r} has no scale, or its channels come last")
+        tensor = self._tensors[value.tensor]
+        if tensor.sizes == value.sizes:
+            return value
+        at = next(number for number, layer in enumerate(self._layers) if layer.out == value.tensor)
+        maker, fold = self._layers[at], value.sizes[1] // tensor.sizes[1]
+        folds = isinstance(maker, Weighted) and maker.kind == "convolution" and fold * tensor.sizes[1] == value.sizes[1]
+        if not folds or any(value.tensor in layer.inputs for layer in self._layers):
+            raise Unsupported(f"{name!r} is seen in sizes {value.sizes}; it was made in {tensor.sizes}")
+        assert isinstance(maker, Weighted)
+        self._layers[at] = replace(maker, fold=fold)
+        self._tensors[value.tensor] = replace(tensor, sizes=value.sizes)
+        return value
+
+    def _weights(self, node: _Node) -> tuple[_Constant, NDArray[np.int32]]:
+        """A layer's weights, and its bias in steps of its sums."""
+        taken = self._tensors[self._taken(node.inputs[0]).tensor]
+        weights, bias = self._known[node.inputs[1]], self._known[node.inputs[2]]
+        if not isinstance(weights, _Constant) or weights.value.dtype != np.int8:
+            raise Unsupported(f"{node.inputs[1]!r} are no int8 weights")
+        if not isinstance(bias, _Constant) or bias.value.dtype != np.int32 or bias.value.shape != weights.scale.shape:
+            raise Unsupported(f"{node.inputs[2]!r} is no int32 bias of as many as there are outputs")
+        if not np.allclose(bias.scale, taken.scale * weights.scale, rtol=BIAS_TOLERANCE, atol=0):
+            raise Unsupported(f"{node.inputs[2]!r} has another scale than the sums that it is added to")
+        return weights, bias.value

@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hawkvision.errors import BackendError
+from hawkvision.manifest import InputSpec, cache_dir
+from hawkvision.testing import BackendConformance, random_pictures
+from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backend import Backend
+from hawkvision.vision.backends import open_backend
+from hawkvision.vision.int8 import library
+from hawkvision.vision.int8.agreement import agrees
+from hawkvision.vision.int8.backend import Int8Backend
+from hawkvision.vision.int8.graph import Unsupported, read
+from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.vision.wide import usable_cores
+from tests.hawkvision.vision.graphs import tiny_classifier
+from tests.hawkvision.vision.quantised import Quantised, Value
+
+runs = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+needs_two_cores = pytest.mark.skipif(usable_cores() < 2, reason="a helper needs a core of its own")
+ZOO = cache_dir() / "models" / "imagenet"
+IN_ZOO = ["efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8", "mobilenet_v2_int8"]
+
+
+def residual_network(seed: int = 0, height: int = 36, width: int = 30, classes: int = 11) -> bytes:
+    """A stem, a block with a residual while the picture is tall and one when it is small, and a head."""
+    net = Quantised(seed, height, width, fold=2)
+    stem = net.convolution(net.picture, 32, (3, 2), (1, 1), (1, 0, 1, 1), relu=True)
+    taken = net.unfolded(stem, 2)
+    for stride in (1, 2):
+        taken = net.convolution(taken, 24)
+        up = net.convolution(taken, 96, relu=True)
+        window = net.convolution(up, 96, (3, 3), (1, 1), (1, 1, 1, 1), depthwise=True, relu=True)
+        taken = net.addition(net.convolution(window, 24), taken)
+        up = net.convolution(taken, 48, relu=True)
+        window = net.convolution(up, 48, (5, 5), (stride, stride), (2, 2, 2, 2), depthwise=True, relu=True)
+        taken = net.convolution(window, 40)
+    return net.logits(net.convolution(taken, 80, relu=True), classes)
+
+
+@runs
+class TestInt8Backend(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: Int8Backend(residual_network())
+
+
+@runs
+class TestInt8BackendWithHelpers(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: Int8Backend(residual_network(), threads=2)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> bytes:
+    """Layers of all kinds and sizes that are understood, in an order in which they fit."""
+    fold = draw(st.sampled_from([1, 2, 4]))
+    height, width = draw(st.integers(5, 40)), draw(st.integers(2, 9)) * 4
+    net = Quantised(draw(st.integers(0, 2**32 - 1)), height, width, fold)
+    # A row of the first window must be a multiple of four bytes.
+    columns = {1: 4, 2: 2, 4: 1}[fold]
+    down = draw(st.integers(1, 2))
+    made = draw(st.integers(1, 5)) * 16
+    taken = net.convolution(net.picture, made, (3, columns), (down, 1), (1, 0, draw(st.integers(0, 1)), columns - 1))
+    if draw(st.booleans()):
+        taken = net.unfolded(taken, 2)
+    for _ in range(draw(st.integers(0, 4))):
+        taken = draw(st.sampled_from([_product, _window, _block]))(draw, net, taken)
+    if taken.sizes[2] % 4:
+        taken = net.convolution(taken, 16)
+    return net.logits(taken, draw(st.integers(2, 70)))
+
+
+def _channels(draw: st.DrawFn, step: int) -> int:
+    return draw(st.integers(1, 160 // step)) * step
+
+
+def _product(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
+    rows, columns = draw(st.sampled_from([(1, 1), (1, 1), (3, 3), (2, 1), (1, 3)]))
+    if taken.sizes[0] < rows or taken.sizes[1] < columns:
+        rows = columns = 1
+    pads = tuple(draw(st.integers(0, most - 1)) for most in (rows, columns, rows, columns))
+    strides = draw(st.sampled_from([(1, 1), (2, 2), (1, 2)]))
+    made = _channels(draw, 4)
+    return net.convolution(taken, made, (rows, columns), strides, pads, relu=draw(st.booleans()))  # type: ignore[arg-type]
+
+
+def _window(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
+    if taken.sizes[2] % 16:
+        taken = net.convolution(taken, _channels(draw, 16), relu=draw(st.booleans()))
+    size = draw(st.sampled_from([3, 5]))
+    stride = draw(st.sampled_from([1, 2]))
+    pads = [draw(st.integers(0, size // 2)) for _ in range(4)]
+    if taken.sizes[0] + pads[0] + pads[2] < size or taken.sizes[1] + pads[1] + pads[3] < size:
+        pads = [size - 1] * 4
+    top, left, bottom, right = pads
+    return net.convolution(
+        taken,
+        taken.sizes[2],
+        (size, size),
+        (stride, stride),
+        (top, left, bottom, right),
+        depthwise=True,
+        relu=draw(st.booleans()),
+    )
+
+
+def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
+    up = net.convolution(taken, _channels(draw, 16), relu=True)
+    window = net.convolution(up, up.sizes[2], (3, 3), (1, 1), (1, 1, 1, 1), depthwise=True, relu=True)
+    down = net.convolution(window, taken.sizes[2])
+    return net.addition(taken, down) if draw(st.booleans()) else net.addition(down, taken)
+
+
+@runs
+@settings(max_examples=150, deadline=None)
+@given(data=networks(), threads=st.integers(1, 2))
+def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int) -> None:
+    with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads)) as backend:
+        pictures = random_pictures(backend, 3)
+        pictures[1] //= 16
+        pictures[2] = np.maximum(pictures[2], 240)
+        np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
+
+
+@runs
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", IN_ZOO)
+def test_every_logit_of_the_ladders_networks_is_onnx_runtimes(name: str, threads: int) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads)) as backend:
+        pictures = random_pictures(backend, 4)
+        pictures[2:] = pictures[2:] // 64 * 85
+        np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
+
+
+@runs
+@needs_two_cores
+def test_callers_at_once_get_the_logits_of_their_own_pictures() -> None:
+    backend = Int8Backend(residual_network(), threads=2)
+    pictures = random_pictures(backend, 8)
+    alone = [backend.infer(picture[None]) for picture in pictures]
+
+    def often(number: int) -> bool:
+        return all(np.array_equal(backend.infer(pictures[number][None]), alone[number]) for _ in range(200))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(often, range(8)))
+    backend.close()
+
+
+def threads_of_this_process() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@runs
+@needs_two_cores
+def test_helpers_end_with_their_backend() -> None:
+    before = threads_of_this_process()
+    backend = Int8Backend(residual_network(), threads=2)
+    backend.infer(random_pictures(backend, 1))
+    assert threads_of_this_process() == before + 1
+    backend.close()
+    assert threads_of_this_process() == before
+
+
+@runs
+def test_closing_leaves_a_run_that_has_begun_to_its_end() -> None:
+    backend = Int8Backend(residual_network())
+    pictures = random_pictures(backend, 500)
+    expected = backend.infer(pictures)
+    begun = threading.Event()
+    got: list[Logits] = []
+
+    def run() -> None:
+        begun.set()
+        got.append(backend.infer(pictures))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    backend.close()
+    thread.join()
+    # Whether it was begun before the end is the scheduler's choice; whether it ended well is not.
+    if got:
+        np.testing.assert_array_equal(got[0], expected)
+    with pytest.raises(BackendError, match="closed"):
+        backend.infer(pictures)
+
+
+def refused(change: Callable[[onnx.ModelProto], None]) -> str:
+    """Why a network is not understood once it was changed."""
+    changed = onnx.load_model_from_string(residual_network())
+    change(changed)
+    with pytest.raises(Unsupported) as why:
+        read(changed)
+    return str(why.value)
+
+
+def node_of(changed: onnx.ModelProto, kind: str, number: int = 0) -> onnx.NodeProto:
+    return [node for node in changed.graph.node if node.op_type == kind][number]
+
+
+def set_attribute(node: onnx.NodeProto, name: str, value: object) -> None:
+    kept = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+
+
+def test_an_operator_that_is_no_integer_layer_is_named() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        node_of(changed, "Add").op_type = "Mul"
+
+    assert "(Mul): no layer of an integer network" in refused(change)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "said"),
+    [
+        ("Conv", "dilations", [2, 2], "dilated"),
+        ("Conv", "pads", [9, 0, 0, 0], "padding of"),
+        ("Conv", "pads", [-1, 0, 0, 0], "padding of"),
+        ("Conv", "strides", [0, 1], "in steps of"),
+        ("Conv", "group", 7, "7 groups"),
+        ("Gemm", "transB", 0, "classes, features"),
+        ("Gemm", "alpha", 0.5, "factors"),
+        ("Flatten", "axis", 2, "flattened"),
+        ("Transpose", "perm", [0, 2, 1, 3], "a transpose by"),
+    ],
+)
+def test_an_attribute_that_is_not_understood_is_named_with_its_node(
+    kind: str, name: str, value: object, said: str
+) -> None:
+    why = refused(lambda changed: set_attribute(node_of(changed, kind), name, value))
+    assert said in why
+    assert f"({kind})" in why
+
+
+def test_signed_activations_are_refused() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        zero = node_of(changed, "QuantizeLinear").input[2]
+        constant = next(t for t in changed.graph.initializer if t.name == zero)
+        constant.CopyFrom(onnx.numpy_helper.from_array(np.array(0, np.int8), zero))
+
+    assert "expected uint8" in refused(change)
+
+
+def test_a_bias_in_other_steps_than_the_sums_is_refused() -> None:
+    def change(changed: onnx.ModelProto) -> None:
+        bias = node_of(changed, "Conv").input[2]
+        scale = next(node for node in changed.graph.node if node.output[0] == bias).input[1]
+        constant = next(t for t in changed.graph.initializer if t.name == scale)
+        doubled = onnx.numpy_helper.to_array(constant) * 2
+        constant.CopyFrom(onnx.numpy_helper.from_array(doubled, scale))
+
+    assert "another scale" in refused(change)
+
+
+@st.composite
+def spoilt(draw: st.DrawFn) -> bytes:
+    """A network some of whose bytes were changed, left out or doubled."""
+    data = bytearray(residual_network(height=12, width=8))
+    for _ in range(draw(st.integers(1, 4))):
+        # Most bytes are weights, which say nothing; the first and last kilobytes are nodes and names.
+        at = draw(st.one_of(st.integers(0, 12_000), st.integers(0, len(data) - 1))) % len(data)
+        match draw(st.integers(0, 2)):
+            case 0:
+                data[at] = draw(st.integers(0, 255))
+            case 1:
+                del data[at : at + draw(st.integers(1, 40))]
+            case _:
+                data[at:at] = data[at : at + draw(st.integers(1, 40))]
+    return bytes(data)
+
+
+@runs
+@settings(max_examples=300, deadline=None)
+@given(data=spoilt())
+def test_a_spoilt_model_is_refused_or_run_as_what_it_says(data: bytes) -> None:
+    try:
+        backend = Int8Backend(data)
+    except BackendError:
+        return
+    with closing(backend):
+        logits = backend.infer(random_pictures(backend, 1))
+    assert logits.shape == (1, backend.classes)
+
+
+@runs
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07\x12" + bytes(50)])
+def test_a_file_that_is_no_model_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(data)
+    with pytest.raises(BackendError, match=r"broken\.onnx"):
+        Int8Backend(path)
+
+
+SPEC = InputSpec(height=36, width=30, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+@runs
+def test_what_these_kernels_can_run_they_run() -> None:
+    with closing(open_backend("auto", residual_network(), SPEC, 11)) as backend:
+        assert isinstance(backend, Int8Backend)
+
+
+def test_what_they_cannot_run_onnx_runtime_runs() -> None:
+    spec = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    with closing(open_backend("auto", tiny_classifier(), spec, 7)) as backend:
+        assert isinstance(backend, OnnxRuntimeBackend)
+
+
+@runs
+def test_what_was_asked_for_by_name_is_not_replaced() -> None:
+    spec = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    with pytest.raises(BackendError, match=r"int8: node .*\(Cast\): no layer of an integer network"):
+        open_backend("int8", tiny_classifier(), spec, 7)
+
+
+@pytest.fixture
+def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "hawkvision" / "int8"
+
+
+class OffByOne:
+    """A backend whose last logit is not what the model says."""
+
+    def __init__(self, right: Backend) -> None:
+        self._right = right
+        self.input_shape, self.classes, self.close = right.input_shape, right.classes, right.close
+
+    def infer(self, batch: Pixels) -> Logits:
+        logits = self._right.infer(batch)
+        logits[:, -1] = np.nextafter(logits[:, -1], np.float32(np.inf))
+        return logits
+
+
+def test_other_logits_than_onnx_runtimes_are_found_out_and_not_noted(new_cache: Path) -> None:
+    with closing(OnnxRuntimeBackend(residual_network())) as right:
+        assert not agrees(residual_network(), OffByOne(right))
+    assert not list(new_cache.glob("*.same"))
+
+
+def test_agreement_is_noted_for_this_model_alone(new_cache: Path) -> None:
+    with closing(OnnxRuntimeBackend(residual_network())) as right:
+        assert agrees(residual_network(), right)
+        assert len(list(new_cache.glob("*.same"))) == 1
+        assert agrees(residual_network(), OffByOne(right))  # it is not looked at again
+        assert not agrees(residual_network(seed=1), right)
+
+
+def in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+
+
+OPEN = (
+    "import logging; logging.basicConfig(level=logging.INFO);"
+    "from tests.hawkvision.vision.test_int8 import SPEC, residual_network;"
+    "from hawkvision.vision.backends import open_backend;"
+    "print(type(open_backend({kind!r}, residual_network(), SPEC, 11)).__name__)"
+)
+
+
+@runs
+def test_without_a_compiler_onnx_runtime_takes_over_and_the_log_says_what_is_missing(tmp_path: Path) -> None:
+    done = in_a_new_process(OPEN.format(kind="auto"), XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
+    assert done.stdout.strip() == "OnnxRuntimeBackend", done.stderr
+    assert "no C++ compiler (c++, g++, clang++); install one, on Debian the package g++" in done.stderr
+
+
+@runs
+def test_without_a_compiler_the_kernels_asked_for_by_name_are_an_error(tmp_path: Path) -> None:
+    done = in_a_new_process(OPEN.format(kind="int8"), XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "BackendError: int8: no C++ compiler" in done.stderr
+
+
+@runs
+def test_the_kernel_is_compiled_once(tmp_path: Path) -> None:
+    first = in_a_new_process(OPEN.format(kind="auto"), XDG_CACHE_HOME=str(tmp_path))
+    second = in_a_new_process(OPEN.format(kind="auto"), XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
+    assert first.stdout.strip() == second.stdout.strip() == "Int8Backend", first.stderr + second.stderr
+    assert "compiling the kernel" in first.stderr
+    assert "compiling the kernel" not in second.stderr
+
+
+def test_an_images_builder_compiles_it_beside_its_source(tmp_path: Path) -> None:
+    package = tmp_path / "hawkvision"
+    shutil.copytree(Path(library.__file__).parents[2], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-m", "hawkvision.vision.int8"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert Path(done.stdout.strip()) == package / "vision" / "int8" / library.beside_source().name
+    assert Path(done.stdout.strip()).is_file()
+
+
+def test_a_builder_without_a_compiler_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hawkvision.vision.int8"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert "no C++ compiler" in done.stderr
+
+
+@runs
+def test_a_kernel_that_was_damaged_is_compiled_anew(tmp_path: Path) -> None:
+    in_a_new_process(OPEN.format(kind="auto"), XDG_CACHE_HOME=str(tmp_path))
+    (kernel,) = (tmp_path / "hawkvision" / "int8").glob("kernel-*.so")
+    kernel.write_bytes(b"damaged")
+    done = in_a_new_process(OPEN.format(kind="auto"), XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "Int8Backend", done.stderr
+
+
+def test_only_the_newest_kernels_are_kept(tmp_path: Path) -> None:
+    for age in range(6):
+        path = tmp_path / f"kernel-{age}.so"
+        path.write_bytes(b"")
+        os.utime(path, (1000 - age, 1000 - age))
+    library.tidy(tmp_path, "kernel-*.so", 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"kernel-{age}.so" for age in range(4)]
