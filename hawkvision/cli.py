@@ -137,8 +137,9 @@ def models_build(
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Fetch weights, check them, and build the ladder's ONNX files."""
+    """Fetch weights, check them, and build the ladder's ONNX files; compile the kernels that run the quantised ones."""
     from hawkvision import manifest
+    from hawkvision.vision.int8.library import why_not
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
     if from_ is not None:
@@ -154,6 +155,9 @@ def models_build(
         files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
         built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
     typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
+    reason = why_not()
+    if reason is not None:
+        typer.echo(f"ONNX Runtime runs the quantised models: {reason}")
 
 
 @models_app.command("train")

@@ -103,6 +103,15 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+def why_not() -> str | None:
+    """Why this machine cannot run the kernels, which are compiled if they have not been; None if it can."""
+    try:
+        library()
+    except BackendError as error:
+        return error.message
+    return None
+
+
 def build(path: Path) -> None:
     """Compile the library into that file, which is whole or not there.
 
