@@ -16,9 +16,11 @@ struct Part { // of a layer's output: rows [y0, y1) and vectors of channels [fro
     int y0, y1, from, to;
 };
 
-struct View { // (y, x) at base + y * row + x * column
+struct View { // (y, x) at base + y * row + x * column; of a ring, y modulo its rows
     u8 *base;
     int64_t row, column;
+    int ring = 0;
+    u8 *at(int y) const { return base + (ring ? (y + ring) % ring : y) * row; } // y of a ring from -ring on
 };
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
@@ -201,7 +203,7 @@ template <class I, int K, int STRIDE> static void depthwise_rows(const Channels 
             const int64_t at = (int64_t)(from * STRIDE + x) * c.column;
             for (int g = 0; g < GROUPS; g++) {
                 I four[4]; // a row that is not there meets weights of zero
-                for (int r = 0; r < 4; r++) load(four[r], c.in[4 * g + r < ROWS ? 4 * g + r : ROWS - 1] + at);
+                for (int r = 0; r < 4; r++) four[r] = loaded<I>(c.in[4 * g + r < ROWS ? 4 * g + r : ROWS - 1] + at);
                 interleave(four[0], four[1], four[2], four[3], held[x][g]);
             }
         }
@@ -231,10 +233,9 @@ template <int K, int STRIDE> static void depthwise(const Layer &l, int width, Vi
             c.kept = least(2, part.y1 - y); // an odd last row is computed with another, which is not kept
             const int above = y * STRIDE - l.pad_top, last = (y + c.kept - 1) * STRIDE - l.pad_top + K - 1;
             for (int r = 0; r < ROWS; r++) {
-                const int row = least(above + r, last);
-                c.in[r] = in.base + row * in.row - l.pad_left * in.column + 16 * v;
+                c.in[r] = in.at(least(above + r, last)) - l.pad_left * in.column + 16 * v;
             }
-            for (int t = 0; t < c.kept; t++) c.out[t] = out.base + (y + t) * out.row + 16 * v;
+            for (int t = 0; t < c.kept; t++) c.out[t] = out.at(y + t) + 16 * v;
             run(c, width);
         }
     }

@@ -42,7 +42,7 @@ static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, Vi
     made.column = out.column * l.fold;
     const int channels = b.channels * l.fold, width = b.width / l.fold;
     const bool each_alone = l.kernel_height * l.kernel_width * l.row_stride * l.column_stride == 1;
-    if (each_alone && in.row == a.width * in.column && out.row == width * made.column) { // the rows are one long row
+    if (each_alone && !out.ring && in.row == a.width * in.column && out.row == width * made.column) { // the rows are one long row
         p.in = in.base + part.y0 * in.row;
         made.out = out.base + part.y0 * out.row;
         convolve(l, p, made, channels, (part.y1 - part.y0) * width, part);
@@ -50,7 +50,7 @@ static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, Vi
     }
     for (int y = part.y0; y < part.y1; y++) {
         p.in = in.base + (y * l.row_stride - l.pad_top) * in.row - l.pad_left * in.column;
-        made.out = out.base + y * out.row;
+        made.out = out.at(y);
         convolve(l, p, made, channels, width, part);
     }
 }
@@ -110,6 +110,41 @@ static View strip(const Tensor &t, int first, int last, u8 *memory) {
     return {memory - last * row + left, row, t.channels};
 }
 
+enum { GROUP_VECTORS = 4 }; // of channels that go through a convolution and a window together
+
+INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// A convolution and the depthwise windows of what it makes, which is never whole: of 64 channels there are as many rows
+// as two rows of windows need, in a ring, and the nearest cache.
+static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, View out, const Inference &now, u8 *memory,
+                     Part part) {
+    const Tensor &t = g.tensor[l.out];
+    const int rows = w.kernel_height + w.row_stride, column = least(t.channels, 16 * GROUP_VECTORS);
+    const int64_t row = (int64_t)(t.left + t.width + t.right) * column;
+    memset(memory, t.zero, rows * row);
+    for (int v = part.from; v < part.to; v += GROUP_VECTORS) {
+        const int to = least(v + GROUP_VECTORS, part.to);
+        // Where a position is several columns, all channels are computed at once.
+        const int own_from = l.fold > 1 ? 0 : v, own_to = l.fold > 1 ? vectors_of(l, t) : to;
+        const View ring = {memory + t.left * column - 16 * v, row, column, rows};
+        int next = part.y0 * w.row_stride - w.pad_top;
+        for (int y = part.y0; y < part.y1; y += 2) {
+            const int y1 = least(y + 2, part.y1), until = (y1 - 1) * w.row_stride - w.pad_top + w.kernel_height;
+            for (; next < until; next++) {
+                if (next >= 0 && next < t.height) run_layer(g, l, in, ring, now, {next, next + 1, own_from, own_to});
+                else memset(ring.at(next) + 16 * v, t.zero, (int64_t)t.width * column);
+            }
+            run_layer(g, w, ring, out, now, {y, y1, v, to});
+        }
+    }
+}
+
+// How many layers are run at once from this one on: a convolution and the windows behind it, or one.
+INLINE int together(const Program &g, const Stage &s, const Layer *layer, int n) {
+    const bool pair = n + 1 < s.count && layer[n].kind == CONVOLUTION && layer[n + 1].kind == DEPTHWISE;
+    return pair && (layer[n].fold == 1 || g.tensor[layer[n].out].channels <= 16 * GROUP_VECTORS) ? 2 : 1;
+}
+
 static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 *scratch, int unit) {
     const Layer *layer = g.layer + s.first;
     int begin[MOST_LAYERS], end[MOST_LAYERS]; // rows of what each layer makes
@@ -121,36 +156,46 @@ static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 
         begin[n - 1] = begin[n] * l.row_stride - l.pad_top;
         end[n - 1] = (end[n] - 1) * l.row_stride - l.pad_top + l.kernel_height;
     }
+    u8 *ring = scratch;
+    scratch += g.ring;
     View in = layer[0].kind == PAD ? View{} : whole(g.tensor[layer[0].in], now.arena);
-    for (n = 0; n < s.count; n++) {
-        const Tensor &t = g.tensor[layer[n].out];
+    for (n = 0; n < s.count;) {
+        const int count = together(g, s, layer, n), last = n + count - 1;
+        const Tensor &t = g.tensor[layer[last].out];
         View out;
-        if (n == s.count - 1) {
+        if (last == s.count - 1) {
             out = whole(t, now.arena);
         } else {
-            out = strip(t, begin[n], end[n], scratch);
-            scratch += ((end[n] - begin[n]) * pitch(t) + 63) / 64 * 64;
+            out = strip(t, begin[last], end[last], scratch);
+            scratch += rounded((end[last] - begin[last]) * pitch(t));
         }
-        const int first_row = begin[n] > 0 ? begin[n] : 0, last_row = least(end[n], t.height);
-        run_layer(g, layer[n], in, out, now, {first_row, last_row, 0, vectors_of(layer[n], t)});
+        const Part part = {begin[last] > 0 ? begin[last] : 0, least(end[last], t.height), 0, vectors_of(layer[last], t)};
+        if (count == 2) run_pair(g, layer[n], layer[last], in, out, now, ring, part);
+        else run_layer(g, layer[n], in, out, now, part);
         in = out;
+        n += count;
     }
 }
 
-static void run_channels(const Program &g, const Stage &s, const Inference &now, int unit) {
+static void run_channels(const Program &g, const Stage &s, const Inference &now, u8 *scratch, int unit) {
+    const Layer *layer = g.layer + s.first;
     const int from = unit * s.size;
-    for (int n = s.first; n < s.first + s.count; n++) {
-        const Layer &l = g.layer[n];
+    for (int n = 0; n < s.count;) {
+        const int count = together(g, s, layer, n);
+        const Layer &l = layer[n + count - 1];
         const Tensor &t = g.tensor[l.out];
-        const View in = whole(g.tensor[l.in], now.arena);
+        const View in = whole(g.tensor[layer[n].in], now.arena);
         const View out = l.kind == DENSE ? View{} : whole(t, now.arena);
-        run_layer(g, l, in, out, now, {0, t.height, from, least(from + s.size, vectors_of(l, t))});
+        const Part part = {0, t.height, from, least(from + s.size, vectors_of(l, t))};
+        if (count == 2) run_pair(g, layer[n], l, in, out, now, scratch, part);
+        else run_layer(g, l, in, out, now, part);
+        n += count;
     }
 }
 
 static void run_unit(const Program &g, int stage, int unit, const Inference &now, u8 *scratch) {
     const Stage &s = g.stage[stage];
-    if (s.by_channels) run_channels(g, s, now, unit);
+    if (s.by_channels) run_channels(g, s, now, scratch, unit);
     else run_rows(g, s, now, scratch, unit);
 }
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from hawkvision.vision.int8.graph import Layer, Network, Sizes, Tensor, Weighted
-from hawkvision.vision.int8.packing import aligned, depthwise_weights, in_lanes, padded, product_weights
+from hawkvision.vision.int8.packing import GROUP, aligned, depthwise_weights, in_lanes, padded, product_weights
 from hawkvision.vision.int8.program import (
     ALIGNMENT,
     KINDS,
@@ -72,8 +72,11 @@ def plan(network: Network) -> Program:
         for number in range(stage.first, stage.first + stage.count):
             layer = network.layers[number]
             vectors = size if stage.by_channels else _even_vectors(_vectors(network, layer))
+            if number + 1 < stage.first + stage.count and _pairs(network, number):
+                vectors = MOST_VECTORS
             kept += _describe(layers[number], network, layer, min(vectors, MOST_VECTORS))
-    scratch = max(_scratch(network, borders, stage, size) for stage, size in zip(stages, sizes, strict=True))
+    ring = _ring(network, borders, stages)
+    scratch = ring + max(_scratch(network, borders, stage, size) for stage, size in zip(stages, sizes, strict=True))
     c_stages = (CStage * len(stages))()
     for c_stage, stage, size in zip(c_stages, stages, sizes, strict=True):
         last = network.layers[stage.first + stage.count - 1]
@@ -81,7 +84,7 @@ def plan(network: Network) -> Program:
         c_stage.first, c_stage.count, c_stage.by_channels = stage.first, stage.count, stage.by_channels
         c_stage.size, c_stage.units = size, -(-whole // size)
     struct = CProgram(
-        len(tensors), len(layers), len(stages), network.classes, tensors, layers, c_stages, arena, scratch
+        len(tensors), len(layers), len(stages), network.classes, tensors, layers, c_stages, arena, scratch, ring
     )
     return Program(struct, (tensors, layers, c_stages, *kept))
 
@@ -177,16 +180,39 @@ def _larger_half(vectors: int, size: int) -> int:
 
 
 def _scratch(network: Network, borders: Sequence[_Border], stage: _Stage, size: int) -> int:
-    """Bytes of what lies between the layers, for a strip of so many rows of the last."""
+    """Bytes of what lies between the layers, for a strip of so many rows of the last, without rings."""
     if stage.by_channels:
         return 0
-    layers = network.layers[stage.first : stage.first + stage.count]
     rows, total = size, 0
-    for layer, before in zip(reversed(layers), list(reversed(layers))[1:], strict=False):
+    for number in range(stage.first + stage.count - 1, stage.first, -1):
+        layer, before = network.layers[number], network.layers[number - 1]
         down = layer.strides[0] if isinstance(layer, Weighted) else 1
         rows = (rows - 1) * down + _window(layer)[0]
-        total += _rounded(rows * _pitch(network.tensors[before.out].sizes, borders[before.out]))
+        if not _pairs(network, number - 1):
+            total += _rounded(rows * _pitch(network.tensors[before.out].sizes, borders[before.out]))
     return total
+
+
+def _pairs(network: Network, number: int) -> bool:
+    """Whether what lies between that layer of a stage and the next is never whole, but in a ring of rows."""
+    before, layer = network.layers[number], network.layers[number + 1]
+    if not isinstance(before, Weighted) or before.kind != "convolution" or layer.kind != "depthwise":
+        return False
+    return before.fold == 1 or network.tensors[before.out].sizes[2] <= GROUP
+
+
+def _ring(network: Network, borders: Sequence[_Border], stages: Sequence[_Stage]) -> int:
+    """Bytes of the largest ring: rows for two rows of windows, of the channels that are computed together."""
+    largest = 0
+    for stage in stages:
+        for number in range(stage.first + 1, stage.first + stage.count):
+            before, layer = network.layers[number - 1], network.layers[number]
+            if _pairs(network, number - 1):
+                assert isinstance(layer, Weighted)
+                height, width, channels = network.tensors[before.out].sizes
+                row = _pitch((height, width, min(channels, GROUP)), borders[before.out])
+                largest = max(largest, (_window(layer)[0] + layer.strides[0]) * row)
+    return _rounded(largest)
 
 
 def _pitch(sizes: Sizes, border: _Border) -> int:
@@ -214,7 +240,7 @@ def _arrange(network: Network, borders: Sequence[_Border], stages: Sequence[_Sta
     for number, layer in enumerate(network.layers):
         now = stage_of[number]
         last = number == stages[now].first + stages[now].count - 1
-        if layer.kind == "dense" or not (stages[now].by_channels or last):
+        if layer.kind == "dense" or not (last or (stages[now].by_channels and not _pairs(network, number))):
             continue
         tensor, border = network.tensors[layer.out], borders[layer.out]
         alike = places.setdefault((tensor.sizes, border, tensor.zero), {})

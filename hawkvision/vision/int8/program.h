@@ -9,7 +9,7 @@ enum Kind : int32_t { PAD, CONVOLUTION, DEPTHWISE, ADD, MEAN, DENSE };
 // Bytes (height, width, channels), within a border of their zero point as wide as what reads them pads.
 struct Tensor {
     int32_t height, width, channels, top, left, bottom, right, zero;
-    int64_t offset; // of the whole tensor in the arena; -1: only ever in strips
+    int64_t offset; // of the whole tensor in the arena; -1: never whole
 };
 
 struct Layer {
@@ -35,7 +35,7 @@ struct Program {
     const Tensor *tensor;
     const Layer *layer;
     const Stage *stage;
-    int64_t arena, scratch; // bytes: of one inference, and of each thread in it
+    int64_t arena, scratch, ring; // bytes: of one inference; of each thread in it; of that, for rows of `run_pair`
 };
 
 enum { MOST_LAYERS = 8 }; // of a stage

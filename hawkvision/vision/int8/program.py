@@ -62,4 +62,5 @@ class CProgram(ctypes.Structure):
         ("stage", ctypes.POINTER(CStage)),
         ("arena", ctypes.c_int64),
         ("scratch", ctypes.c_int64),
+        ("ring", ctypes.c_int64),
     ]
