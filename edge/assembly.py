@@ -38,6 +38,7 @@ from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
@@ -251,9 +252,13 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         if config.dc_url
         else None
     )
-    pool: WorkerPool[EdgeResult] = WorkerPool(workers, config.queue_limit, on_loop(config, uplink))
+    # Our own kernels run pictures one by one anyway.
+    together = 1 if isinstance(rung.first.backend, Int8Backend) else MAX_TOGETHER
+    pool: WorkerPool[EdgeResult] = WorkerPool(
+        workers, config.queue_limit, on_loop(config, uplink), most_together=together
+    )
     for model in rung.models:
-        await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, MAX_TOGETHER)) for _ in range(workers)))
+        await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.providers):
         await asyncio.to_thread(take_large_pages)
     return EdgeNode(

@@ -251,6 +251,19 @@ def test_jobs_that_wait_are_run_together_in_their_order_and_get_each_its_own_res
     assert batches.ran == [[0, 1, 2, 3], [4, 5], [6, 7], [8]]
 
 
+def test_where_nothing_is_saved_by_it_they_are_run_one_by_one() -> None:
+    batches = Batches()
+
+    async def scenario() -> list[Any]:
+        pool: WorkerPool[Any] = WorkerPool(threads=1, limit=100, most_together=1)
+        return await behind_a_gate(
+            pool, lambda: [pool.submit(batches.job(i), None, batches.together) for i in range(9)]
+        )
+
+    assert run(scenario) == [0, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert batches.ran == [[i] for i in range(9)]
+
+
 def test_what_is_wrong_with_one_is_not_the_others_matter_and_a_cancelled_one_is_left_out() -> None:
     batches = Batches()
 
