@@ -55,7 +55,7 @@ class Int8Backend:
 
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`."""
-        network = self._network  # held here, so that `close` in another thread waits for this run
+        network = self._network  # held here, so that it stays while this runs, whoever closes
         check_open("int8", network is None)
         assert network is not None
         check_batch(batch, self._shape)
@@ -71,12 +71,16 @@ class _Open:
 
     def __init__(self, network: Network, helpers: int, where: str) -> None:
         self._library = library.library()
-        program = plan(network)
+        try:
+            program = plan(network)
+        except (OSError, MemoryError) as error:
+            raise BackendError(f"{where}: no memory for its weights: {error}") from None
         self._classes = network.classes
         self._handle = self._library.network_open(ctypes.addressof(program.struct), helpers)
         if not self._handle:
             raise BackendError(f"{where}: no memory, or no thread, for it")
-        weakref.finalize(self, _close, self._library, self._handle, program)
+        # Not when the process ends: threads that are not waited for may be computing still.
+        weakref.finalize(self, _close, self._library, self._handle, program).atexit = False
         threads = (self._library.network_helper(self._handle, number) for number in range(helpers))
         self._helpers = Helpers(threads)
 

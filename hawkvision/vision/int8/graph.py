@@ -23,6 +23,18 @@ UINT8: Final = 2
 """An element type of ONNX."""
 MOST_BYTES: Final = 1 << 28
 """Of one tensor; a picture of 260 x 260 needs 2 MB at most."""
+MOST_SIDE: Final = 1 << 12
+"""Rows, or columns, of a tensor."""
+MOST_LAYERS: Final = 4096
+"""Of a network."""
+MOST_STEP: Final = 64
+"""Of a window, rows or columns."""
+MOST_PRODUCT: Final = 255 * 128
+"""Of a byte and a weight."""
+MOST_AVERAGED: Final = 1 << 22
+"""Positions in a mean."""
+MOST_RATIO: Final = 1 << 16
+"""Of what is added or averaged: its step in steps of the result."""
 BIAS_TOLERANCE: Final = 1e-5
 """By how much, relatively, a bias's scale may differ from that of the sums, which are computed in float32."""
 
@@ -128,9 +140,11 @@ def read(model: Any) -> Network:
 
 class _Reader:
     def __init__(self, graph: Any) -> None:
-        from onnx import helper, numpy_helper
+        from onnx import TensorProto, helper, numpy_helper
 
         self._attribute = helper.get_attribute_value
+        if any(t.data_location == TensorProto.EXTERNAL for t in graph.initializer):
+            raise Unsupported("constants in other files")
         try:
             self._constants: dict[str, NDArray[Any]] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
         except (ValueError, TypeError, KeyError) as error:
@@ -148,6 +162,8 @@ class _Reader:
         self._output = graph.output[0].name
         self._tensors: list[Tensor] = []
         self._layers: list[Layer] = []
+        self._taken_once: set[int] = set()
+        """Tensors that some layer takes, in their final sizes."""
         self._known: dict[str, _Constant | _Bytes | _Sum] = {inputs[0].name: _Bytes(-1, self._picture, False)}
         self._takes = {
             "Transpose": self._transpose,
@@ -212,7 +228,8 @@ class _Reader:
         constant = self._constants.get(name)
         if constant is not None:
             fits = scale.dtype == np.float32 and scale.shape in ((), constant.shape[:1]) and np.isfinite(scale).all()
-            if zero.any() or constant.dtype not in (np.int8, np.int32) or not fits or not self._first_axis(node):
+            first_axis = scale.shape == () or node.attributes.get("axis", 1) == 0
+            if zero.any() or constant.dtype not in (np.int8, np.int32) or not fits or not first_axis:
                 raise Unsupported(f"constant {name!r}: expected int8 or int32, scaled by its first axis, its zero at 0")
             return _Constant(constant, np.broadcast_to(scale, constant.shape[:1]))
         value = self._bytes(name)
@@ -223,21 +240,32 @@ class _Reader:
             raise Unsupported(f"{name!r} is dequantised with another scale than it was quantised with")
         return value
 
-    @staticmethod
-    def _first_axis(node: _Node) -> bool:
-        return node.attributes.get("axis", 0) == 0 and not node.attributes.get("block_size", 0)
-
     def _quantize(self, node: _Node) -> _Bytes:
         made = self._known[node.inputs[0]]
         if not isinstance(made, _Sum):
             raise Unsupported(f"{node.inputs[0]!r} is quantised, which no layer made")
+        if made.layer.kind == "dense":
+            raise Unsupported("a fully connected layer that is not the last")
         scale, zero = self._constants[node.inputs[1]], self._constants[node.inputs[2]]
+        self._check_steps(made.layer, scale)
         return _Bytes(self._made(made.layer, made.sizes, scale, zero), made.sizes, True)
+
+    def _check_steps(self, layer: Layer, scale: NDArray[Any]) -> None:
+        """Refuse what, in steps of the result, is too large for an integer."""
+        for taken in layer.inputs:
+            step = self._tensors[taken].scale
+            most = step * layer.weight_scale.max() if isinstance(layer, Weighted) else step / MOST_RATIO
+            if not most <= scale:
+                raise Unsupported(f"a result in steps of {scale}, of what is in steps of {most}; expected smaller ones")
 
     def _made(self, layer: Layer, sizes: Sizes, scale: NDArray[Any], zero: NDArray[Any]) -> int:
         """The number of the tensor that the layer makes."""
         if scale.shape or zero.shape or zero.dtype != np.uint8 or scale.dtype != np.float32:
             raise Unsupported(f"activations of {zero.dtype}, scaled by {scale.dtype}; expected uint8, by one float32")
+        if len(self._layers) >= MOST_LAYERS or max(sizes[:2]) > MOST_SIDE:
+            raise Unsupported(
+                f"{sizes} of layer {len(self._layers)}; expected {MOST_SIDE} rows and {MOST_LAYERS} layers"
+            )
         if not np.isfinite(scale) or scale <= 0 or sizes[0] * sizes[1] * sizes[2] > MOST_BYTES:
             raise Unsupported(
                 f"{sizes} bytes with scale {scale}; expected a positive one, and {MOST_BYTES} bytes at most"
@@ -255,6 +283,8 @@ class _Reader:
         top, left, bottom, right = node.attributes.get("pads", [0, 0, 0, 0])
         down, across = node.attributes.get("strides", [1, 1])
         group = node.attributes.get("group", 1)
+        if not all(isinstance(number, int) for number in (top, left, bottom, right, down, across)):
+            raise Unsupported("padding or steps that are no integers")
         if list(node.attributes.get("dilations", [1, 1])) != [1, 1] or node.attributes.get("auto_pad", b"") not in (
             b"",
             b"NOTSET",
@@ -267,7 +297,8 @@ class _Reader:
             raise Unsupported(
                 f"padding of {top, left, bottom, right} around {rows} x {columns}; expected less than those"
             )
-        if min(down, across) < 1 or height + top + bottom < rows or width + left + right < columns:
+        steps = 1 <= min(down, across) <= max(down, across) <= MOST_STEP
+        if not steps or height + top + bottom < rows or width + left + right < columns:
             raise Unsupported(f"windows of {rows} x {columns} in steps of {down, across} of {height} x {width}")
         sizes = (height + top + bottom - rows) // down + 1, (width + left + right - columns) // across + 1, made
         layer = Weighted(
@@ -299,6 +330,8 @@ class _Reader:
 
     def _average(self, node: _Node) -> _Sum:
         value = self._taken(node.inputs[0])
+        if value.sizes[0] * value.sizes[1] > MOST_AVERAGED:
+            raise Unsupported(f"a mean of {value.sizes}; expected {MOST_AVERAGED} positions at most")
         return _Sum(Layer("mean", (value.tensor,)), (1, 1, value.sizes[2]))
 
     def _dense(self, node: _Node) -> _Sum:
@@ -327,12 +360,13 @@ class _Reader:
         if value.tensor < 0 or (not value.channels_first and value.sizes[:2] != (1, 1)):
             raise Unsupported(f"{name!r} has no scale, or its channels come last")
         tensor = self._tensors[value.tensor]
+        taken, self._taken_once = value.tensor in self._taken_once, self._taken_once | {value.tensor}
         if tensor.sizes == value.sizes:
             return value
         at = next(number for number, layer in enumerate(self._layers) if layer.out == value.tensor)
         maker, fold = self._layers[at], value.sizes[1] // tensor.sizes[1]
-        folds = isinstance(maker, Weighted) and maker.kind == "convolution" and fold * tensor.sizes[1] == value.sizes[1]
-        if not folds or any(value.tensor in layer.inputs for layer in self._layers):
+        whole = isinstance(maker, Weighted) and maker.kind == "convolution" and fold * tensor.sizes[1] == value.sizes[1]
+        if taken or not whole:
             raise Unsupported(f"{name!r} is seen in sizes {value.sizes}; it was made in {tensor.sizes}")
         assert isinstance(maker, Weighted)
         self._layers[at] = replace(maker, fold=fold)
@@ -347,6 +381,10 @@ class _Reader:
             raise Unsupported(f"{node.inputs[1]!r} are no int8 weights")
         if not isinstance(bias, _Constant) or bias.value.dtype != np.int32 or bias.value.shape != weights.scale.shape:
             raise Unsupported(f"{node.inputs[2]!r} is no int32 bias of as many as there are outputs")
+        if not len(bias.value):
+            raise Unsupported(f"{node.inputs[1]!r}: no weights")
+        if weights.value[0].size * MOST_PRODUCT + np.abs(bias.value.astype(np.int64)).max() >= 1 << 31:
+            raise Unsupported(f"{node.inputs[1]!r}, {node.inputs[2]!r}: sums that may not fit 32 bits")
         if not np.allclose(bias.scale, taken.scale * weights.scale, rtol=BIAS_TOLERANCE, atol=0):
             raise Unsupported(f"{node.inputs[2]!r} has another scale than the sums that it is added to")
         return weights, bias.value

@@ -196,7 +196,7 @@ INLINE void window(const Channels &c, const I (*held)[(K + STRIDE + 3) / 4][4], 
 
 template <class I, int K, int STRIDE> static void depthwise_rows(const Channels &c, int width) {
     constexpr int ROWS = K + STRIDE, GROUPS = (ROWS + 3) / 4, WIDE = 14, COLUMNS = (WIDE - 1) * STRIDE + K;
-    I held[COLUMNS][GROUPS][4]; // of 64 channels 10 kB, or 32 with a stride of two
+    I held[COLUMNS][GROUPS][4]; // of 64 channels 16 kB at most
     for (int from = 0; from < width; from += WIDE) {
         const int n = least(width - from, WIDE), columns = (n - 1) * STRIDE + K;
         for (int x = 0; x < columns; x++) {

@@ -59,8 +59,8 @@ def unable() -> str | None:
 
 
 @functools.cache
-def digest() -> str:
-    """Tells this library from others: of its source and how it is compiled."""
+def _digest() -> str:
+    """Of the source, and how it is compiled."""
     whole = hashlib.sha256(" ".join(FLAGS).encode())
     for source in SOURCES:
         whole.update((FOLDER / source).read_bytes())
@@ -69,7 +69,7 @@ def digest() -> str:
 
 def beside_source() -> Path:
     """Where the library is looked for first."""
-    return FOLDER / f"kernel-{digest()}.so"
+    return FOLDER / f"kernel-{_digest()}.so"
 
 
 @functools.cache
@@ -83,17 +83,10 @@ def library() -> ctypes.CDLL:
     lacking = unable()
     if lacking:
         raise BackendError(f"int8: this machine cannot: {lacking}")
-    path = beside_source()
-    if not path.is_file():
-        path = cache_dir() / "int8" / path.name
-        if not path.is_file():
-            build(path)
-    check_ours(path)
     try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError:  # a file that a failing disk has changed, or one made on another system
-        build(path)
-        loaded = ctypes.CDLL(str(path))
+        loaded = _loaded(beside_source() if beside_source().is_file() else _in_cache())
+    except OSError as error:
+        raise BackendError(f"int8: the kernel cannot be loaded: {error}") from None
     loaded.network_open.restype = ctypes.c_void_p
     loaded.network_open.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     loaded.network_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
@@ -101,6 +94,36 @@ def library() -> ctypes.CDLL:
     loaded.network_close.restype = None
     loaded.network_close.argtypes = [ctypes.c_void_p]
     return loaded
+
+
+def _in_cache() -> Path:
+    path = cache_dir() / "int8" / beside_source().name
+    if not path.is_file():
+        build(path)
+    return path
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    check_ours(path)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # a file that a failing disk has changed, or one made on another system
+        if path == beside_source():
+            return _loaded(_in_cache())
+        build(path)
+        return ctypes.CDLL(str(path))
+
+
+def digest(loaded: ctypes.CDLL) -> str:
+    """Tells the library from others, by its code.
+
+    Raises:
+        BackendError: if its file is gone.
+    """
+    try:
+        return hashlib.sha256(Path(loaded._name).read_bytes()).hexdigest()
+    except OSError as error:
+        raise BackendError(f"int8: {loaded._name}: {error.strerror}") from None
 
 
 def why_not() -> str | None:

@@ -1,10 +1,10 @@
 // Runs an int8 network.
 //
 // A picture goes through stages. In a stage that is divided by rows, a strip of the last layer's rows is computed
-// through all layers of the stage, so that what lies between them stays in the nearest cache; rows that two strips need
-// are computed twice. In one that is divided by channels, every layer of it is whole, and each thread reads only its
-// share of the weights. Threads claim units of a stage from both of its ends, so that one works in the same half of the
-// picture from layer to layer, and nobody waits for a helper that has not come.
+// through all layers of the stage, so that what lies between them stays in a near cache; rows that two strips need are
+// computed twice. In one that is divided by channels, each thread reads only its share of the weights. Threads claim
+// units of a stage from both of its ends, so that one works in the same half of the picture from layer to layer, and
+// nobody waits for a helper that has not come.
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -41,8 +41,9 @@ static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, Vi
     Made made = {};
     made.column = out.column * l.fold;
     const int channels = b.channels * l.fold, width = b.width / l.fold;
-    const bool each_alone = l.kernel_height * l.kernel_width * l.row_stride * l.column_stride == 1;
-    if (each_alone && !out.ring && in.row == a.width * in.column && out.row == width * made.column) { // the rows are one long row
+    const bool each_alone = l.kernel_height == 1 && l.kernel_width == 1 && l.row_stride == 1 && l.column_stride == 1;
+    const bool one_row = in.row == a.width * in.column && out.row == width * made.column && !out.ring;
+    if (each_alone && one_row) {
         p.in = in.base + part.y0 * in.row;
         made.out = out.base + part.y0 * out.row;
         convolve(l, p, made, channels, (part.y1 - part.y0) * width, part);
@@ -116,8 +117,8 @@ INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // A convolution and the depthwise windows of what it makes, which is never whole: of 64 channels there are as many rows
 // as two rows of windows need, in a ring, and the nearest cache.
-static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, View out, const Inference &now, u8 *memory,
-                     Part part) {
+static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, View out, const Inference &now,
+                     u8 *memory, Part part) {
     const Tensor &t = g.tensor[l.out];
     const int rows = w.kernel_height + w.row_stride, column = least(t.channels, 16 * GROUP_VECTORS);
     const int64_t row = (int64_t)(t.left + t.width + t.right) * column;
@@ -139,12 +140,6 @@ static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, 
     }
 }
 
-// How many layers are run at once from this one on: a convolution and the windows behind it, or one.
-INLINE int together(const Program &g, const Stage &s, const Layer *layer, int n) {
-    const bool pair = n + 1 < s.count && layer[n].kind == CONVOLUTION && layer[n + 1].kind == DEPTHWISE;
-    return pair && (layer[n].fold == 1 || g.tensor[layer[n].out].channels <= 16 * GROUP_VECTORS) ? 2 : 1;
-}
-
 static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 *scratch, int unit) {
     const Layer *layer = g.layer + s.first;
     int begin[MOST_LAYERS], end[MOST_LAYERS]; // rows of what each layer makes
@@ -160,7 +155,7 @@ static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 
     scratch += g.ring;
     View in = layer[0].kind == PAD ? View{} : whole(g.tensor[layer[0].in], now.arena);
     for (n = 0; n < s.count;) {
-        const int count = together(g, s, layer, n), last = n + count - 1;
+        const int last = n + layer[n].paired;
         const Tensor &t = g.tensor[layer[last].out];
         View out;
         if (last == s.count - 1) {
@@ -169,11 +164,12 @@ static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 
             out = strip(t, begin[last], end[last], scratch);
             scratch += rounded((end[last] - begin[last]) * pitch(t));
         }
-        const Part part = {begin[last] > 0 ? begin[last] : 0, least(end[last], t.height), 0, vectors_of(layer[last], t)};
-        if (count == 2) run_pair(g, layer[n], layer[last], in, out, now, ring, part);
+        const int from = begin[last] > 0 ? begin[last] : 0;
+        const Part part = {from, least(end[last], t.height), 0, vectors_of(layer[last], t)};
+        if (layer[n].paired) run_pair(g, layer[n], layer[last], in, out, now, ring, part);
         else run_layer(g, layer[n], in, out, now, part);
         in = out;
-        n += count;
+        n = last + 1;
     }
 }
 
@@ -181,15 +177,15 @@ static void run_channels(const Program &g, const Stage &s, const Inference &now,
     const Layer *layer = g.layer + s.first;
     const int from = unit * s.size;
     for (int n = 0; n < s.count;) {
-        const int count = together(g, s, layer, n);
-        const Layer &l = layer[n + count - 1];
+        const int last = n + layer[n].paired;
+        const Layer &l = layer[last];
         const Tensor &t = g.tensor[l.out];
         const View in = whole(g.tensor[layer[n].in], now.arena);
         const View out = l.kind == DENSE ? View{} : whole(t, now.arena);
         const Part part = {0, t.height, from, least(from + s.size, vectors_of(l, t))};
-        if (count == 2) run_pair(g, layer[n], l, in, out, now, scratch, part);
+        if (layer[n].paired) run_pair(g, layer[n], l, in, out, now, scratch, part);
         else run_layer(g, l, in, out, now, part);
-        n += count;
+        n = last + 1;
     }
 }
 
@@ -273,7 +269,11 @@ static void *help(void *argument) {
     return nullptr;
 }
 
-static u8 *aligned(int64_t bytes) { return (u8 *)aligned_alloc(64, (bytes + 127) / 64 * 64); }
+// Large memory begins where a large page can.
+static u8 *aligned(int64_t bytes) {
+    const int64_t unit = bytes > 1 << 20 ? 1 << 21 : 64;
+    return (u8 *)aligned_alloc(unit, (bytes / unit + 1) * unit);
+}
 
 // Memory of one inference: a line to chain it by, its arena with the borders filled in, and its thread's scratch.
 static u8 *take(Network &n) {

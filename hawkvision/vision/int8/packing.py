@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import mmap
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.vision.int8.program import ALIGNMENT, VECTOR
 
-GROUP = 64
+GROUP: Final = 64
 """Channels of a depthwise window that are computed together, and what biases and scales are padded to."""
+LARGE_PAGE: Final = 1 << 21
+"""Bytes, on x86-64."""
 
 
-def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy whose first byte is at a multiple of a vector's."""
-    raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    held: NDArray[Any] = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    held[...] = array
+def together(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Copies in one piece of memory, each from a multiple of a vector's size on.
+
+    It begins where a large page can, so that the system may put it into such (`vision.large_pages`).
+    """
+    starts = [0]
+    for array in arrays:
+        starts.append(starts[-1] - -array.nbytes // ALIGNMENT * ALIGNMENT)
+    memory = np.frombuffer(mmap.mmap(-1, starts[-1] + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    memory = memory[-memory.ctypes.data % LARGE_PAGE :]
+    held = [
+        memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
+    for copy, array in zip(held, arrays, strict=True):
+        copy[...] = array
     return held
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hawkvision.vision.int8.graph import Layer, Network, Sizes, Tensor, Weighted
-from hawkvision.vision.int8.packing import GROUP, aligned, depthwise_weights, in_lanes, padded, product_weights
+from hawkvision.vision.int8.packing import GROUP, depthwise_weights, in_lanes, padded, product_weights, together
 from hawkvision.vision.int8.program import (
     ALIGNMENT,
     KINDS,
@@ -67,14 +68,20 @@ def plan(network: Network) -> Program:
         c.top, c.left, c.bottom, c.right = border.top, border.left, border.bottom, border.right
         c.zero, c.offset = tensor.zero, offset
     layers = (CLayer * len(network.layers))()
-    kept: list[Any] = []
+    packed: list[NDArray[Any]] = []
+    pointers: list[tuple[CLayer, str]] = []
     for stage, size in zip(stages, sizes, strict=True):
         for number in range(stage.first, stage.first + stage.count):
             layer = network.layers[number]
+            layers[number].paired = number + 1 < stage.first + stage.count and _pairs(network, number)
             vectors = size if stage.by_channels else _even_vectors(_vectors(network, layer))
-            if number + 1 < stage.first + stage.count and _pairs(network, number):
-                vectors = MOST_VECTORS
-            kept += _describe(layers[number], network, layer, min(vectors, MOST_VECTORS))
+            _describe(layers[number], network, layer, MOST_VECTORS if layers[number].paired else vectors)
+            if isinstance(layer, Weighted):
+                packed += _packed(network, layer, layers[number].vectors)
+                pointers += [(layers[number], name) for name in ("weights", "bias", "scale")]
+    held = together(packed)
+    for (c_layer, name), array in zip(pointers, held, strict=True):
+        setattr(c_layer, name, array.ctypes.data)
     ring = _ring(network, borders, stages)
     scratch = ring + max(_scratch(network, borders, stage, size) for stage, size in zip(stages, sizes, strict=True))
     c_stages = (CStage * len(stages))()
@@ -86,7 +93,7 @@ def plan(network: Network) -> Program:
     struct = CProgram(
         len(tensors), len(layers), len(stages), network.classes, tensors, layers, c_stages, arena, scratch, ring
     )
-    return Program(struct, (tensors, layers, c_stages, *kept))
+    return Program(struct, (tensors, layers, c_stages, *held))
 
 
 def _window(layer: Layer) -> tuple[int, int]:
@@ -225,7 +232,7 @@ def _rounded(size: int) -> int:
 
 
 def _arrange(network: Network, borders: Sequence[_Border], stages: Sequence[_Stage]) -> tuple[list[int], int]:
-    """Where whole tensors are in the arena, and its size; -1 of those that are only ever in strips.
+    """Where whole tensors are in the arena, and its size; -1 of those that are never whole.
 
     Tensors that are never needed at once may share a place, if their borders are the same, which are filled in but
     once.
@@ -253,32 +260,30 @@ def _arrange(network: Network, borders: Sequence[_Border], stages: Sequence[_Sta
     return offsets, arena
 
 
-def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> list[Any]:
-    """Fill in the structure of a layer whose channels are computed by so many vectors; what it points to."""
+def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> None:
+    """Fill in the structure of a layer whose channels are computed by so many vectors, but for its weights."""
     taken: list[Tensor] = [network.tensors[number] for number in layer.inputs]
     out = network.tensors[layer.out]
     c.kind, c.taken, c.other, c.out = KINDS.index(layer.kind), layer.inputs[0], layer.inputs[-1], layer.out
     c.kernel_height, c.kernel_width = _window(layer)
     c.row_stride = c.column_stride = c.fold = 1
     c.vectors, c.zero = vectors, out.zero
-    if layer.kind == "add":
+    if isinstance(layer, Weighted):
+        (c.row_stride, c.column_stride), (c.pad_top, c.pad_left), c.fold = layer.strides, layer.pads, layer.fold
+    elif layer.kind == "add":
         c.ratio, c.other_ratio = taken[0].scale / out.scale, taken[1].scale / out.scale
     elif layer.kind == "mean":
         c.ratio = taken[0].scale / (out.scale * np.float32(taken[0].sizes[0] * taken[0].sizes[1]))
-    if not isinstance(layer, Weighted):
-        return []
-    (c.row_stride, c.column_stride), (c.pad_top, c.pad_left), c.fold = layer.strides, layer.pads, layer.fold
+
+
+def _packed(network: Network, layer: Weighted, vectors: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Weights, biases and scales as the kernel reads them."""
+    taken, out = network.tensors[layer.inputs[0]], network.tensors[layer.out]
     flat = layer.weights.reshape(len(layer.weights), -1)
-    bias = padded(layer.bias - np.int32(taken[0].zero) * flat.sum(1, dtype=np.int32))
-    scale = taken[0].scale * layer.weight_scale
+    bias = padded(layer.bias - np.int32(taken.zero) * flat.sum(1, dtype=np.int32))
+    scale = taken.scale * layer.weight_scale
     if layer.kind != "dense":
         scale = scale / out.scale  # in this order, as ONNX Runtime does
-    scale = padded(scale)
     if layer.kind == "depthwise":
-        weights = depthwise_weights(layer.weights, layer.strides[0])
-        bias, scale = in_lanes(bias), in_lanes(scale)
-    else:
-        weights = product_weights(flat, vectors)
-    held = [aligned(weights), aligned(bias), aligned(scale)]
-    c.weights, c.bias, c.scale = (array.ctypes.data for array in held)
-    return held
+        return depthwise_weights(layer.weights, layer.strides[0]), in_lanes(bias), in_lanes(padded(scale))
+    return product_weights(flat, vectors), bias, padded(scale)
