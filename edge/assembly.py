@@ -173,7 +173,7 @@ def _open(
     given_up: Future[None] | None = None,
     threads: int = 1,
 ) -> Backend:
-    """A variant's backend, of verified bytes; `threads` are ONNX Runtime's.
+    """A variant's backend, of verified bytes; `threads` work on one picture.
 
     Raises:
         ArtifactError, BackendError: if there is none.

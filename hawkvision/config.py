@@ -66,7 +66,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Threads that decode and infer, a picture each; 0 takes the number of usable cores, and with `fpga-offload` 16
     more, which wait for the device."""
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Threads of ONNX Runtime for one picture while no other is being looked at; with others, each has one. 0 tries 2
+    """Threads for one picture while no other is being looked at; with others, each has one. 0 tries 2
     and 4 at the start, where there are so many cores, and takes what makes the model quicker (`vision/wide.py`)."""
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
@@ -131,7 +131,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
     """Ray's reservation per replica, a placement hint: models take what cores they find."""
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Threads of ONNX Runtime for a variant that looks at a picture while no other does, and no other picture is there,
+    """Threads for a variant that looks at a picture while no other does, and no other picture is there,
     on the CPU; batches, and members of a committee that look side by side, have one. 0 takes two where there are two
     cores; 1 is for nodes on which other work wants every core."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
