@@ -227,7 +227,8 @@ class _Reader:
         name, scale, zero = node.inputs[0], self._constants[node.inputs[1]], self._constants[node.inputs[2]]
         constant = self._constants.get(name)
         if constant is not None:
-            fits = scale.dtype == np.float32 and scale.shape in ((), constant.shape[:1]) and np.isfinite(scale).all()
+            fits = scale.dtype == np.float32 and scale.shape in ((), constant.shape[:1])
+            fits = fits and bool(np.isfinite(scale).all() and (scale >= 0).all())
             first_axis = scale.shape == () or node.attributes.get("axis", 1) == 0
             if zero.any() or constant.dtype not in (np.int8, np.int32) or not fits or not first_axis:
                 raise Unsupported(f"constant {name!r}: expected int8 or int32, scaled by its first axis, its zero at 0")

@@ -248,6 +248,7 @@ static void *help(void *argument) {
     Job *job = (Job *)argument;
     Network &n = *job->network;
     n.id[job->number] = (int32_t)syscall(SYS_gettid);
+    pthread_setname_np(pthread_self(), "hv-int8"); // which `top -H` shows
     n.started.fetch_add(1);
     while (!n.ending.load(std::memory_order_acquire)) {
         const uint32_t calls = n.calls.load();
