@@ -2,8 +2,8 @@
 for bit, in two thirds of its time.
 
 What makes the difference is not the products, of which ONNX Runtime does nearly as many in a second, but all that lies
-between them: a depthwise window is computed with the instruction of a product; a strip of a picture goes through a
-whole block while it is in the nearest cache; two threads meet thirty times a picture instead of sixty.
+between them: a depthwise window is computed with the instruction of a product; what lies between a convolution and its
+windows stays in the nearest cache; two threads meet thirty times a picture instead of sixty.
 """
 
 from __future__ import annotations
