@@ -328,17 +328,17 @@ def test_a_cameras_own_header_is_used_from_its_second_picture_on() -> None:
     body = bytearray(with_restarts(70))
     body[body.index(b"\xff\xdb\x00\x43\x00") + 6] += 1  # no quality of libjpeg's has this table
 
-    async def scenario() -> list[int | None]:
-        qualities = []
+    async def scenario() -> None:
         async with linked() as (server, link):
-            for _ in range(3):
-                await link.ask(b"", bytes(body))
-                qualities.append(server.quality())
-        return qualities
+            await link.ask(b"", bytes(body))
+            assert server.quality() is not None
+            async with asyncio.timeout(
+                30.0
+            ):  # a machine that stood still is remembered as a slow link, with small pictures
+                while server.quality() is not None:
+                    await link.ask(b"", bytes(body))
 
-    qualities = run(scenario)
-    assert qualities[0] is not None
-    assert qualities[-1] is None
+    run(scenario)
 
 
 def test_a_picture_may_go_as_it_is_once_the_link_is_known_to_be_quick() -> None:
