@@ -42,7 +42,7 @@ def agrees(model: Path | bytes, backend: Backend) -> bool:
     with suppress(OSError):  # a cache that may not even be looked into
         if note.is_file():
             return True
-    from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend  # 40 MB, which a node may do without
+    from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend  # memory that a node may do without
 
     reference = OnnxRuntimeBackend(data)
     try:
