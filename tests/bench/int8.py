@@ -19,6 +19,8 @@ from hawkvision.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.testing import random_pictures
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.int8 import library
+from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.wide import usable_cores
 
 NETWORKS = ("mobilenet_v2_int8", "efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8")
@@ -42,7 +44,10 @@ def main() -> None:
     parser.add_argument("--task", default="imagenet")
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--no-tiles", action="store_true", help="as on processors without Intel AMX")
     given = parser.parse_args()
+    tiles = library.tiles() and not given.no_tiles
+    print(f"convolutions by {'tiles (Intel AMX)' if tiles else 'vectors (AVX-512 VNNI)'}")
     manifest = load_manifest(given.task, models_dir())
     print(f"{'network':26} threads  ONNX Runtime ms  int8 ms  times as quick (least to most of {given.turns} turns)")
     for name in given.networks.split(","):
@@ -50,12 +55,10 @@ def main() -> None:
         model = load_variant(cache_dir(), given.task, variant)
         for threads in range(1, min(2, usable_cores()) + 1):
             with ExitStack() as stack:
-                theirs, ours = (
-                    stack.enter_context(
-                        closing(open_backend(kind, model, variant.input, manifest.classes, threads=threads))
-                    )
-                    for kind in ("onnxruntime", "int8")
-                )
+                theirs = open_backend("onnxruntime", model, variant.input, manifest.classes, threads=threads)
+                ours = Int8Backend(model, threads, tiles)
+                stack.enter_context(closing(theirs))
+                stack.enter_context(closing(ours))
                 picture = random_pictures(ours, 1)
                 pairs = [(turn(theirs, picture), turn(ours, picture)) for _ in range(given.turns)]
             ratios = [one / other for one, other in pairs]

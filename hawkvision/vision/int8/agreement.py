@@ -22,7 +22,7 @@ from hawkvision.errors import ArtifactError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.int8.library import digest, library, tidy
+from hawkvision.vision.int8.library import digest, library, tidy, tiles
 
 log = logging.getLogger("hawkvision.vision")
 
@@ -37,7 +37,7 @@ def agrees(model: Path | bytes, backend: Backend) -> bool:
         BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
     """
     data = model if isinstance(model, bytes) else model.read_bytes()
-    facts = (digest(library()), _runtime_version(), _processor(), hashlib.sha256(data).hexdigest())
+    facts = (digest(library()), f"tiles {tiles()}", _runtime_version(), _processor(), hashlib.sha256(data).hexdigest())
     note = cache_dir() / "int8" / f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
     with suppress(OSError):  # a cache that may not even be looked into
         if note.is_file():

@@ -32,16 +32,19 @@ class Int8Backend:
         model: the file, or its bytes.
         threads: that work on one picture, as far as there is a core for each. Of callers at once, the first has them.
 
+        tiles: whether convolutions are computed by tiles (Intel AMX); None: where the machine has them.
+
     Raises:
         BackendError: if the processor, the compiler or the model is not one for this; the message says which and why.
     """
 
-    def __init__(self, model: Path | bytes, threads: int = 1) -> None:
+    def __init__(self, model: Path | bytes, threads: int = 1, tiles: bool | None = None) -> None:
         where = "model" if isinstance(model, bytes) else str(model)
         network = read_network(model, where)
         self._shape, self._classes = network.picture, network.classes
         helpers = threads - 1 if can_step_aside(threads) else 0
-        self._network: _Open | None = _Open(network, helpers, where)
+        by_tiles = library.tiles() if tiles is None else tiles
+        self._network: _Open | None = _Open(network, helpers, by_tiles, where)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -69,10 +72,10 @@ class Int8Backend:
 class _Open:
     """A network in the library's memory, given back when nobody uses it any more."""
 
-    def __init__(self, network: Network, helpers: int, where: str) -> None:
+    def __init__(self, network: Network, helpers: int, tiles: bool, where: str) -> None:
         self._library = library.library()
         try:
-            program = plan(network)
+            program = plan(network, tiles)
         except (OSError, MemoryError) as error:
             raise BackendError(f"{where}: no memory for its weights: {error}") from None
         self._classes = network.classes

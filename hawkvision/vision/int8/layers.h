@@ -67,36 +67,39 @@ template <int M, int N> INLINE void multiply(const Product &p, __m512i (&sum)[M]
     } while (++segment < p.segments);
 }
 
-struct Made { // where a product's bytes go, at positions `column` apart; of each, those in `keep`
+struct Target { // where a product's bytes go, at positions `column` apart; of each, those in `keep`
     u8 *out;
     int64_t column;
     __mmask64 keep;
 };
 
-template <int M, int N> static void tile(const Product &p, const float *scale, int zero, const Made &made) {
+// Up to four vectors of 16 channels, in steps of the output, as bytes.
+INLINE __m512i bytes_of(const __m512i (&q)[4], __m512i zero) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i low = _mm512_adds_epi16(_mm512_packs_epi32(q[0], q[1]), zero);
+    const __m512i high = _mm512_adds_epi16(_mm512_packs_epi32(q[2], q[3]), zero);
+    return _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
+}
+
+template <int M, int N> static void tile(const Product &p, const float *scale, int zero, const Target &made) {
     __m512i sum[M][N];
     multiply<M, N>(p, sum);
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i offset = _mm512_set1_epi16((int16_t)zero);
     UNROLL for (int i = 0; i < M; i++) {
-        __m512i q[4];
-        UNROLL for (int j = 0; j < 4; j++)
-            q[j] = j < N ? rescaled(sum[i][j < N ? j : 0], _mm512_loadu_ps(scale + 16 * j)) : _mm512_setzero_si512();
-        const __m512i low = _mm512_adds_epi16(_mm512_packs_epi32(q[0], q[1]), offset);
-        const __m512i high = _mm512_adds_epi16(_mm512_packs_epi32(q[2], q[3]), offset);
-        const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(low, high));
+        __m512i q[4] = {};
+        UNROLL for (int j = 0; j < N; j++) q[j] = rescaled(sum[i][j], _mm512_loadu_ps(scale + 16 * j));
+        const __m512i bytes = bytes_of(q, _mm512_set1_epi16((int16_t)zero));
         _mm512_mask_storeu_epi8(made.out + i * made.column, made.keep, bytes);
     }
 }
 
-typedef void Tile(const Product &, const float *, int, const Made &);
+typedef void Tile(const Product &, const float *, int, const Target &);
 enum { MOST_POSITIONS = 7, MORE_POSITIONS = 14 }; // the latter with up to two vectors: both fill the registers
 #define TILES(M) {tile<M, 1>, tile<M, 2>, tile<M, 3>, tile<M, 4>}
 static Tile *const TILE[][4] = {TILES(1), TILES(2), TILES(3), TILES(4), TILES(5), TILES(6), TILES(7)};
 static Tile *const LONG_TILE[] = {tile<MORE_POSITIONS, 1>, tile<MORE_POSITIONS, 2>};
 
 // The part's vectors, of `channels` channels in all, at `positions` positions.
-static void convolve(const Layer &l, Product p, Made made, int channels, int positions, Part part) {
+static void convolve(const Layer &l, Product p, Target made, int channels, int positions, Part part) {
     const u8 *in = p.in;
     u8 *out = made.out;
     for (int v = part.from; v < part.to; v += l.vectors) {

@@ -26,10 +26,12 @@ from hawkvision.manifest import cache_dir
 log = logging.getLogger("hawkvision.vision")
 
 FOLDER: Final = Path(__file__).parent
-SOURCES: Final = ("network.cpp", "layers.h", "program.h")
+SOURCES: Final = ("network.cpp", "amx.h", "layers.h", "program.h")
 COMPILERS: Final = ("c++", "g++", "clang++")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 """Of the processor, as compilers call it."""
+TILES: Final = ("amx_tile", "amx_int8")
+"""What more it has where convolutions are computed by tiles, as Linux calls it."""
 FLAGS: Final = (
     "-std=c++17",
     "-O3",
@@ -49,13 +51,30 @@ def unable() -> str | None:
     """What this machine's processor lacks; None if nothing."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"its processor is {platform.machine() or 'unknown'}, not x86-64"
+    has = _features()
+    if not has:
+        return "what its processor can do is not told in /proc/cpuinfo"
+    lacks = [feature for feature in NEEDS if feature.replace("vnni", "_vnni") not in has]
+    return f"its processor has no {', '.join(lacks)}" if lacks else None
+
+
+@functools.cache
+def tiles() -> bool:
+    """Whether processor and system have tiles for this process (Intel AMX).
+
+    Raises:
+        BackendError: as `library`.
+    """
+    return set(TILES) <= _features() and bool(library().network_tiles())
+
+
+def _features() -> set[str]:
+    """Of the processor, as Linux calls them; none where it tells nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return "what its processor can do is not told in /proc/cpuinfo"
-    has = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
-    lacks = [feature for feature in NEEDS if feature.replace("vnni", "_vnni") not in has]
-    return f"its processor has no {', '.join(lacks)}" if lacks else None
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
 
 
 @functools.cache

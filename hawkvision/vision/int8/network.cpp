@@ -15,6 +15,7 @@
 
 #include <atomic>
 
+#include "amx.h"
 #include "layers.h"
 
 // --- stages ---------------------------------------------------------------------------------------------------------
@@ -38,21 +39,24 @@ static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, Vi
     p.segment = in.row;
     p.segments = l.kernel_height;
     p.quads = l.kernel_width * a.channels / 4;
-    Made made = {};
-    made.column = out.column * l.fold;
     const int channels = b.channels * l.fold, width = b.width / l.fold;
+    const int64_t column = out.column * l.fold;
     const bool each_alone = l.kernel_height == 1 && l.kernel_width == 1 && l.row_stride == 1 && l.column_stride == 1;
-    const bool one_row = in.row == a.width * in.column && out.row == width * made.column && !out.ring;
-    if (each_alone && one_row) {
+    const bool in_one = each_alone && in.row == a.width * in.column;
+    if (l.tile && in_one) {
         p.in = in.base + part.y0 * in.row;
-        made.out = out.base + part.y0 * out.row;
-        convolve(l, p, made, channels, (part.y1 - part.y0) * width, part);
+        convolve_by_tiles(l, p, {(part.y1 - part.y0) * width, 0, width, part.y0, out, column}, channels, part);
+        return;
+    }
+    if (in_one && out.row == width * column && !out.ring) {
+        p.in = in.base + part.y0 * in.row;
+        convolve(l, p, {out.base + part.y0 * out.row, column, 0}, channels, (part.y1 - part.y0) * width, part);
         return;
     }
     for (int y = part.y0; y < part.y1; y++) {
         p.in = in.base + (y * l.row_stride - l.pad_top) * in.row - l.pad_left * in.column;
-        made.out = out.at(y);
-        convolve(l, p, made, channels, width, part);
+        if (l.tile) convolve_by_tiles(l, p, {width, 0, width, y, out, column}, channels, part);
+        else convolve(l, p, {out.at(y), column, 0}, channels, width, part);
     }
 }
 
@@ -120,7 +124,7 @@ INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, View out, const Inference &now,
                      u8 *memory, Part part) {
     const Tensor &t = g.tensor[l.out];
-    const int rows = w.kernel_height + w.row_stride, column = least(t.channels, 16 * GROUP_VECTORS);
+    const int rows = w.kernel_height + (l.paired - 1) * w.row_stride, column = least(t.channels, 16 * GROUP_VECTORS);
     const int64_t row = (int64_t)(t.left + t.width + t.right) * column;
     memset(memory, t.zero, rows * row);
     for (int v = part.from; v < part.to; v += GROUP_VECTORS) {
@@ -129,11 +133,16 @@ static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, 
         const int own_from = l.fold > 1 ? 0 : v, own_to = l.fold > 1 ? vectors_of(l, t) : to;
         const View ring = {memory + t.left * column - 16 * v, row, column, rows};
         int next = part.y0 * w.row_stride - w.pad_top;
-        for (int y = part.y0; y < part.y1; y += 2) {
-            const int y1 = least(y + 2, part.y1), until = (y1 - 1) * w.row_stride - w.pad_top + w.kernel_height;
-            for (; next < until; next++) {
-                if (next >= 0 && next < t.height) run_layer(g, l, in, ring, now, {next, next + 1, own_from, own_to});
-                else memset(ring.at(next) + 16 * v, t.zero, (int64_t)t.width * column);
+        for (int y = part.y0; y < part.y1; y += l.paired) {
+            const int y1 = least(y + l.paired, part.y1), until = (y1 - 1) * w.row_stride - w.pad_top + w.kernel_height;
+            while (next < until) {
+                if (next >= 0 && next < t.height) {
+                    const int last = least(until, t.height);
+                    run_layer(g, l, in, ring, now, {next, last, own_from, own_to});
+                    next = last;
+                } else {
+                    memset(ring.at(next++) + 16 * v, t.zero, (int64_t)t.width * column);
+                }
             }
             run_layer(g, w, ring, out, now, {y, y1, v, to});
         }
@@ -155,7 +164,7 @@ static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 
     scratch += g.ring;
     View in = layer[0].kind == PAD ? View{} : whole(g.tensor[layer[0].in], now.arena);
     for (n = 0; n < s.count;) {
-        const int last = n + layer[n].paired;
+        const int last = n + (layer[n].paired > 0);
         const Tensor &t = g.tensor[layer[last].out];
         View out;
         if (last == s.count - 1) {
@@ -177,7 +186,7 @@ static void run_channels(const Program &g, const Stage &s, const Inference &now,
     const Layer *layer = g.layer + s.first;
     const int from = unit * s.size;
     for (int n = 0; n < s.count;) {
-        const int last = n + layer[n].paired;
+        const int last = n + (layer[n].paired > 0);
         const Layer &l = layer[last];
         const Tensor &t = g.tensor[l.out];
         const View in = whole(g.tensor[layer[n].in], now.arena);
@@ -255,6 +264,7 @@ static void *help(void *argument) {
         const int stage = Claim::of(n.claim.load()).stage;
         int unit;
         if (stage == NOTHING.stage) {
+            release_tiles();
             n.asleep.fetch_add(1);
             if (!n.ending.load()) futex(n.calls, FUTEX_WAIT, calls); // returns at once after a call since it was read
             n.asleep.fetch_sub(1);
@@ -323,6 +333,12 @@ static void run_helped(Network &n, const Inference &now, u8 *scratch) {
 
 extern "C" {
 
+// Whether the system lets this process use tiles, if the processor has them.
+int32_t network_tiles() {
+    const int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, since Linux 5.16
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
 void network_close(Network *n) {
     n->ending.store(true);
     n->calls.fetch_add(1);
@@ -375,6 +391,7 @@ int32_t network_run(Network *n, const u8 *pictures, float *logits, int64_t pictu
         else run_alone(g, now, scratch);
     }
     if (helped) n->busy.store(false, std::memory_order_release);
+    release_tiles();
     give_back(*n, memory);
     return 1;
 }

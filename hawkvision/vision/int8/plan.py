@@ -27,6 +27,13 @@ TALL: Final = 28
 """Rows from which on a stage is divided by rows. Below, weights are more than what lies between the layers."""
 STRIP_BYTES: Final = 160 << 10
 """Of what lies between the layers of a strip at most: well within a second-level cache, with the weights."""
+RING_BYTES: Final = 24 << 10
+"""Of what lies between a convolution by tiles and its windows, for more than two rows of windows: half of a first-level
+cache."""
+TILE_QUADS: Final = 16
+"""Of a tile's rows at most."""
+LEAST_TILE_QUADS: Final = 4
+"""Below, other instructions take no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +63,8 @@ class _Stage:
     by_channels: bool
 
 
-def plan(network: Network) -> Program:
-    """All that the kernel needs to run it."""
+def plan(network: Network, tiles: bool) -> Program:
+    """All that the kernel needs to run it, by tiles or not (`amx.h`)."""
     borders = _borders(network)
     stages = _stages(network)
     sizes = [_unit(network, borders, stage) for stage in stages]
@@ -73,7 +80,10 @@ def plan(network: Network) -> Program:
     for stage, size in zip(stages, sizes, strict=True):
         for number in range(stage.first, stage.first + stage.count):
             layer = network.layers[number]
-            layers[number].paired = number + 1 < stage.first + stage.count and _pairs(network, number)
+            if tiles and isinstance(layer, Weighted) and layer.kind == "convolution":
+                layers[number].tile = _tile(layer)
+            if number + 1 < stage.first + stage.count and _pairs(network, number):
+                layers[number].paired = _rows_together(network, borders, number, layers[number].tile > 0)
             vectors = size if stage.by_channels else _even_vectors(_vectors(network, layer))
             _describe(layers[number], network, layer, MOST_VECTORS if layers[number].paired else vectors)
             if isinstance(layer, Weighted):
@@ -82,7 +92,9 @@ def plan(network: Network) -> Program:
     held = together(packed)
     for (c_layer, name), array in zip(pointers, held, strict=True):
         setattr(c_layer, name, array.ctypes.data)
-    ring = _ring(network, borders, stages)
+    ring = _rounded(
+        max((_ring_bytes(network, borders, n, c.paired) for n, c in enumerate(layers) if c.paired), default=0)
+    )
     scratch = ring + max(_scratch(network, borders, stage, size) for stage, size in zip(stages, sizes, strict=True))
     c_stages = (CStage * len(stages))()
     for c_stage, stage, size in zip(c_stages, stages, sizes, strict=True):
@@ -208,18 +220,24 @@ def _pairs(network: Network, number: int) -> bool:
     return before.fold == 1 or network.tensors[before.out].sizes[2] <= GROUP
 
 
-def _ring(network: Network, borders: Sequence[_Border], stages: Sequence[_Stage]) -> int:
-    """Bytes of the largest ring: rows for two rows of windows, of the channels that are computed together."""
-    largest = 0
-    for stage in stages:
-        for number in range(stage.first + 1, stage.first + stage.count):
-            before, layer = network.layers[number - 1], network.layers[number]
-            if _pairs(network, number - 1):
-                assert isinstance(layer, Weighted)
-                height, width, channels = network.tensors[before.out].sizes
-                row = _pitch((height, width, min(channels, GROUP)), borders[before.out])
-                largest = max(largest, (_window(layer)[0] + layer.strides[0]) * row)
-    return _rounded(largest)
+def _ring_bytes(network: Network, borders: Sequence[_Border], number: int, rows: int) -> int:
+    """Bytes between that layer and the windows of the next: of the channels that are computed together, what so many
+    rows of windows need.
+    """
+    taken, window = network.layers[number].out, network.layers[number + 1]
+    assert isinstance(window, Weighted)
+    height, width, channels = network.tensors[taken].sizes
+    row = _pitch((height, width, min(channels, GROUP)), borders[taken])
+    return (_window(window)[0] + (rows - 1) * window.strides[0]) * row
+
+
+def _rows_together(network: Network, borders: Sequence[_Border], number: int, by_tiles: bool) -> int:
+    """Rows of windows for which that layer is computed at a time: two, or, by tiles, as many as fit the cache."""
+    height = network.tensors[network.layers[number + 1].out].sizes[0]
+    rows = 2
+    while by_tiles and rows < height and _ring_bytes(network, borders, number, rows + 2) <= RING_BYTES:
+        rows += 2
+    return rows
 
 
 def _pitch(sizes: Sizes, border: _Border) -> int:
@@ -274,6 +292,13 @@ def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> None:
         c.ratio, c.other_ratio = taken[0].scale / out.scale, taken[1].scale / out.scale
     elif layer.kind == "mean":
         c.ratio = taken[0].scale / (out.scale * np.float32(taken[0].sizes[0] * taken[0].sizes[1]))
+
+
+def _tile(layer: Weighted) -> int:
+    """Quads of a row of a window that a tile takes: as many as fit, in equal parts; 0: it is better without tiles."""
+    quads = layer.weights.shape[2] * layer.weights.shape[3] // 4
+    parts = next(parts for parts in range(-(-quads // TILE_QUADS), quads + 1) if quads % parts == 0)
+    return quads // parts if quads // parts >= LEAST_TILE_QUADS else 0
 
 
 def _packed(network: Network, layer: Weighted, vectors: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

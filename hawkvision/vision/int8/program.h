@@ -18,7 +18,8 @@ struct Layer {
     int32_t vectors; // of 16 output channels, in a packed group of weights
     int32_t fold;    // columns of `out` at one position: it is seen as (height, width / fold, channels * fold)
     int32_t zero;    // of the output
-    int32_t paired;  // whether what it makes is never whole, but goes to the next layer row by row (`run_pair`)
+    int32_t tile;    // quads of bytes that a tile takes; 0: it is not computed by tiles
+    int32_t paired;  // rows of the next layer for which it is computed at a time, into a ring (`run_pair`); 0: whole
     float ratio, other_ratio; // ADD, MEAN: what a step of each input is in steps of the output
     const int8_t *weights;
     const int32_t *bias; // with the input's zero point taken into account; padded to 64 channels

@@ -37,7 +37,7 @@ class CLayer(ctypes.Structure):
 
     _fields_ = [
         *_integers("kind", "taken", "other", "out", "kernel_height", "kernel_width", "row_stride", "column_stride"),
-        *_integers("pad_top", "pad_left", "vectors", "fold", "zero", "paired"),
+        *_integers("pad_top", "pad_left", "vectors", "fold", "zero", "tile", "paired"),
         ("ratio", ctypes.c_float),
         ("other_ratio", ctypes.c_float),
         ("weights", ctypes.c_void_p),

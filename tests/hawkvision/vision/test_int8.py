@@ -133,10 +133,11 @@ def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
 
 
 @runs
-@settings(max_examples=150, deadline=None)
-@given(data=networks(), threads=st.integers(1, 2))
-def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int) -> None:
-    with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads)) as backend:
+@settings(max_examples=200, deadline=None)
+@given(data=networks(), threads=st.integers(1, 2), tiles=st.booleans())
+def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
+    tiles = tiles and library.tiles()
+    with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads, tiles)) as backend:
         pictures = random_pictures(backend, 3)
         pictures[1] //= 16
         pictures[2] = np.maximum(pictures[2], 240)
@@ -144,13 +145,16 @@ def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int
 
 
 @runs
+@pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", IN_ZOO)
-def test_every_logit_of_the_ladders_networks_is_onnx_runtimes(name: str, threads: int) -> None:
+def test_every_logit_of_the_ladders_networks_is_onnx_runtimes(name: str, threads: int, tiles: bool) -> None:
     path = ZOO / f"{name}.onnx"
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
-    with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads)) as backend:
+    if tiles and not library.tiles():
+        pytest.skip("this machine has no tiles")
+    with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads, tiles)) as backend:
         pictures = random_pictures(backend, 4)
         pictures[2:] = pictures[2:] // 64 * 85
         np.testing.assert_array_equal(backend.infer(pictures), right.infer(pictures))
