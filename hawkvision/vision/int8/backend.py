@@ -75,7 +75,7 @@ class _Open:
     def __init__(self, network: Network, helpers: int, tiles: bool, where: str) -> None:
         self._library = library.library()
         try:
-            program = plan(network, tiles)
+            program = plan(network, tiles, 1 + helpers)
         except (OSError, MemoryError) as error:
             raise BackendError(f"{where}: no memory for its weights: {error}") from None
         self._classes = network.classes

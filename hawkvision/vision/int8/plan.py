@@ -25,6 +25,8 @@ from hawkvision.vision.int8.program import (
 
 TALL: Final = 28
 """Rows from which on a stage is divided by rows. Below, weights are more than what lies between the layers."""
+TALL_SHARED: Final = 14
+"""The same where threads share the work: divided by channels, each would read what the others have made."""
 STRIP_BYTES: Final = 160 << 10
 """Of what lies between the layers of a strip at most: well within a second-level cache, with the weights."""
 RING_BYTES: Final = 24 << 10
@@ -63,10 +65,10 @@ class _Stage:
     by_channels: bool
 
 
-def plan(network: Network, tiles: bool) -> Program:
-    """All that the kernel needs to run it, by tiles or not (`amx.h`)."""
+def plan(network: Network, tiles: bool, threads: int) -> Program:
+    """All that the kernel needs to run it, by tiles or not (`amx.h`), by so many threads."""
     borders = _borders(network)
-    stages = _stages(network)
+    stages = _stages(network, TALL if threads == 1 else TALL_SHARED)
     sizes = [_unit(network, borders, stage) for stage in stages]
     offsets, arena = _arrange(network, borders, stages)
     tensors = (CTensor * len(network.tensors))()
@@ -142,7 +144,7 @@ def _borders(network: Network) -> list[_Border]:
     return borders
 
 
-def _stages(network: Network) -> list[_Stage]:
+def _stages(network: Network, tall: int) -> list[_Stage]:
     """Layers that are computed together, in order.
 
     Where pictures are tall, a block of inverted residuals: up, through the depthwise window, down, and its addition
@@ -156,7 +158,7 @@ def _stages(network: Network) -> list[_Stage]:
     layers, end = network.layers, 0
     while end < len(layers):
         first, end = end, end + 1
-        by_channels = network.tensors[layers[first].out].sizes[0] < TALL and layers[first].kind != "pad"
+        by_channels = network.tensors[layers[first].out].sizes[0] < tall and layers[first].kind != "pad"
         joins = _joins_channels if by_channels else _joins_rows
         while end < len(layers) and end - first < MOST_LAYERS:
             before, layer = layers[end - 1], layers[end]
