@@ -12,9 +12,6 @@ import functools
 import hashlib
 import logging
 import platform
-import shutil
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -25,19 +22,16 @@ from fpga import reference
 from fpga.cache import mark_used, tidy
 from fpga.ir import Conv, Graph, Stage
 from fpga.reference import Mask
-from fpga.toolchain import run
-from hawkvision.artifacts import check_ours, write_atomic
-from hawkvision.errors import ArtifactError, BackendError, CompileError
+from hawkvision.command import run
+from hawkvision.compiled import COMPILE_CPU_S, compile_library, find_compiler, load_library
+from hawkvision.errors import BackendError, CompileError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
 
 log = logging.getLogger("hawkvision.fpga")
 
 SOURCE: Final = Path(__file__).with_name("kernel.cpp")
-COMPILERS: Final = ("c++", "g++", "clang++")
 FLAGS: Final = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared", "-Wno-psabi")
-COMPILE_CPU_S: Final = 120
-"""A minute is what it takes on a Raspberry Pi; here it is two seconds."""
 EXACT_BELOW: Final = 1 << 24
 """Integers that single precision holds."""
 
@@ -213,9 +207,7 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         CompileError: if there is no compiler that can, or nowhere to put the result.
         BackendError: if another user may have written what is there.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise CompileError(f"no C++ compiler ({', '.join(COMPILERS)}); install one, on Debian the package g++")
+    compiler = find_compiler("C++")
     command = [compiler, *FLAGS, *((_native(),) if native else ())]
     try:
         version = run(compiler, ["--version"], cpu_limit_s=COMPILE_CPU_S).output
@@ -223,16 +215,16 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         raise CompileError(f"{compiler} cannot be run: {error}") from None
     told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version.encode(), _processor())
     path = folder / f"kernel-{hashlib.sha256(b'|'.join(told_apart)).hexdigest()[:32]}.so"
+
+    def make() -> None:
+        tidy(folder)
+        compile_library(command, SOURCE, path)
+
     if path.is_file():
         mark_used(path)
     else:
-        _compile(command, path)
-    check_ours(path)
-    try:
-        library = _loaded(path)
-    except CompileError:  # a file that a failing disk has changed, or one made on another system
-        _compile(command, path)
-        library = _loaded(path)
+        make()
+    library = load_library(path, make)
     library.hv_logits.restype = ctypes.c_int32
     library.hv_logits.argtypes = [
         ctypes.POINTER(_Network),
@@ -243,13 +235,6 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         ctypes.c_void_p,
     ]
     return library
-
-
-def _loaded(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompileError(f"{path}: cannot be loaded: {error}") from None
 
 
 def _native() -> str:
@@ -266,25 +251,6 @@ def _processor() -> bytes:
         lines = []
     told = sorted({line for line in lines if line.split("\t")[0].strip() in kinds})
     return "\n".join([platform.machine(), *told]).encode()
-
-
-def _compile(command: Sequence[str], path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tidy(path.parent)
-        with tempfile.TemporaryDirectory(prefix=".kernel-", dir=path.parent) as scratch:
-            built = Path(scratch) / "kernel.so"
-            words = [*command[1:], "-o", str(built), str(SOURCE)]
-            ran = run(command[0], words, cpu_limit_s=COMPILE_CPU_S, env={"LC_ALL": "C"})
-            if ran.status > 0:
-                said = next((line for line in ran.output.splitlines() if "error" in line), ran.output[-200:])
-                raise CompileError(f"{command[0]} cannot compile {SOURCE.name}: {said}")
-            ran.check()
-            write_atomic(path, built.read_bytes())
-    except OSError as error:
-        raise CompileError(f"{path}: cannot write: {error.strerror}") from None
-    except ArtifactError as error:
-        raise CompileError(error.message) from None
 
 
 class _Vectorised:

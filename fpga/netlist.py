@@ -12,8 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +36,12 @@ from fpga.netlist_cells import (
     count_cells,
     read_module,
 )
-from fpga.toolchain import run
-from hawkvision.artifacts import check_ours, write_atomic
+from hawkvision.compiled import compile_library, find_compiler, load_library
 from hawkvision.errors import CompileError
 from hawkvision.manifest import cache_dir
 
 SOURCE: Final = Path(__file__).with_name("netlist_kernel.c")
-COMPILE_CPU_S: Final = 60
+FLAGS: Final = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 
 Words = NDArray[np.uint64]
 
@@ -240,21 +237,15 @@ class Netlist:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise CompileError("no C compiler (cc, gcc, clang); install one, on Debian the package gcc")
-    flags = ["-std=gnu11", "-O3", "-fPIC", "-shared"]
-    told_apart = hashlib.sha256(SOURCE.read_bytes() + " ".join([compiler, *flags]).encode()).hexdigest()[:32]
+    command = [find_compiler("C"), *FLAGS]
+    told_apart = hashlib.sha256(SOURCE.read_bytes() + " ".join(command).encode()).hexdigest()[:32]
     path = cache_dir() / "fpga" / f"netlist-{told_apart}.so"
-    if not path.is_file():
-        with tempfile.TemporaryDirectory() as scratch:
-            built = Path(scratch) / "netlist.so"
-            run(compiler, [*flags, "-o", str(built), str(SOURCE)], cpu_limit_s=COMPILE_CPU_S).check()
-            write_atomic(path, built.read_bytes())
-    else:
+    make = functools.partial(compile_library, command, SOURCE, path)
+    if path.is_file():
         mark_used(path)
-    check_ours(path)
-    library = ctypes.CDLL(str(path))
+    else:
+        make()
+    library = load_library(path, make)
     library.netlist_stream.restype = ctypes.c_int64
     library.netlist_cycles.restype = None
     return library

@@ -24,7 +24,8 @@ import msgspec
 from fpga.devices import Device, FamilyName, Resources
 from fpga.families import BITSTREAM, FAMILIES, NETLIST
 from fpga.netlist_cells import count_cells, read_module
-from fpga.toolchain import Ran, Say, find, run
+from fpga.toolchain import Say, find
+from hawkvision.command import Ran, run
 from hawkvision.errors import CompileError
 
 SYNTHESIS_CPU_S: Final = 300

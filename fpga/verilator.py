@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from fpga.cache import mark_used, tidy
-from fpga.toolchain import run
+from hawkvision.command import run
 from hawkvision.errors import CompileError
 from hawkvision.manifest import cache_dir
 

@@ -214,7 +214,9 @@ class BackendUnavailable(BackendError):
 
 
 class CompileError(HawkVisionError):
-    """A model, folding or device that the FPGA compiler cannot take; the message names the node or field."""
+    """A model, folding or device that the FPGA compiler cannot take, or code that no compiler here can make; the
+    message says which and why.
+    """
 
     code = "compile"
 

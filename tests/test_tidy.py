@@ -23,6 +23,8 @@ L1 = frozenset(
         "hawkvision.trace",
         "hawkvision.hop",
         "hawkvision.artifacts",
+        "hawkvision.command",
+        "hawkvision.compiled",
         "hawkvision.pictures",
         "hawkvision.pictures_idx",
         "hawkvision.process",

@@ -26,7 +26,8 @@ from fpga.netlist import Activity, Netlist, Words
 from fpga.netlist_cells import LANES
 from fpga.power import constants
 from fpga.report import table as markdown_table
-from fpga.toolchain import find, run
+from fpga.toolchain import find
+from hawkvision.command import run
 
 CIRCUITS: Final = Path(__file__).with_name("fpga_power")
 GOAL: Final = 0.30

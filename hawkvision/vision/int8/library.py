@@ -10,24 +10,20 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hawkvision.artifacts import check_ours, write_atomic
-from hawkvision.errors import ArtifactError, BackendError
+from hawkvision.artifacts import check_ours
+from hawkvision.compiled import compile_library, find_compiler, load_library
+from hawkvision.errors import BackendError, CompileError
 from hawkvision.manifest import cache_dir
 
 log = logging.getLogger("hawkvision.vision")
 
 FOLDER: Final = Path(__file__).parent
 SOURCES: Final = ("network.cpp", "amx.h", "layers.h", "program.h")
-COMPILERS: Final = ("c++", "g++", "clang++")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 """Of the processor, as compilers call it."""
 TILES: Final = ("amx_tile", "amx_int8")
@@ -41,8 +37,6 @@ FLAGS: Final = (
     "-shared",
     "-pthread",
 )
-COMPILE_S: Final = 120.0
-"""It takes two seconds on one EPYC core."""
 KEPT: Final = 4
 """Libraries in the cache: this version's, and those of others that run beside it."""
 
@@ -102,10 +96,7 @@ def library() -> ctypes.CDLL:
     lacking = unable()
     if lacking:
         raise BackendError(f"int8: this machine cannot: {lacking}")
-    try:
-        loaded = _loaded(beside_source() if beside_source().is_file() else _in_cache())
-    except OSError as error:
-        raise BackendError(f"int8: the kernel cannot be loaded: {error}") from None
+    loaded = _loaded()
     loaded.network_open.restype = ctypes.c_void_p
     loaded.network_open.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     loaded.network_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
@@ -115,22 +106,20 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def _in_cache() -> Path:
-    path = cache_dir() / "int8" / beside_source().name
+def _loaded() -> ctypes.CDLL:
+    beside = beside_source()
+    if beside.is_file():
+        check_ours(beside)
+        with suppress(OSError):  # a file that a failing disk has changed, or one made on another system
+            return ctypes.CDLL(str(beside))
+    path = cache_dir() / "int8" / beside.name
+    make = functools.partial(build, path)
     if not path.is_file():
-        build(path)
-    return path
-
-
-def _loaded(path: Path) -> ctypes.CDLL:
-    check_ours(path)
+        make()
     try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # a file that a failing disk has changed, or one made on another system
-        if path == beside_source():
-            return _loaded(_in_cache())
-        build(path)
-        return ctypes.CDLL(str(path))
+        return load_library(path, make)
+    except CompileError as error:
+        raise BackendError(f"int8: {error.message}") from None
 
 
 def digest(loaded: ctypes.CDLL) -> str:
@@ -160,31 +149,11 @@ def build(path: Path) -> None:
     Raises:
         BackendError: saying why it cannot be.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise BackendError(f"int8: no C++ compiler ({', '.join(COMPILERS)}); install one, on Debian the package g++")
-    log.info("int8: compiling the kernel with %s, once", compiler)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="hawkvision-int8-") as scratch:
-            built = Path(scratch) / "kernel.so"
-            done = subprocess.run(  # noqa: S603
-                [compiler, *FLAGS, "-o", str(built), str(FOLDER / SOURCES[0])],
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_S,
-                env={**os.environ, "LC_ALL": "C"},
-                check=False,
-            )
-            if done.returncode:
-                said = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
-                raise BackendError(f"int8: {compiler} cannot compile {SOURCES[0]}: {said}")
-            write_atomic(path, built.read_bytes())
-    except OSError as error:
-        raise BackendError(f"int8: {path}: cannot write: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise BackendError(f"int8: {compiler} did not end within {COMPILE_S:.0f} s") from None
-    except ArtifactError as error:
+        compiler = find_compiler("C++")
+        log.info("int8: compiling the kernel with %s, once", compiler)
+        compile_library([compiler, *FLAGS], FOLDER / SOURCES[0], path)
+    except CompileError as error:
         raise BackendError(f"int8: {error.message}") from None
     tidy(path.parent, "kernel-*.so", KEPT)
 

@@ -151,7 +151,7 @@ static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, 
 
 static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 *scratch, int unit) {
     const Layer *layer = g.layer + s.first;
-    int begin[MOST_LAYERS], end[MOST_LAYERS]; // rows of what each layer makes
+    int begin[MOST_STAGE_LAYERS], end[MOST_STAGE_LAYERS]; // rows of what each layer makes
     int n = s.count - 1;
     begin[n] = unit * s.size;
     end[n] = least(begin[n] + s.size, g.tensor[layer[n].out].height);

@@ -14,7 +14,7 @@ from hawkvision.vision.int8.packing import GROUP, depthwise_weights, in_lanes, p
 from hawkvision.vision.int8.program import (
     ALIGNMENT,
     KINDS,
-    MOST_LAYERS,
+    MOST_STAGE_LAYERS,
     MOST_VECTORS,
     VECTOR,
     CLayer,
@@ -160,7 +160,7 @@ def _stages(network: Network, tall: int) -> list[_Stage]:
         first, end = end, end + 1
         by_channels = network.tensors[layers[first].out].sizes[0] < tall and layers[first].kind != "pad"
         joins = _joins_channels if by_channels else _joins_rows
-        while end < len(layers) and end - first < MOST_LAYERS:
+        while end < len(layers) and end - first < MOST_STAGE_LAYERS:
             before, layer = layers[end - 1], layers[end]
             if layer.inputs[0] != before.out or readers[before.out] != 1 or not joins(before, layer):
                 break

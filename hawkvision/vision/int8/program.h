@@ -40,4 +40,4 @@ struct Program {
     int64_t arena, scratch, ring; // bytes: of one inference; of each thread in it; of that, for rows of `run_pair`
 };
 
-enum { MOST_LAYERS = 8 }; // of a stage
+enum { MOST_STAGE_LAYERS = 8 }; // of a stage

@@ -13,7 +13,7 @@ VECTOR: Final = 16
 """Channels in one vector of sums."""
 MOST_VECTORS: Final = 4
 """Of sums at one position that are computed together."""
-MOST_LAYERS: Final = 8
+MOST_STAGE_LAYERS: Final = 8
 """Of a stage."""
 ALIGNMENT: Final = 64
 """Bytes of a vector."""

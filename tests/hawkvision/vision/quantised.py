@@ -135,3 +135,19 @@ class Quantised:
         name = self._node("QuantizeLinear", [sums, *said])
         self._scales[name] = said
         return Value(name, sizes, float(np.float32(scale)))
+
+
+def residual_network(seed: int = 0, height: int = 36, width: int = 30, classes: int = 11) -> bytes:
+    """A stem, a block with a residual while the picture is tall and one when it is small, and a head."""
+    net = Quantised(seed, height, width, fold=2)
+    stem = net.convolution(net.picture, 32, (3, 2), (1, 1), (1, 0, 1, 1), relu=True)
+    taken = net.unfolded(stem, 2)
+    for stride in (1, 2):
+        taken = net.convolution(taken, 24)
+        up = net.convolution(taken, 96, relu=True)
+        window = net.convolution(up, 96, (3, 3), (1, 1), (1, 1, 1, 1), depthwise=True, relu=True)
+        taken = net.addition(net.convolution(window, 24), taken)
+        up = net.convolution(taken, 48, relu=True)
+        window = net.convolution(up, 48, (5, 5), (stride, stride), (2, 2, 2, 2), depthwise=True, relu=True)
+        taken = net.convolution(window, 40)
+    return net.logits(net.convolution(taken, 80, relu=True), classes)

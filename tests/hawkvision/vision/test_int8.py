@@ -1,9 +1,7 @@
+"""Our int8 kernels: every logit is ONNX Runtime's, and what they do not understand they refuse."""
+
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,40 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.errors import BackendError
-from hawkvision.manifest import InputSpec, cache_dir
+from hawkvision.manifest import cache_dir
 from hawkvision.testing import BackendConformance, random_pictures
-from hawkvision.types import Logits, Pixels
+from hawkvision.types import Logits
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
 from hawkvision.vision.int8 import library
-from hawkvision.vision.int8.agreement import agrees
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.int8.graph import Unsupported, read
 from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.vision.wide import usable_cores
-from tests.hawkvision.vision.graphs import tiny_classifier
-from tests.hawkvision.vision.quantised import Quantised, Value
+from tests.hawkvision.vision.quantised import Quantised, Value, residual_network
 
 runs = pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
 needs_two_cores = pytest.mark.skipif(usable_cores() < 2, reason="a helper needs a core of its own")
 ZOO = cache_dir() / "models" / "imagenet"
 IN_ZOO = ["efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8", "mobilenet_v2_int8"]
-
-
-def residual_network(seed: int = 0, height: int = 36, width: int = 30, classes: int = 11) -> bytes:
-    """A stem, a block with a residual while the picture is tall and one when it is small, and a head."""
-    net = Quantised(seed, height, width, fold=2)
-    stem = net.convolution(net.picture, 32, (3, 2), (1, 1), (1, 0, 1, 1), relu=True)
-    taken = net.unfolded(stem, 2)
-    for stride in (1, 2):
-        taken = net.convolution(taken, 24)
-        up = net.convolution(taken, 96, relu=True)
-        window = net.convolution(up, 96, (3, 3), (1, 1), (1, 1, 1, 1), depthwise=True, relu=True)
-        taken = net.addition(net.convolution(window, 24), taken)
-        up = net.convolution(taken, 48, relu=True)
-        window = net.convolution(up, 48, (5, 5), (stride, stride), (2, 2, 2, 2), depthwise=True, relu=True)
-        taken = net.convolution(window, 40)
-    return net.logits(net.convolution(taken, 80, relu=True), classes)
 
 
 @runs
@@ -354,148 +333,3 @@ def test_a_file_that_is_no_model_is_refused(data: bytes, tmp_path: Path) -> None
     path.write_bytes(data)
     with pytest.raises(BackendError, match=r"broken\.onnx"):
         Int8Backend(path)
-
-
-SPEC = InputSpec(height=36, width=30, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-
-
-@runs
-def test_what_these_kernels_can_run_they_run() -> None:
-    with closing(open_backend("auto", residual_network(), SPEC, 11)) as backend:
-        assert isinstance(backend, Int8Backend)
-
-
-def test_what_they_cannot_run_onnx_runtime_runs() -> None:
-    spec = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    with closing(open_backend("auto", tiny_classifier(), spec, 7)) as backend:
-        assert isinstance(backend, OnnxRuntimeBackend)
-
-
-@runs
-def test_what_was_asked_for_by_name_is_not_replaced() -> None:
-    spec = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    with pytest.raises(BackendError, match=r"int8: node .*\(Cast\): no layer of an integer network"):
-        open_backend("int8", tiny_classifier(), spec, 7)
-
-
-@pytest.fixture
-def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "hawkvision" / "int8"
-
-
-class OffByOne:
-    """A backend whose last logit is not what the model says."""
-
-    def __init__(self, right: Backend) -> None:
-        self._right = right
-        self.input_shape, self.classes, self.close = right.input_shape, right.classes, right.close
-
-    def infer(self, batch: Pixels) -> Logits:
-        logits = self._right.infer(batch)
-        logits[:, -1] = np.nextafter(logits[:, -1], np.float32(np.inf))
-        return logits
-
-
-@runs
-def test_other_logits_than_onnx_runtimes_are_found_out_and_not_noted(new_cache: Path) -> None:
-    with closing(OnnxRuntimeBackend(residual_network())) as right:
-        assert not agrees(residual_network(), OffByOne(right))
-    assert not list(new_cache.glob("*.same"))
-
-
-@runs
-def test_agreement_is_noted_for_this_model_alone(new_cache: Path) -> None:
-    with closing(OnnxRuntimeBackend(residual_network())) as right:
-        assert agrees(residual_network(), right)
-        assert len(list(new_cache.glob("*.same"))) == 1
-        assert agrees(residual_network(), OffByOne(right))  # it is not looked at again
-        assert not agrees(residual_network(seed=1), right)
-
-
-OPEN = """
-import logging, sys
-from pathlib import Path
-from hawkvision.manifest import InputSpec
-from hawkvision.vision.backends import open_backend
-logging.basicConfig(level=logging.INFO)
-spec = InputSpec(height=36, width=30, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-print(type(open_backend(sys.argv[1], Path(sys.argv[2]), spec, 11)).__name__, "onnxruntime" in sys.modules)
-"""
-
-
-def opened_in_a_new_process(kind: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The backend that a process with that cache opens, and whether it has loaded ONNX Runtime."""
-    model = cache / "model.onnx"
-    model.write_bytes(residual_network())
-    return subprocess.run(
-        [sys.executable, "-c", OPEN, kind, str(model)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
-    )
-
-
-@runs
-def test_without_a_compiler_onnx_runtime_takes_over_and_the_log_says_what_is_missing(tmp_path: Path) -> None:
-    done = opened_in_a_new_process("auto", tmp_path, PATH=str(tmp_path))
-    assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
-    assert "no C++ compiler (c++, g++, clang++); install one, on Debian the package g++" in done.stderr
-
-
-@runs
-def test_without_a_compiler_the_kernels_asked_for_by_name_are_an_error(tmp_path: Path) -> None:
-    done = opened_in_a_new_process("int8", tmp_path, PATH=str(tmp_path))
-    assert done.returncode != 0
-    assert "BackendError: int8: no C++ compiler" in done.stderr
-
-
-@runs
-def test_the_kernel_is_compiled_once_and_onnx_runtime_is_not_even_loaded_afterwards(tmp_path: Path) -> None:
-    first = opened_in_a_new_process("auto", tmp_path)
-    second = opened_in_a_new_process("auto", tmp_path, PATH=str(tmp_path))
-    assert first.stdout.split() == ["Int8Backend", "True"], first.stderr
-    assert second.stdout.split() == ["Int8Backend", "False"], second.stderr
-    assert "compiling the kernel" in first.stderr
-    assert "compiling the kernel" not in second.stderr
-
-
-def test_an_images_builder_compiles_it_beside_its_source(tmp_path: Path) -> None:
-    package = tmp_path / "hawkvision"
-    shutil.copytree(Path(library.__file__).parents[2], package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    done = subprocess.run(
-        [sys.executable, "-m", "hawkvision.vision.int8"], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert Path(done.stdout.strip()) == package / "vision" / "int8" / library.beside_source().name
-    assert Path(done.stdout.strip()).is_file()
-
-
-def test_a_builder_without_a_compiler_is_told(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hawkvision.vision.int8"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PATH": str(tmp_path)},
-    )
-    assert done.returncode == 1
-    assert "no C++ compiler" in done.stderr
-
-
-@runs
-def test_a_kernel_that_was_damaged_is_compiled_anew(tmp_path: Path) -> None:
-    opened_in_a_new_process("auto", tmp_path)
-    (kernel,) = (tmp_path / "hawkvision" / "int8").glob("kernel-*.so")
-    kernel.write_bytes(b"damaged")
-    done = opened_in_a_new_process("auto", tmp_path)
-    assert done.stdout.split()[0] == "Int8Backend", done.stderr
-
-
-def test_only_the_newest_kernels_are_kept(tmp_path: Path) -> None:
-    for age in range(6):
-        path = tmp_path / f"kernel-{age}.so"
-        path.write_bytes(b"")
-        os.utime(path, (1000 - age, 1000 - age))
-    library.tidy(tmp_path, "kernel-*.so", 4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"kernel-{age}.so" for age in range(4)]
