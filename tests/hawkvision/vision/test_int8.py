@@ -140,6 +140,14 @@ def test_every_logit_of_the_ladders_networks_is_onnx_runtimes(name: str, threads
 
 
 @runs
+def test_tiles_that_the_machine_has_not_are_refused() -> None:
+    if library.tiles():
+        pytest.skip("this machine has tiles")
+    with pytest.raises(BackendError, match="this machine has none"):
+        Int8Backend(residual_network(), tiles=True)
+
+
+@runs
 @needs_two_cores
 def test_callers_at_once_get_the_logits_of_their_own_pictures() -> None:
     backend = Int8Backend(residual_network(), threads=2)
