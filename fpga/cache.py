@@ -27,7 +27,7 @@ IN_USE_S: Final = 3600.0
 ABANDONED_S: Final = 86_400.0
 """After so long an unfinished build has no one who works on it."""
 KINDS: Final = ("sim-*", "kernel-*.so", "netlist-*.so", "verilated*.o")
-UNFINISHED: Final = (".sim-*", ".runtime-*", ".kernel-*", ".gone-*")
+UNFINISHED: Final = (".sim-*", ".runtime-*", ".gone-*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Final
 from hawkvision.errors import CompileError
 
 WALL_PER_CPU: Final = 20
-"""A command that sleeps, or is starved, is ended after so many times its CPU limit, and a minute."""
+"""A command that sleeps, or is starved, is ended after so many times its CPU limit, and a minute, or as it is told."""
 KEPT_CHARACTERS: Final = 2000
 """Of a command's last words, in errors."""
 PR_SET_PDEATHSIG: Final = 1
@@ -75,13 +75,15 @@ def run(
     arguments: Sequence[str],
     *,
     cpu_limit_s: int,
+    wall_limit_s: float | None = None,
     folder: Path | None = None,
     title: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Ran:
     """Run a command to its end, or to that of its CPU time; it is told nothing on standard input.
 
-    `env` is added to our own environment.
+    `env` is added to our own environment. Without `wall_limit_s`, it may take `WALL_PER_CPU` times its CPU time, and a
+    minute.
 
     The kernel enforces the limit (RLIMIT_CPU), so it holds on a loaded machine. On Linux the command does not outlive
     us either: it would go on writing into a folder in which the next one works.
@@ -89,9 +91,13 @@ def run(
     Raises:
         OSError: if it cannot be started, or there is no folder for temporary files.
     """
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    soft, hard = (
+        each if most == resource.RLIM_INFINITY else min(each, most) for each in (cpu_limit_s, cpu_limit_s + 5)
+    )
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 5))
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
         if sys.platform == "linux":
             _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -105,7 +111,8 @@ def run(
             env=None if env is None else {**os.environ, **env},
             preexec_fn=limit,
         )
-        guard = threading.Timer(60 + WALL_PER_CPU * cpu_limit_s, process.kill)
+        longest_s = 60 + WALL_PER_CPU * cpu_limit_s if wall_limit_s is None else wall_limit_s
+        guard = threading.Timer(longest_s, process.kill)
         guard.start()
         try:
             _, status, used = os.wait4(process.pid, 0)

@@ -25,6 +25,8 @@ PACKAGES: Final[dict[Language, str]] = {"C": "gcc", "C++": "g++"}
 """Debian's."""
 COMPILE_CPU_S: Final = 120
 """A minute is what the slowest source takes on a Raspberry Pi, two seconds on a server's core."""
+COMPILE_WALL_S: Final = 300.0
+"""Whoever starts a node waits for it."""
 
 
 def find_compiler(language: Language) -> str:
@@ -49,14 +51,9 @@ def compile_library(command: Sequence[str], source: Path, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".kernel-", dir=path.parent) as scratch:
-            built = Path(scratch) / "kernel.so"
-            words = [*command[1:], "-o", str(built), str(source)]
-            ran = run(command[0], words, cpu_limit_s=COMPILE_CPU_S, env={"LC_ALL": "C"})
-            if ran.status > 0:
-                said = next((line for line in ran.output.splitlines() if "error" in line), ran.output[-200:])
-                raise CompileError(f"{command[0]} cannot compile {source.name}: {said}")
-            ran.check()
+        with tempfile.TemporaryDirectory(prefix="hawkvision-compiled-") as scratch:
+            built = Path(scratch) / "library.so"
+            _compile([*command, "-o", str(built), str(source)], source)
             write_atomic(path, built.read_bytes())
     except OSError as error:
         raise CompileError(f"{path}: cannot write: {error.strerror}") from None
@@ -64,12 +61,29 @@ def compile_library(command: Sequence[str], source: Path, path: Path) -> None:
         raise CompileError(error.message) from None
 
 
+def _compile(command: Sequence[str], source: Path) -> None:
+    try:
+        ran = run(
+            command[0],
+            command[1:],
+            cpu_limit_s=COMPILE_CPU_S,
+            wall_limit_s=COMPILE_WALL_S,
+            env={"LC_ALL": "C"},
+        )
+    except OSError as error:
+        raise CompileError(f"{command[0]} cannot be run: {error}") from None
+    if ran.status > 0:
+        said = next((line for line in ran.output.splitlines() if "error" in line.lower()), ran.output[-200:])
+        raise CompileError(f"{command[0]} cannot compile {source.name}: {said}")
+    ran.check()
+
+
 def load_library(path: Path, make: Callable[[], object]) -> ctypes.CDLL:
     """A library, made anew if it cannot be loaded: a failing disk has changed it, or it comes from another system.
 
     Raises:
         BackendError: if another user may have written it.
-        CompileError: if it cannot be made, or not be loaded even so.
+        CompileError: if it cannot be loaded even so; and whatever `make` raises.
     """
     check_ours(path)
     try:

@@ -23,7 +23,7 @@
     ├── ArtifactError           a model file is missing, corrupt or of another build
     ├── BackendError            a backend cannot load or run a model
     │   └── BackendUnavailable  503 unavailable        its device does not answer now, and may later
-    ├── CompileError            a model, folding or device that the FPGA compiler cannot take
+    ├── CompileError            a model that the FPGA compiler cannot take, or code that no compiler here can make
     └── EscalationFailed        the datacenter tier did not answer; never shown to callers as an error
 
 The status is a hint for the doors (HTTP, gRPC); nothing here knows about any protocol.

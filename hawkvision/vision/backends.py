@@ -86,7 +86,7 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
     from hawkvision.vision.int8.backend import Int8Backend
 
     backend = Int8Backend(model, threads)
-    if not agrees(model, backend):
+    if not agrees(model, backend, backend.way):
         backend.close()
         raise BackendError(
             f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "

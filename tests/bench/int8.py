@@ -55,10 +55,10 @@ def main() -> None:
         model = load_variant(cache_dir(), given.task, variant)
         for threads in range(1, min(2, usable_cores()) + 1):
             with ExitStack() as stack:
-                theirs = open_backend("onnxruntime", model, variant.input, manifest.classes, threads=threads)
-                ours = Int8Backend(model, threads, tiles)
-                stack.enter_context(closing(theirs))
-                stack.enter_context(closing(ours))
+                theirs = stack.enter_context(
+                    closing(open_backend("onnxruntime", model, variant.input, manifest.classes, threads=threads))
+                )
+                ours = stack.enter_context(closing(Int8Backend(model, threads, tiles)))
                 picture = random_pictures(ours, 1)
                 pairs = [(turn(theirs, picture), turn(ours, picture)) for _ in range(given.turns)]
             ratios = [one / other for one, other in pairs]

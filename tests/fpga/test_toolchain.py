@@ -1,4 +1,4 @@
-"""Tools: found or refused by name, bounded in CPU time."""
+"""Tools: found or refused by name."""
 
 from __future__ import annotations
 

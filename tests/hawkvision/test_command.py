@@ -45,6 +45,23 @@ def test_tool_does_not_outlive_the_process_that_started_it(tmp_path: Path) -> No
         assert alive.read() == ""
 
 
+def test_tool_that_sleeps_too_long_is_ended() -> None:
+    ran = run(sys.executable, ["-c", "import time; time.sleep(60)"], cpu_limit_s=20, wall_limit_s=0.5, title="sleeper")
+    assert ran.complaint.startswith("sleeper: ended by signal 9 after 0 CPU seconds")
+
+
+def test_limit_of_this_process_holds_where_it_is_less() -> None:
+    starts_it = "from hawkvision.command import run; print(run('/bin/sh', ['-c', 'ulimit -t'], cpu_limit_s=99).output)"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'ulimit -t 50; exec {sys.executable} -c "{starts_it}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.strip() == "50"
+
+
 def test_complaint_is_what_the_tool_called_an_error() -> None:
     ran = run(
         sys.executable, ["-c", "print('chatter'); print('ERROR: no such cell'); raise SystemExit(1)"], cpu_limit_s=20

@@ -1,7 +1,7 @@
 """Whether a model gives the same logits by these kernels as by ONNX Runtime, on this machine.
 
 A certificate says what was measured with ONNX Runtime. So it is looked at before a model serves by anything else: once
-for each model, kernel, version of ONNX Runtime and processor, which is noted in the cache.
+for each model, kernel, way of running it, version of ONNX Runtime and processor, which is noted in the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hawkvision.errors import ArtifactError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.int8.library import digest, library, tidy, tiles
+from hawkvision.vision.int8.library import digest, library, tidy
 
 log = logging.getLogger("hawkvision.vision")
 
@@ -30,14 +30,16 @@ KEPT: Final = 1024
 """Notes, of a byte each."""
 
 
-def agrees(model: Path | bytes, backend: Backend) -> bool:
+def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     """Whether `backend` gives every logit of the test pictures as ONNX Runtime does, bit for bit.
+
+    What was found is noted for this `way` of running the model (`Int8Backend.way`).
 
     Raises:
         BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
     """
     data = model if isinstance(model, bytes) else model.read_bytes()
-    facts = (digest(library()), f"tiles {tiles()}", _runtime_version(), _processor(), hashlib.sha256(data).hexdigest())
+    facts = (digest(library()), way, _runtime_version(), _processor(), hashlib.sha256(data).hexdigest())
     note = cache_dir() / "int8" / f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
     with suppress(OSError):  # a cache that may not even be looked into
         if note.is_file():

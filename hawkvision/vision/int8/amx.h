@@ -1,5 +1,5 @@
-// Convolutions on processors with Intel AMX: one instruction multiplies 64 bytes at each of 16 positions with the weights
-// of 16 channels. Its registers, tiles of 16 rows of 64 bytes, can be read by way of memory only.
+// Convolutions on processors with Intel AMX: one instruction multiplies 64 bytes at each of 16 positions with the
+// weights of 16 channels. Its registers, tiles of 16 rows of 64 bytes, can be read by way of memory only.
 
 #pragma once
 
@@ -8,7 +8,13 @@
 #include "layers.h"
 
 // Of the eight tiles, four hold sums, then come one of bytes at positions, and two of weights.
-enum { TILE_POSITIONS = 16, SUMS = 0, TAKEN = 4, WEIGHTS = 6, TILES = 8 };
+enum { TILE_POSITIONS = 16, SUMS = 0, TAKEN = 4, WEIGHTS = 5, USED_TILES = 7 };
+
+#ifdef WITHOUT_TILES // for an assembler that does not know them; nothing is then planned by tiles
+#define TILES_ASM(...) (void)0
+#else
+#define TILES_ASM(...) __asm__ volatile(__VA_ARGS__)
+#endif
 
 #define NOINLINE __attribute__((noinline)) // where one function of all would have too few registers
 
@@ -19,32 +25,32 @@ struct TileShapes { // as LDTILECFG reads them
 };
 
 template <int T> INLINE void load_tile(const void *at, int64_t row) {
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(at), "r"(row), "i"(T) : "memory");
+    TILES_ASM("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(at), "r"(row), "i"(T) : "memory");
 }
 template <int T> INLINE void store_tile(void *at, int64_t row) {
-    __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(at), "r"(row), "i"(T) : "memory");
+    TILES_ASM("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(at), "r"(row), "i"(T) : "memory");
 }
 template <int SUM, int A, int B> INLINE void multiply_tiles() {
-    __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
+    TILES_ASM("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(A), "i"(B));
 }
 
 static thread_local int shapes; // of this thread's tiles: positions and quads; 0: it has none
 
 static void shape_tiles(int positions, int quads) {
     const int wanted = positions << 8 | quads;
-    if (shapes == wanted) return; // it takes as long as ten products
+    if (shapes == wanted) return;
     shapes = wanted;
     TileShapes s;
-    for (int t = 0; t < TILES; t++) {
+    for (int t = 0; t < USED_TILES; t++) {
         s.rows[t] = (u8)(t < WEIGHTS ? positions : quads);
         s.bytes[t] = (uint16_t)(t < TAKEN || t >= WEIGHTS ? 64 : 4 * quads);
     }
-    __asm__ volatile("ldtilecfg %0" ::"m"(s));
+    TILES_ASM("ldtilecfg %0" ::"m"(s)); // which takes as long as ten products
 }
 
 // So that the system need not keep them when it runs another thread.
 static void release_tiles() {
-    if (shapes) __asm__ volatile("tilerelease");
+    if (shapes) TILES_ASM("tilerelease");
     shapes = 0;
 }
 

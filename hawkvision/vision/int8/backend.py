@@ -1,5 +1,5 @@
 """Runs a quantised network by kernels of our own, where the processor has what they need: ONNX Runtime's logits, bit
-for bit, in 0.54 to 0.74 of its time, and with Intel AMX in 0.42 to 0.47 (`python -m tests.bench.int8`).
+for bit, in 0.60 to 0.74 of its time, and with Intel AMX in 0.42 to 0.47 (`python -m tests.bench.int8`).
 
 What makes the difference is less the products than what lies between them: a depthwise window is computed with the
 instruction of a product; what lies between a convolution and its windows stays in the nearest cache; two threads meet
@@ -31,7 +31,6 @@ class Int8Backend:
     Args:
         model: the file, or its bytes.
         threads: that work on one picture, as far as there is a core for each. Of callers at once, the first has them.
-
         tiles: whether convolutions are computed by tiles (Intel AMX); None: where the machine has them.
 
     Raises:
@@ -46,6 +45,8 @@ class Int8Backend:
         if tiles and not library.tiles():
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
         by_tiles = library.tiles() if tiles is None else tiles
+        self.way = f"{'tiles' if by_tiles else 'vectors'}, {1 + helpers} threads"
+        """How it runs the model, which its logits do not tell."""
         self._network: _Open | None = _Open(network, helpers, by_tiles, where)
 
     @property

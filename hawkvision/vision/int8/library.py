@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import os
 import platform
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ FLAGS: Final = (
     "-shared",
     "-pthread",
 )
+WITHOUT_TILES: Final = "-DWITHOUT_TILES"
 KEPT: Final = 4
 """Libraries in the cache: this version's, and those of others that run beside it."""
 
@@ -59,7 +61,12 @@ def tiles() -> bool:
     Raises:
         BackendError: as `library`.
     """
-    return set(TILES) <= _features() and bool(library().network_tiles())
+    if not set(TILES) <= _features():
+        return False
+    refused = library().network_tiles()
+    if refused:
+        log.info("int8: the processor has tiles, which cannot be used: %s", os.strerror(refused))
+    return not refused
 
 
 def _features() -> set[str]:
@@ -96,7 +103,12 @@ def library() -> ctypes.CDLL:
     lacking = unable()
     if lacking:
         raise BackendError(f"int8: this machine cannot: {lacking}")
-    loaded = _loaded()
+    try:
+        loaded = _loaded()
+    except CompileError as error:
+        raise BackendError(f"int8: {error.message}") from None
+    except OSError as error:  # a folder that may not even be looked into
+        raise BackendError(f"int8: the kernel cannot be loaded: {error}") from None
     loaded.network_open.restype = ctypes.c_void_p
     loaded.network_open.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     loaded.network_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
@@ -116,10 +128,7 @@ def _loaded() -> ctypes.CDLL:
     make = functools.partial(build, path)
     if not path.is_file():
         make()
-    try:
-        return load_library(path, make)
-    except CompileError as error:
-        raise BackendError(f"int8: {error.message}") from None
+    return load_library(path, make)
 
 
 def digest(loaded: ctypes.CDLL) -> str:
@@ -152,7 +161,11 @@ def build(path: Path) -> None:
     try:
         compiler = find_compiler("C++")
         log.info("int8: compiling the kernel with %s, once", compiler)
-        compile_library([compiler, *FLAGS], FOLDER / SOURCES[0], path)
+        try:
+            compile_library([compiler, *FLAGS], FOLDER / SOURCES[0], path)
+        except CompileError as error:  # binutils before 2.36 knows no tiles
+            log.info("int8: once more, without tiles: %s", error.message)
+            compile_library([compiler, *FLAGS, WITHOUT_TILES], FOLDER / SOURCES[0], path)
     except CompileError as error:
         raise BackendError(f"int8: {error.message}") from None
     tidy(path.parent, "kernel-*.so", KEPT)

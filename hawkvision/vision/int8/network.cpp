@@ -6,6 +6,7 @@
 // units of a stage from both of its ends, so that one works in the same half of the picture from layer to layer, and
 // nobody waits for a helper that has not come.
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -120,7 +121,7 @@ enum { GROUP_VECTORS = 4 }; // of channels that go through a convolution and a w
 INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // A convolution and the depthwise windows of what it makes, which is never whole: of 64 channels there are as many rows
-// as two rows of windows need, in a ring, and the nearest cache.
+// as `paired` rows of windows need, in a ring, and the nearest cache.
 static void run_pair(const Program &g, const Layer &l, const Layer &w, View in, View out, const Inference &now,
                      u8 *memory, Part part) {
     const Tensor &t = g.tensor[l.out];
@@ -333,10 +334,14 @@ static void run_helped(Network &n, const Inference &now, u8 *scratch) {
 
 extern "C" {
 
-// Whether the system lets this process use tiles, if the processor has them.
+// Asks the system to let this process use tiles, if the processor has them: 0, or why it does not.
 int32_t network_tiles() {
+#ifdef WITHOUT_TILES
+    return ENOSYS;
+#else
     const int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, since Linux 5.16
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) ? errno : 0;
+#endif
 }
 
 void network_close(Network *n) {

@@ -26,7 +26,7 @@ from hawkvision.vision.int8.program import (
 TALL: Final = 28
 """Rows from which on a stage is divided by rows. Below, weights are more than what lies between the layers."""
 TALL_SHARED: Final = 14
-"""The same where threads share the work: divided by channels, each would read what the others have made."""
+"""The same where threads share the work by tiles: else each would wait for what the others have made."""
 STRIP_BYTES: Final = 160 << 10
 """Of what lies between the layers of a strip at most: well within a second-level cache, with the weights."""
 RING_BYTES: Final = 24 << 10
@@ -68,7 +68,7 @@ class _Stage:
 def plan(network: Network, tiles: bool, threads: int) -> Program:
     """All that the kernel needs to run it, by tiles or not (`amx.h`), by so many threads."""
     borders = _borders(network)
-    stages = _stages(network, TALL if threads == 1 else TALL_SHARED)
+    stages = _stages(network, TALL_SHARED if tiles and threads > 1 else TALL)
     sizes = [_unit(network, borders, stage) for stage in stages]
     offsets, arena = _arrange(network, borders, stages)
     tensors = (CTensor * len(network.tensors))()
@@ -297,7 +297,10 @@ def _describe(c: CLayer, network: Network, layer: Layer, vectors: int) -> None:
 
 
 def _tile(layer: Weighted) -> int:
-    """Quads of a row of a window that a tile takes: as many as fit, in equal parts; 0: it is better without tiles."""
+    """Quads of a row of a window that a tile takes: as many as fit, in equal parts; 0: it is better without tiles.
+
+    Some numbers have no equal parts of enough, such as 17 (68 channels). The ladders' networks have none of them.
+    """
     quads = layer.weights.shape[2] * layer.weights.shape[3] // 4
     parts = next(parts for parts in range(-(-quads // TILE_QUADS), quads + 1) if quads % parts == 0)
     return quads // parts if quads // parts >= LEAST_TILE_QUADS else 0

@@ -69,17 +69,18 @@ class OffByOne:
 @runs
 def test_other_logits_than_onnx_runtimes_are_found_out_and_not_noted(new_cache: Path) -> None:
     with closing(OnnxRuntimeBackend(residual_network())) as right:
-        assert not agrees(residual_network(), OffByOne(right))
+        assert not agrees(residual_network(), OffByOne(right), "one way")
     assert not list(new_cache.glob("*.same"))
 
 
 @runs
-def test_agreement_is_noted_for_this_model_alone(new_cache: Path) -> None:
+def test_agreement_is_noted_for_this_model_and_this_way_of_running_it_alone(new_cache: Path) -> None:
     with closing(OnnxRuntimeBackend(residual_network())) as right:
-        assert agrees(residual_network(), right)
+        assert agrees(residual_network(), right, "one way")
         assert len(list(new_cache.glob("*.same"))) == 1
-        assert agrees(residual_network(), OffByOne(right))  # it is not looked at again
-        assert not agrees(residual_network(seed=1), right)
+        assert agrees(residual_network(), OffByOne(right), "one way")  # it is not looked at again
+        assert not agrees(residual_network(), OffByOne(right), "another way")
+        assert not agrees(residual_network(seed=1), OffByOne(right), "one way")
 
 
 OPEN = """
@@ -118,6 +119,26 @@ def test_without_a_compiler_the_kernels_asked_for_by_name_are_an_error(tmp_path:
     done = opened_in_a_new_process("int8", tmp_path, PATH=str(tmp_path))
     assert done.returncode != 0
     assert "BackendError: int8: no C++ compiler" in done.stderr
+
+
+@runs
+def test_an_assembler_that_knows_no_tiles_makes_a_kernel_without_them(tmp_path: Path) -> None:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler is not None
+    refusing = 'echo "Error: no such instruction"; exit 1'
+    (tmp_path / "c++").write_text(f'#!/bin/sh\ncase "$*" in *WITHOUT_TILES*) exec {compiler} "$@";; esac\n{refusing}\n')
+    (tmp_path / "c++").chmod(0o755)
+    done = opened_in_a_new_process("auto", tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.stdout.split()[0] == "Int8Backend", done.stderr
+    assert "once more, without tiles: " in done.stderr
+    assert "cannot compile network.cpp: Error: no such instruction" in done.stderr
+
+
+@runs
+def test_a_cache_that_cannot_even_be_looked_into_leaves_the_model_to_onnx_runtime(tmp_path: Path) -> None:
+    done = opened_in_a_new_process("auto", tmp_path, XDG_CACHE_HOME=str(tmp_path / ("x" * 300)))
+    assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
+    assert "int8: the kernel cannot be loaded: [Errno 36] File name too long" in done.stderr
 
 
 @runs
