@@ -39,6 +39,7 @@ FLAGS: Final = (
     "-pthread",
 )
 WITHOUT_TILES: Final = "-DWITHOUT_TILES"
+"""For assemblers that do not know AMX: binutils before 2.36."""
 KEPT: Final = 4
 """Libraries in the cache: this version's, and those of others that run beside it."""
 
