@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,14 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.errors import CompileError
+from hawkvision.process import stop_with_parent
 
 WALL_PER_CPU: Final = 20
 """A command that sleeps, or is starved, is ended after so many times its CPU limit, and a minute, or as it is told."""
 KEPT_CHARACTERS: Final = 2000
 """Of a command's last words, in errors."""
-PR_SET_PDEATHSIG: Final = 1
-"""Of Linux's prctl(2): which signal a process gets when the one that started it ends."""
-_LIBC: Final = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,7 @@ def run(
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        if sys.platform == "linux":
-            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        stop_with_parent(signal.SIGKILL)
 
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(  # noqa: S603 - what the caller looked up

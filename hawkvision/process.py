@@ -26,6 +26,7 @@ STOP_TIMEOUT_S: Final = 60.0
 KEPT_LINES: Final = 200
 """Lines of a server's output that are kept to explain a failure."""
 _PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
 
 
 class ServerProcess:
@@ -139,14 +140,14 @@ def ended(process: subprocess.Popen[bytes], within_s: float = STOP_TIMEOUT_S) ->
         return process.wait()
 
 
-def stop_with_parent() -> None:
-    """Have the kernel send us SIGTERM when our parent dies, however it dies (Linux; elsewhere nothing happens).
+def stop_with_parent(sent: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send us a signal when our parent dies, however it dies (Linux; elsewhere nothing happens).
 
     The parent is the *thread* that started us (prctl(2), PR_SET_PDEATHSIG), so that thread must live as long as we
     are wanted: start such processes from the main thread.
     """
     parent = os.getppid()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel was told
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), sent)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -22,7 +21,7 @@ from hawkvision.errors import ArtifactError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.int8.library import digest, library, tidy
+from hawkvision.vision.int8.library import digest, library, tidy, told
 
 log = logging.getLogger("hawkvision.vision")
 
@@ -39,7 +38,7 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
         BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
     """
     data = model if isinstance(model, bytes) else model.read_bytes()
-    facts = (digest(library()), way, _runtime_version(), _processor(), hashlib.sha256(data).hexdigest())
+    facts = (digest(library()), way, _runtime_version(), told("model name"), hashlib.sha256(data).hexdigest())
     note = cache_dir() / "int8" / f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
     with suppress(OSError):  # a cache that may not even be looked into
         if note.is_file():
@@ -81,11 +80,3 @@ def _runtime_version() -> str:
         import onnxruntime
 
         return str(onnxruntime.__version__)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

@@ -110,27 +110,27 @@ template <int N> static NOINLINE void store_tiles(Made<N> &now, const Made<N> &b
 }
 
 struct Run { // of positions, which lie `width` to a row of the output, `column` apart, from row y on
-    int positions, tile, width, y; // `tile`: how many of them are taken together
+    int positions, width, y;
     View out;
     int64_t column;
 };
 
-template <int N> static void run_tiles(const Layer &l, Product p, const Run &run, int v, __mmask64 keep) {
+template <int N> static void run_tiles(const Layer &l, Product p, const Run &run, int n, int v, __mmask64 keep) {
     Rescaling<N> r = {{}, _mm512_set1_epi16((int16_t)l.zero), keep};
     UNROLL for (int j = 0; j < N; j++) r.scale[j] = _mm512_loadu_ps(l.scale + 16 * (v + j));
     Made<N> made[2];
     made[1].positions = 0;
     const u8 *in = p.in;
     int turn = 0;
-    for (int i = 0; i < run.positions; i += run.tile, turn ^= 1) {
-        const int from = least(i, run.positions - run.tile); // the last may compute some again
+    for (int i = 0; i < run.positions; i += n, turn ^= 1) {
+        const int from = least(i, run.positions - n); // the last may compute some again
         p.in = in + from * p.column;
         sum_tiles<N>(p, l.tile);
         Made<N> &now = made[turn];
-        now.positions = run.tile;
+        now.positions = n;
         int y = run.y + from / run.width, x = from % run.width;
         u8 *out = run.out.at(y) + x * run.column + 16 * v;
-        for (int k = 0; k < run.tile; k++, out += run.column) {
+        for (int k = 0; k < n; k++, out += run.column) {
             if (x++ == run.width) x = 1, out = run.out.at(++y) + 16 * v;
             now.out[k] = out;
         }
@@ -140,10 +140,10 @@ template <int N> static void run_tiles(const Layer &l, Product p, const Run &run
 }
 
 // As `convolve`.
-static void convolve_by_tiles(const Layer &l, Product p, Run run, int channels, Part part) {
+static void convolve_by_tiles(const Layer &l, Product p, const Run &run, int channels, Part part) {
     const int tiles = (run.positions + TILE_POSITIONS - 1) / TILE_POSITIONS;
-    run.tile = (run.positions + tiles - 1) / tiles;
-    shape_tiles(run.tile, l.tile);
+    const int n = (run.positions + tiles - 1) / tiles; // positions of each
+    shape_tiles(n, l.tile);
     for (int v = part.from; v < part.to; v += l.vectors) {
         const int vectors = least(l.vectors, part.to - v), left = channels - 16 * v;
         p.weights = l.weights + (int64_t)v * 64 * p.quads * p.segments;
@@ -152,6 +152,6 @@ static void convolve_by_tiles(const Layer &l, Product p, Run run, int channels, 
                          : vectors == 2 ? run_tiles<2>
                          : vectors == 3 ? run_tiles<3>
                                         : run_tiles<4>;
-        run_some(l, p, run, v, first(least(left, 16 * vectors)));
+        run_some(l, p, run, n, v, first(least(left, 16 * vectors)));
     }
 }

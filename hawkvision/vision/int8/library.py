@@ -48,7 +48,7 @@ def unable() -> str | None:
     """What this machine's processor lacks; None if nothing."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"its processor is {platform.machine() or 'unknown'}, not x86-64"
-    has = _features()
+    has = set(told("flags").split())
     if not has:
         return "what its processor can do is not told in /proc/cpuinfo"
     lacks = [feature for feature in NEEDS if feature.replace("vnni", "_vnni") not in has]
@@ -62,7 +62,7 @@ def tiles() -> bool:
     Raises:
         BackendError: as `library`.
     """
-    if not set(TILES) <= _features():
+    if not set(TILES) <= set(told("flags").split()):
         return False
     refused = library().network_tiles()
     if refused:
@@ -70,13 +70,13 @@ def tiles() -> bool:
     return not refused
 
 
-def _features() -> set[str]:
-    """Of the processor, as Linux calls them; none where it tells nothing."""
+def told(field: str) -> str:
+    """What Linux tells of the first processor, such as its `flags` or `model name`; empty where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
 @functools.cache

@@ -46,7 +46,7 @@ static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, Vi
     const bool in_one = each_alone && in.row == a.width * in.column;
     if (l.tile && in_one) {
         p.in = in.base + part.y0 * in.row;
-        convolve_by_tiles(l, p, {(part.y1 - part.y0) * width, 0, width, part.y0, out, column}, channels, part);
+        convolve_by_tiles(l, p, {(part.y1 - part.y0) * width, width, part.y0, out, column}, channels, part);
         return;
     }
     if (in_one && out.row == width * column && !out.ring) {
@@ -56,7 +56,7 @@ static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, Vi
     }
     for (int y = part.y0; y < part.y1; y++) {
         p.in = in.base + (y * l.row_stride - l.pad_top) * in.row - l.pad_left * in.column;
-        if (l.tile) convolve_by_tiles(l, p, {width, 0, width, y, out, column}, channels, part);
+        if (l.tile) convolve_by_tiles(l, p, {width, width, y, out, column}, channels, part);
         else convolve(l, p, {out.at(y), column, 0}, channels, width, part);
     }
 }

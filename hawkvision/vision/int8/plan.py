@@ -35,7 +35,7 @@ cache."""
 TILE_QUADS: Final = 16
 """Of a tile's rows at most."""
 LEAST_TILE_QUADS: Final = 4
-"""Below, other instructions take no longer."""
+"""With so few, a layer of EfficientNet-Lite0 takes nine tenths of its time without tiles; fewer were not tried."""
 
 
 @dataclass(frozen=True, slots=True)
