@@ -1,7 +1,7 @@
 """Whether a model gives the same logits by these kernels as by ONNX Runtime, on this machine.
 
 A certificate says what was measured with ONNX Runtime. So it is looked at before a model serves by anything else: once
-for each model, kernel, way of running it, version of ONNX Runtime and processor, which is noted in the cache.
+for each model, kernel, plan, way of running it, version of ONNX Runtime and processor, which is noted in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hawkvision.errors import ArtifactError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.int8.library import digest, library, tidy, told
+from hawkvision.vision.int8.library import FOLDER, digest, library, tidy, told
 
 log = logging.getLogger("hawkvision.vision")
 
@@ -38,7 +38,9 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
         BackendError: if ONNX Runtime cannot run the model, or there is no kernel.
     """
     data = model if isinstance(model, bytes) else model.read_bytes()
-    facts = (digest(library()), way, _runtime_version(), told("model name"), hashlib.sha256(data).hexdigest())
+    facts = (
+        digest(library()), _planned_by(), way, _runtime_version(), told("model name"), hashlib.sha256(data).hexdigest()
+    )  # fmt: skip
     note = cache_dir() / "int8" / f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
     with suppress(OSError):  # a cache that may not even be looked into
         if note.is_file():
@@ -70,6 +72,11 @@ def _pictures(shape: tuple[int, int, int]) -> Iterator[Pixels]:
     ramp = np.linspace(0, 255, height * width * planes).astype(np.uint8)
     yield ramp.reshape(1, height, width, planes)
     yield np.zeros((1, height, width, planes), np.uint8)
+
+
+def _planned_by() -> str:
+    """A hash of the code here that says what the kernel runs: two versions with one kernel may differ in it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(FOLDER.glob("*.py")))).hexdigest()
 
 
 def _runtime_version() -> str:

@@ -26,7 +26,7 @@ from hawkvision.vision.int8.program import (
 TALL: Final = 28
 """Rows from which on a stage is divided by rows. Below, weights are more than what lies between the layers."""
 TALL_SHARED: Final = 14
-"""The same where threads share the work by tiles: else each would wait for what the others have made."""
+"""The same where threads share the work: else each would wait for what the others have made."""
 STRIP_BYTES: Final = 160 << 10
 """Of what lies between the layers of a strip at most: well within a second-level cache, with the weights."""
 RING_BYTES: Final = 24 << 10
@@ -68,7 +68,7 @@ class _Stage:
 def plan(network: Network, tiles: bool, threads: int) -> Program:
     """All that the kernel needs to run it, by tiles or not (`amx.h`), by so many threads."""
     borders = _borders(network)
-    stages = _stages(network, TALL_SHARED if tiles and threads > 1 else TALL)
+    stages = _stages(network, TALL_SHARED if threads > 1 else TALL)
     sizes = [_unit(network, borders, stage) for stage in stages]
     offsets, arena = _arrange(network, borders, stages)
     tensors = (CTensor * len(network.tensors))()
