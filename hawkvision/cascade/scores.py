@@ -54,6 +54,40 @@ def top_classes(probabilities: NDArray[np.float32], k: int) -> NDArray[np.intp]:
     return order
 
 
+def most_probable(row: Logits, temperature: float, k: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The k most probable classes of one picture's logits (classes,), most probable first, and their probabilities.
+
+    They are those of `softmax`, found in half of its and `top_classes`' time: in an edge node that has just woken, each
+    call of NumPy's fetches its code from memory anew.
+    """
+    odds = _odds(row, temperature)
+    total = np.add.reduce(odds)
+    if k > FEW:
+        ranked = top_classes(odds, k)
+        return tuple(ranked.tolist()), tuple((odds[ranked] / total).tolist())
+    order, probabilities = [], []
+    for _ in range(min(k, len(odds))):
+        found = int(odds.argmax())
+        order.append(found)
+        probabilities.append(float(odds[found] / total))
+        odds[found] = -1.0
+    return tuple(order), tuple(probabilities)
+
+
+def largest_probability(row: Logits, temperature: float) -> np.float32:
+    """Of one picture's logits (classes,), as `softmax` has it."""
+    largest: np.float32 = np.float32(1.0) / np.add.reduce(_odds(row, temperature))
+    return largest
+
+
+def _odds(row: Logits, temperature: float) -> Logits:
+    """Probabilities over the largest of them."""
+    odds: Logits = row / np.float32(temperature)
+    odds -= np.maximum.reduce(odds)
+    np.exp(odds, out=odds)
+    return odds
+
+
 def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Probabilities:
     """A committee's probabilities: the equal-weight mean of its members', then sharpened or softened by `temperature`.
 
