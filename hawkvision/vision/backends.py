@@ -82,6 +82,7 @@ def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int) -
 
 
 def _open_int8(model: Path | bytes, threads: int) -> Backend:
+    from hawkvision.vision import bicubic
     from hawkvision.vision.int8.agreement import agrees
     from hawkvision.vision.int8.backend import Int8Backend
 
@@ -92,4 +93,5 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
             f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "
             "a defect of these kernels, or of the compiler that made them"
         )
+    bicubic.prepare()  # whoever runs networks by these kernels scales pictures by them
     return backend

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from hawkvision.errors import BadImage, TooLarge
 from hawkvision.manifest import InputSpec
 from hawkvision.types import Pixels
+from hawkvision.vision import bicubic
 from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, png_chunks, probe
 
 __all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "load_inputs", "preprocess", "probe"]
@@ -164,6 +165,8 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
     if crop.shape[:2] == (spec.height, spec.width):
         return np.ascontiguousarray(crop)
     method = cv2.INTER_AREA if scale > 2 else _INTERPOLATION[spec.interpolation]
+    if method == cv2.INTER_CUBIC:
+        return bicubic.scaled(crop, spec.width, spec.height)
     scaled: Pixels = cv2.resize(crop, (spec.width, spec.height), interpolation=method)
     return scaled
 

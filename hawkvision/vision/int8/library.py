@@ -24,7 +24,7 @@ from hawkvision.manifest import cache_dir
 log = logging.getLogger("hawkvision.vision")
 
 FOLDER: Final = Path(__file__).parent
-SOURCES: Final = ("network.cpp", "amx.h", "layers.h", "program.h")
+SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 """Of the processor, as compilers call it."""
 TILES: Final = ("amx_tile", "amx_int8")
