@@ -57,8 +57,8 @@ def top_classes(probabilities: NDArray[np.float32], k: int) -> NDArray[np.intp]:
 def most_probable(row: Logits, temperature: float, k: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The k most probable classes of one picture's logits (classes,), most probable first, and their probabilities.
 
-    They are those of `softmax`, found in half of its and `top_classes`' time: in an edge node that has just woken, each
-    call of NumPy's fetches its code from memory anew.
+    They are those of `softmax`, by fewer calls to NumPy than it takes with `top_classes`: in an edge node that has just
+    woken, each fetches its code from memory anew.
     """
     odds = _odds(row, temperature)
     total = np.add.reduce(odds)

@@ -1,7 +1,9 @@
-"""Our bicubic scaling beside OpenCV's: how long each takes, and how many values differ.
+"""Our bicubic scaling beside OpenCV's: how long each takes, in turns, and how many values differ.
 
-python -m tests.bench.bicubic
-python -m tests.bench.bicubic --pictures 3000
+    python -m tests.bench.bicubic
+    python -m tests.bench.bicubic --pictures 3000
+
+Those of pictures of noise, of 8 to 400 pixels a side, scaled to half of that and up to 700.
 """
 
 from __future__ import annotations
