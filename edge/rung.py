@@ -20,10 +20,10 @@ from hawkvision.cascade.scores import (
     Probabilities,
     Score,
     average,
-    largest_probability,
     log_probabilities,
     most_probable,
     softmax,
+    unsure,
 )
 from hawkvision.clock import Clock
 from hawkvision.errors import ManifestError
@@ -163,16 +163,16 @@ class Rung:
 
     def _look_again(self, seen: Iterable[_Seen], others: Others, alone: Callable[[], bool]) -> None:
         doubtful: list[_Seen] = []
-        own = others.temperatures[0]
         for each in seen:
-            each.temperature = own
-            if largest_probability(each.said, own) >= np.float32(others.sure_from):
+            first = softmax(each.said[np.newaxis], others.temperatures[0])
+            each.said = log_probabilities(first[0])
+            if not unsure(first, others.sure_from)[0]:
                 continue
             each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
             if each.hasty:
                 others.pace.left_out()
             else:
-                each.views.append(softmax(each.said[np.newaxis], own))
+                each.views.append(first)
                 doubtful.append(each)
         if not doubtful:
             return
@@ -185,8 +185,7 @@ class Rung:
             for each, logits in zip(doubtful, model.infer([each.pixels for each in doubtful], alone), strict=True):
                 each.views.append(softmax(logits[np.newaxis], temperature))
         for each in doubtful:
-            each.said, each.temperature = log_probabilities(average(each.views, others.temperature))[0], 1.0
-            each.again = True
+            each.said, each.again = log_probabilities(average(each.views, others.temperature)[0]), True
         others.pace.took(clock.now() - began)
 
     def close(self) -> None:
@@ -197,7 +196,7 @@ class Rung:
     def _scored(self, seen: _Seen, decoded: float) -> EdgeResult:
         """What was said of one picture."""
         look = seen.look
-        temperature = seen.temperature * (self.temperature if look.temperature is None else look.temperature)
+        temperature = self.temperature if look.temperature is None else look.temperature
         indices, confidences = most_probable(seen.said, temperature, max(2, look.top_k))  # the margin needs two
         return EdgeResult(
             indices=indices,
@@ -221,8 +220,6 @@ class _Seen:
     """For the model whose turn it is."""
     said: Logits = field(init=False)
     """Logits (classes,) of all that was seen so far."""
-    temperature: float = 1.0
-    """What they are to be divided by before any other temperature counts."""
     error: Exception | None = None
     decode_ms: float = 0.0
     views: list[Probabilities] = field(default_factory=list)

@@ -74,12 +74,6 @@ def most_probable(row: Logits, temperature: float, k: int) -> tuple[tuple[int, .
     return tuple(order), tuple(probabilities)
 
 
-def largest_probability(row: Logits, temperature: float) -> np.float32:
-    """Of one picture's logits (classes,), as `softmax` has it."""
-    largest: np.float32 = np.float32(1.0) / np.add.reduce(_odds(row, temperature))
-    return largest
-
-
 def _odds(row: Logits, temperature: float) -> Logits:
     """Probabilities over the largest of them."""
     odds: Logits = row / np.float32(temperature)
