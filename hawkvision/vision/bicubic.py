@@ -1,16 +1,16 @@
-"""Bicubic scaling by a kernel of our own, where the processor has AVX-512 VBMI: OpenCV's pixels in half of its time.
+"""Bicubic scaling by a kernel of our own, where the processor has AVX-512 VBMI: OpenCV's pixels, sooner.
 
 OpenCV leaves it to Intel's library, which weighs four values of a row, then four of these sums, in float32. In which
 order it adds was found by trying the orders there are on pixels that come out next to a half: 24,500 of these are as
 the kernel has them. At the edges, where some of the four are beyond the picture, it adds in another order, of which we
-know all but the last bit: of 1.7 * 10^9 values of 3,000 pictures of noise, scaled from 8 to 400 pixels a side to up to
-700, 12 were one more or one less, all of them there (`python -m tests.bench.bicubic --pictures 3000`). The weights
-themselves OpenCV is asked for: a picture that is black but for single white columns comes out as them.
+do not know the last bit: where that may decide, for one picture in thirteen, OpenCV scales it. The weights themselves
+OpenCV is asked for: a picture that is black but for single white columns comes out as them. None of 1.7 * 10^9 values
+of 3,000 pictures of noise differs (`python -m tests.bench.bicubic --pictures 3000`).
 
     picture (height, width, 3) ──► four rows, scaled across, in float32 ──► one row of the outcome
 
 Before it is used, `prepare` looks whether it does as OpenCV does on this machine. A picture of 227 pixels a side is
-scaled to 224 in 44 us instead of 87 (one core of an EPYC).
+scaled to 224 in 51 us instead of 88 in the mean (one core of an EPYC).
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ LEAST_SIDE: Final = 8
 MOST_WIDTH: Final = 1024
 """Pixels of the outcome's rows, which bounds the kernel's memory."""
 MOST_SHRINKING: Final = 2.0
-"""Further, 16 values would be made of more than `BYTES`; OpenCV averages areas there anyway (`image.preprocess`)."""
+"""From there on OpenCV scales: by two, values at the edges are halves too often, and further, 16 values would be made
+of more than `BYTES` (and `image.preprocess` averages areas)."""
 REMEMBERED: Final = 256
 """Pairs of sizes, of 20 kB each. A picture that is scaled bicubically has at most twice the input's side, so that few
 inputs see more."""
-TRIED: Final = ((227, 224), (256, 224), (331, 240), (448, 224), (96, 224), (24, 64))
+TRIED: Final = ((227, 224), (256, 224), (331, 240), (440, 224), (96, 224), (24, 64))
 """Sides, before and after, with which it is compared with OpenCV."""
 _PERIOD: Final = 8
 """Columns from one white one to the next: more than four are weighed by nobody."""
@@ -87,7 +88,7 @@ def prepare() -> bool:
         except BackendError as error:
             log.info("bicubic: OpenCV scales: %s", error.message)
             return False
-        kernel.restype = None
+        kernel.restype = ctypes.c_int32
         kernel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         if all(_agrees(kernel, before, after) for before, after in TRIED):
             _kernel = kernel
@@ -102,9 +103,20 @@ def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
     Its rows may lie further apart than they are long, as those of a part of a picture do.
     """
     if _kernel is not None and _can(pixels, width, height):
-        return _scaled(_kernel, pixels, width, height)
-    made: Pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
-    return made
+        made = _scaled(_kernel, pixels, width, height)
+        if made is not None:
+            return made
+    return _by_opencv(pixels, width, height)
+
+
+def unsure(pixels: Pixels, width: int, height: int) -> bool:
+    """Whether the kernel leaves a picture, of a size that it takes, to OpenCV."""
+    return _kernel is not None and _scaled(_kernel, pixels, width, height) is None
+
+
+def _by_opencv(pixels: Pixels, width: int, height: int) -> Pixels:
+    scaled: Pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
+    return scaled
 
 
 def _can(pixels: Pixels, width: int, height: int) -> bool:
@@ -113,25 +125,26 @@ def _can(pixels: Pixels, width: int, height: int) -> bool:
     return (
         min(rows, columns) >= LEAST_SIDE
         and rows * width == columns * height  # scaled alike in both directions: the only order that is known
-        and rows <= MOST_SHRINKING * height
+        and rows < MOST_SHRINKING * height
         and width <= MOST_WIDTH
         and channels == 3
         and pixels.strides[1:] == (3, 1)
     )
 
 
-def _scaled(kernel: Any, pixels: Pixels, width: int, height: int) -> Pixels:
+def _scaled(kernel: Any, pixels: Pixels, width: int, height: int) -> Pixels | None:
+    """What the kernel makes of it; None where values at the edges might be rounded the other way."""
     made = np.empty((height, width, 3), np.uint8)
     plan = _plan(pixels.shape[0], pixels.shape[1], height, width)
-    kernel(ctypes.addressof(plan.struct), pixels.ctypes.data, pixels.strides[0], made.ctypes.data)
-    return made
+    unsure = kernel(ctypes.addressof(plan.struct), pixels.ctypes.data, pixels.strides[0], made.ctypes.data)
+    return None if unsure else made
 
 
 def _agrees(kernel: Any, before: int, after: int) -> bool:
     """Whether a picture of noise, that many pixels a side, comes out as OpenCV has it."""
     picture = np.random.default_rng(before).integers(0, 256, (before, before, 3), dtype=np.uint8)
-    theirs = cv2.resize(picture, (after, after), interpolation=cv2.INTER_CUBIC)
-    return bool(np.array_equal(_scaled(kernel, picture, after, after), theirs))
+    ours = _scaled(kernel, picture, after, after)
+    return ours is None or np.array_equal(ours, _by_opencv(picture, after, after))
 
 
 @functools.lru_cache(maxsize=REMEMBERED)

@@ -49,8 +49,17 @@ template <bool EDGE> VBMI static void across(const Scaling &s, const uint8_t *ro
     }
 }
 
+// Which sums lie so near to a half that the last bit decides how they are rounded.
+VBMI_INLINE __mmask16 near_half(__m512 sum) {
+    const __m512 above = _mm512_sub_ps(sum, _mm512_roundscale_ps(sum, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+    const __m512 apart = _mm512_abs_ps(_mm512_sub_ps(above, _mm512_set1_ps(0.5f)));
+    return _mm512_cmple_ps_mask(apart, _mm512_mul_ps(_mm512_abs_ps(sum), _mm512_set1_ps(0x1p-23f)));
+}
+
+// Which of the values at edges may be rounded the other way.
 template <bool EDGE>
-VBMI static void down(const Scaling &s, const float *const (&row)[TAPS], const float *weights, uint8_t *out) {
+VBMI static __mmask16 down(const Scaling &s, const float *const (&row)[TAPS], const float *weights, uint8_t *out) {
+    __mmask16 unsure = 0;
     __m512 w[TAPS];
     for (int k = 0; k < TAPS; k++) w[k] = _mm512_set1_ps(weights[k]);
     for (int value = 0, g = 0; value < s.values_out; value += VALUES, g++) {
@@ -65,22 +74,26 @@ VBMI static void down(const Scaling &s, const float *const (&row)[TAPS], const f
             const __m512 even = _mm512_add_ps(_mm512_mul_ps(w[0], a), _mm512_mul_ps(w[2], c));
             const __m512 at_edge = _mm512_add_ps(even, _mm512_add_ps(_mm512_mul_ps(w[1], b), _mm512_mul_ps(w[3], d)));
             sum = EDGE ? at_edge : _mm512_mask_mov_ps(sum, s.edge[g], at_edge);
+            unsure |= near_half(sum) & (EDGE ? 0xffff : s.edge[g]);
         }
         const __m512i made = _mm512_max_epi32(_mm512_cvtps_epi32(sum), _mm512_setzero_si512());
         const int left = s.values_out - value;
         const __mmask16 keep = left >= VALUES ? 0xffff : (__mmask16)((1 << left) - 1);
         _mm512_mask_cvtusepi32_storeu_epi8(out + value, keep, made);
     }
+    return unsure;
 }
 
 extern "C" {
 
-// Rows of the picture lie `stride` bytes apart, those of the outcome one behind another.
-VBMI void bicubic_scale(const Scaling *scaling, const uint8_t *picture, int64_t stride, uint8_t *out) {
+// Rows of the picture lie `stride` bytes apart, those of the outcome one behind another. Other than 0 if a value at the
+// edges may be one more or one less than it should.
+VBMI int32_t bicubic_scale(const Scaling *scaling, const uint8_t *picture, int64_t stride, uint8_t *out) {
     const Scaling &s = *scaling;
     alignas(64) float held[TAPS][MOST_GROUPS * VALUES]; // row y at y modulo four: the last of those within
     alignas(64) float edge[TAPS][MOST_GROUPS * VALUES];
     int next = 0;
+    __mmask16 unsure = 0;
     for (int y = 0; y < s.rows_out; y++, out += s.values_out) {
         const float *row[TAPS];
         const bool within = s.first[y] >= 0 && s.first[y] + TAPS <= s.rows_in;
@@ -98,8 +111,9 @@ VBMI void bicubic_scale(const Scaling *scaling, const uint8_t *picture, int64_t 
                 row[k] = edge[k];
             }
         }
-        if (within) down<false>(s, row, s.down + TAPS * y, out);
-        else down<true>(s, row, s.down + TAPS * y, out);
+        if (within) unsure |= down<false>(s, row, s.down + TAPS * y, out);
+        else unsure |= down<true>(s, row, s.down + TAPS * y, out);
     }
+    return unsure;
 }
 }

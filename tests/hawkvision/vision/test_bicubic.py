@@ -36,21 +36,8 @@ def by_opencv(pixels: Pixels, width: int, height: int) -> Pixels:
     return scaled
 
 
-def inside(before: int, after: int) -> slice:
-    """Pixels that come out of a row of which none of the four they are made of is beyond the edge."""
-    first = [((2 * pixel + 1) * before - after) // (2 * after) - 1 for pixel in range(after)]
-    whole = [pixel for pixel, tap in enumerate(first) if tap >= 0 and tap + 4 <= before]
-    return slice(whole[0], whole[-1] + 1)
-
-
 def check(picture: Pixels, width: int, height: int) -> None:
-    """All is OpenCV's, but for next to nothing at the edges."""
-    ours, theirs = bicubic.scaled(picture, width, height), by_opencv(picture, width, height)
-    rows, columns = inside(picture.shape[0], height), inside(picture.shape[1], width)
-    np.testing.assert_array_equal(ours[rows, columns], theirs[rows, columns])
-    apart = np.abs(ours.astype(int) - theirs)
-    assert apart.max() <= 1
-    assert np.count_nonzero(apart) <= 2
+    np.testing.assert_array_equal(bicubic.scaled(picture, width, height), by_opencv(picture, width, height))
 
 
 @runs
@@ -80,6 +67,7 @@ def test_a_part_of_a_picture_is_scaled_as_a_copy_of_it(top: int, left: int, seed
     [
         (noise(60, 90), 64, 64),  # not alike in both directions
         (noise(200, 200), 64, 64),  # by more than two
+        (noise(128, 128), 64, 64),
         (noise(600, 600), bicubic.MOST_WIDTH + 1, bicubic.MOST_WIDTH + 1),
         (noise(3, 3), 20, 20),
         (noise(80, 160)[:, ::2], 64, 64),  # every second pixel
