@@ -21,8 +21,8 @@ from hawkvision.cascade.scores import (
     Score,
     average,
     log_probabilities,
-    most_probable,
     softmax,
+    top_classes,
     unsure,
 )
 from hawkvision.clock import Clock
@@ -157,15 +157,15 @@ class Rung:
     def _look(self, whole: Sequence[_Seen], alone: Callable[[], bool]) -> None:
         """Note what the first model says of the pictures, or all models where the first is not sure."""
         for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
-            each.said = logits
+            each.said = logits[np.newaxis]
         if self.others is not None:
             self._look_again([each for each in whole if not each.look.first_only], self.others, alone)
 
     def _look_again(self, seen: Iterable[_Seen], others: Others, alone: Callable[[], bool]) -> None:
         doubtful: list[_Seen] = []
         for each in seen:
-            first = softmax(each.said[np.newaxis], others.temperatures[0])
-            each.said = log_probabilities(first[0])
+            first = softmax(each.said, others.temperatures[0])
+            each.said = log_probabilities(first)
             if not unsure(first, others.sure_from)[0]:
                 continue
             each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
@@ -185,7 +185,7 @@ class Rung:
             for each, logits in zip(doubtful, model.infer([each.pixels for each in doubtful], alone), strict=True):
                 each.views.append(softmax(logits[np.newaxis], temperature))
         for each in doubtful:
-            each.said, each.again = log_probabilities(average(each.views, others.temperature)[0]), True
+            each.said, each.again = log_probabilities(average(each.views, others.temperature)), True
         others.pace.took(clock.now() - began)
 
     def close(self) -> None:
@@ -197,11 +197,14 @@ class Rung:
         """What was said of one picture."""
         look = seen.look
         temperature = self.temperature if look.temperature is None else look.temperature
-        indices, confidences = most_probable(seen.said, temperature, max(2, look.top_k))  # the margin needs two
+        probabilities = softmax(seen.said, temperature)[0]
+        order = top_classes(probabilities, max(2, look.top_k))  # the margin needs two
+        confidences = probabilities[order]
+        score = confidences[0] - confidences[1] if self.score is Score.MARGIN else confidences[0]
         return EdgeResult(
-            indices=indices,
-            confidences=confidences,
-            score=_margin(*confidences[:2]) if self.score is Score.MARGIN else confidences[0],
+            indices=tuple(order.tolist()),
+            confidences=tuple(confidences.tolist()),
+            score=float(score),
             decode_ms=seen.decode_ms,
             infer_ms=(look.clock.now() - decoded) * 1e3,
             again=seen.again,
@@ -219,7 +222,7 @@ class _Seen:
     pixels: Pixels = field(init=False)
     """For the model whose turn it is."""
     said: Logits = field(init=False)
-    """Logits (classes,) of all that was seen so far."""
+    """Logits (1, classes) of all that was seen so far."""
     error: Exception | None = None
     decode_ms: float = 0.0
     views: list[Probabilities] = field(default_factory=list)
@@ -237,11 +240,6 @@ class _Seen:
         except Exception as error:  # noqa: BLE001 - whoever asked gets it
             self.error = error
         return self.error is None
-
-
-def _margin(first: float, second: float) -> float:
-    """The lead of the first, as `scores.score` has it."""
-    return float(np.float32(first) - np.float32(second))
 
 
 def _never() -> bool:

@@ -50,6 +50,8 @@ REMEMBERED: Final = 256
 inputs see more."""
 TRIED: Final = ((227, 224), (256, 224), (331, 240), (440, 224), (96, 224), (24, 64))
 """Sides, before and after, with which it is compared with OpenCV."""
+MOST_DRAWN: Final = 8
+"""Pictures of each, for some are left to OpenCV."""
 _PERIOD: Final = 8
 """Columns from one white one to the next: more than four are weighed by nobody."""
 
@@ -109,7 +111,7 @@ def scaled(pixels: Pixels, width: int, height: int) -> Pixels:
     return _by_opencv(pixels, width, height)
 
 
-def unsure(pixels: Pixels, width: int, height: int) -> bool:
+def left_to_opencv(pixels: Pixels, width: int, height: int) -> bool:
     """Whether the kernel leaves a picture, of a size that it takes, to OpenCV."""
     return _kernel is not None and _scaled(_kernel, pixels, width, height) is None
 
@@ -141,10 +143,14 @@ def _scaled(kernel: Any, pixels: Pixels, width: int, height: int) -> Pixels | No
 
 
 def _agrees(kernel: Any, before: int, after: int) -> bool:
-    """Whether a picture of noise, that many pixels a side, comes out as OpenCV has it."""
-    picture = np.random.default_rng(before).integers(0, 256, (before, before, 3), dtype=np.uint8)
-    ours = _scaled(kernel, picture, after, after)
-    return ours is None or np.array_equal(ours, _by_opencv(picture, after, after))
+    """Whether a picture of noise, that many pixels a side, comes out as OpenCV has it; one that is not left to it."""
+    draw = np.random.default_rng(before)
+    for _ in range(MOST_DRAWN):
+        picture = draw.integers(0, 256, (before, before, 3), dtype=np.uint8)
+        ours = _scaled(kernel, picture, after, after)
+        if ours is not None:
+            return np.array_equal(ours, _by_opencv(picture, after, after))
+    return False
 
 
 @functools.lru_cache(maxsize=REMEMBERED)

@@ -75,7 +75,7 @@ def main() -> int:
         values, differing = values + differs.size, differing + int(np.count_nonzero(differs))
     print(f"of {values} values of {given.pictures} pictures of noise {differing} differ")
     inputs = (draw.integers(0, 256, (227, 227, 3), dtype=np.uint8) for _ in range(given.pictures))
-    left = sum(bicubic.unsure(picture, 224, 224) for picture in inputs)
+    left = sum(bicubic.left_to_opencv(picture, 224, 224) for picture in inputs)
     print(f"of as many, scaled from 227 to 224, {left} were left to OpenCV")
     return 0
 

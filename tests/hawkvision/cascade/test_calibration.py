@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hawkvision.cascade.calibration import clopper_pearson, expected_calibration_error, fit_temperature
-from hawkvision.cascade.scores import (
-    Score,
-    average,
-    most_probable,
-    score,
-    softmax,
-    top_classes,
-)
+from hawkvision.cascade.scores import Score, average, score, softmax, top_classes
 from tests.hawkvision.cascade.synthetic import make_logits
 
 LOGITS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(2, 12)), elements=st.floats(-50, 50, width=32))
@@ -78,22 +71,6 @@ def test_scores_lie_between_zero_and_one_and_margin_is_the_smaller(logits: np.nd
 @given(arrays(np.float32, st.integers(1, 40), elements=st.floats(0, 1, width=32)), st.integers(1, 50))
 def test_top_classes_agree_with_a_full_stable_sort(row: np.ndarray, k: int) -> None:
     np.testing.assert_array_equal(top_classes(row, k), np.argsort(-row, kind="stable")[:k])
-
-
-@given(LOGITS, st.floats(0.1, 10.0), st.integers(1, 30))
-def test_what_is_told_of_one_picture_is_what_is_told_of_many(logits: np.ndarray, temperature: float, k: int) -> None:
-    probabilities = softmax(logits, temperature)
-    for row, of_many in zip(logits.copy(), probabilities, strict=True):
-        indices, found = most_probable(row, temperature, k)
-        np.testing.assert_array_equal(found, of_many[list(indices)].astype(float))
-        np.testing.assert_array_equal(found, np.sort(of_many)[::-1][:k].astype(float))
-        assert len(set(indices)) == len(indices)
-    np.testing.assert_array_equal(softmax(logits, temperature), probabilities)  # nothing was written over
-
-
-def test_classes_as_probable_as_one_another_are_told_by_number_also_where_they_are_impossible() -> None:
-    row = np.array([-np.inf, 1.0, -np.inf, 1.0], np.float32)
-    assert most_probable(row, 1.0, 5) == ((1, 3, 0, 2), (0.5, 0.5, 0.0, 0.0))
 
 
 def test_committee_is_the_mean_of_its_members() -> None:
