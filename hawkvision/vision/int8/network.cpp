@@ -282,7 +282,7 @@ static void *help(void *argument) {
     return nullptr;
 }
 
-// Large memory begins where a large page can.
+// Large memory begins where a large page can. Behind it there is more: windows read all of 64 channels where 48 are left.
 static u8 *aligned(int64_t bytes) {
     const int64_t unit = bytes > 1 << 20 ? 1 << 21 : 64;
     return (u8 *)aligned_alloc(unit, (bytes / unit + 1) * unit);
