@@ -20,3 +20,9 @@ def encoded(suffix: str = ".jpg", height: int = 64, width: int = 80, seed: int =
     done, data = cv2.imencode(suffix, pixels)
     assert done
     return data.tobytes()
+
+
+def with_restarts(quality: int = 80, height: int = 256, width: int = 256) -> bytes:
+    pixels = cv2.imdecode(np.frombuffer(encoded(height=height, width=width), np.uint8), cv2.IMREAD_COLOR)
+    options = (cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, 4)
+    return bytes(cv2.imencode(".jpg", pixels, options)[1].data)

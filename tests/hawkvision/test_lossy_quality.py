@@ -21,7 +21,9 @@ from hawkvision.transport.redundancy import FINE, QUALITIES
 from hawkvision.types import Quality
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
-from tests.hawkvision.test_lossy import ROOM, serving, with_restarts
+from tests.hawkvision.test_lossy import serving
+from tests.hawkvision.test_lossy_plan import ROOM
+from tests.pictures import with_restarts
 
 SIDE: Final = 256
 KNOWN_AFTER: Final = 12
