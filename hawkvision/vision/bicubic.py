@@ -117,8 +117,8 @@ def left_to_opencv(pixels: Pixels, width: int, height: int) -> bool:
 
 
 def _by_opencv(pixels: Pixels, width: int, height: int) -> Pixels:
-    scaled: Pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
-    return scaled
+    made: Pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_CUBIC)
+    return made
 
 
 def _can(pixels: Pixels, width: int, height: int) -> bool:
