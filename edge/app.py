@@ -112,15 +112,19 @@ class EdgeApp:
     # ------------------------------------------------------------------------------------------ the hot path
 
     async def answer(
-        self, query: bytes, headers: Headers, body: bytes, held_s: float, hang_up: Callable[[], Awaitable[object]]
+        self,
+        query: bytes,
+        headers: Headers,
+        body: asyncio.Future[bytes | None],
+        hang_up: Callable[[], Awaitable[object]],
     ) -> Reply | None:
         """See `Express`."""
         scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers}
-        return await self._answered(self._classify, scope, WholeBody(self.bodies, body, hang_up), held_s)
+        return await self._answered(self._classify, scope, WholeBody(self.bodies, body, hang_up))
 
-    async def _answered(self, work: _Work, scope: Scope, body: Body, held_s: float = 0.0) -> Reply | None:
+    async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
-        started = self._clock.now() - held_s
+        started = self._clock.now()
         caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
         trace = caller.child() if caller else start_trace()
         headers = [(b"traceparent", trace.header().encode())]
@@ -133,7 +137,7 @@ class EdgeApp:
         except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
             return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
         except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
-            return self._refusal(error, started, headers)
+            return self._refusal(error, started, headers) if await body.arrived() else None
         finally:
             body.release()
             self._in_flight -= 1

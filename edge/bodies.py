@@ -98,6 +98,10 @@ class Body:
             raise RequestTimeout(f"the body had not arrived after {BODY_TIMEOUT_S:g} s") from None
         return _some(data)
 
+    async def arrived(self) -> bool:
+        """Whether somebody waits for an answer; known once the body is there, where it comes whole."""
+        return True
+
     async def _chunk(self, limit: int) -> tuple[bytes, bool]:
         message = await self.hang_up()
         if message["type"] == "http.disconnect":
@@ -128,16 +132,25 @@ class Body:
 
 
 class WholeBody(Body):
-    """A body that has been received already."""
+    """A body that comes whole, or not at all (`edge.express`)."""
 
-    def __init__(self, bodies: Bodies, data: bytes, hang_up: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(
+        self, bodies: Bodies, coming: asyncio.Future[bytes | None], hang_up: Callable[[], Awaitable[Any]]
+    ) -> None:
         super().__init__(bodies, hang_up)
-        self._data = data
+        self._coming = coming
 
-    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - its length is known
+    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - it is bounded by who gives it
         """See `Body.read`."""
-        self._take(len(self._data), self._bodies.max_body_bytes)
-        return _some(self._data)
+        data = await self._coming
+        if data is None:
+            raise CallerGone
+        self._take(len(data), self._bodies.max_body_bytes)
+        return _some(data)
+
+    async def arrived(self) -> bool:
+        """See `Body.arrived`."""
+        return await self._coming is not None
 
 
 def _some(data: bytes) -> bytes:

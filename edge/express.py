@@ -1,15 +1,17 @@
 """The short way through HTTP: a picture that arrived at once is answered without ASGI between.
 
-    data_received ─► head ─► body ─► whole in 5 ms? ── yes ─► Express.answer ─► one write
+                              ┌─► Express.answer, begun ────────────────┐
+    data_received ─► head ────┴─► body ─► whole in 5 ms? ── yes ────────┴─► one write
                        │ held                        └─ no ──► uvicorn's cycle, from the same head on
                        └─ anything else ────────────────────► uvicorn's cycle
 
 A camera's picture of some ten kilobytes comes in one read, or in two if its sender writes head and body apart, and its
 answer fits into one write. What an ASGI server does for requests that come and go in parts (a scope, a cycle, an event
 and a task that wait for the body, headers checked on the way out) is much of what such a request costs the event loop.
-So the head of a request that may be answered here is held back for a moment. If its body is whole by then, `Express`
-gets it; if not, uvicorn goes on with it as if nothing had happened. Whatever is slow, large, pipelined, upgraded or
-malformed takes uvicorn's way. The bounds of `edge.protocol` hold for both.
+So the head of a request that may be answered here is held back for a moment, while `Express` begins with what it says:
+a picture of 16 KB takes 0.15 ms on a wire of 1 Gbit/s. If its body is whole by then, `Express` gets it; if not, uvicorn
+goes on with it as if nothing had happened. Whatever is slow, large, pipelined, upgraded or malformed takes uvicorn's
+way. The bounds of `edge.protocol` hold for both.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Reply(NamedTuple):
 
 
 class Express(Protocol):
-    """What answers whole requests."""
+    """What answers requests."""
 
     @property
     def express_path(self) -> bytes:
@@ -51,35 +53,51 @@ class Express(Protocol):
         ...
 
     async def answer(
-        self, query: bytes, headers: Headers, body: bytes, held_s: float, hang_up: Callable[[], Awaitable[object]]
+        self,
+        query: bytes,
+        headers: Headers,
+        body: asyncio.Future[bytes | None],
+        hang_up: Callable[[], Awaitable[object]],
     ) -> Reply | None:
-        """The response to a whole request, None if nobody waits for it; never raises.
+        """The response to a request, None if nobody waits for it; never raises, and returns once the body is there.
 
         Args:
             query: of the URL, as it came.
             headers: of the request.
-            body: of the request.
-            held_s: since the end of its head.
+            body: of the request, once it is whole; None if it is not answered here, as if nothing had been begun.
             hang_up: returns when the caller is gone.
         """
         ...
 
 
-class _Whole:
-    """A whole request that is being answered; has the parts of uvicorn's cycle that its protocol looks at."""
+class _Request:
+    """A request whose answer is begun; has the parts of uvicorn's cycle that its protocol looks at once it is whole."""
 
-    __slots__ = ("disconnected", "keep_alive", "message_event", "response_complete")
+    __slots__ = ("body", "disconnected", "keep_alive", "message_event", "pieces", "response_complete")
 
     more_body: Final = False
     response_started: Final = False
     """Of a response that is not complete: they are written at once."""
 
-    def __init__(self, *, keep_alive: bool) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, keep_alive: bool) -> None:
+        self.pieces: list[bytes] = []
+        """Of the body, so far."""
+        self.body: asyncio.Future[bytes | None] = loop.create_future()
+        """See `Express.answer`."""
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_complete = False
         self.message_event = asyncio.Event()
         """Set when the caller is gone; nothing else sets it once the body is whole."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is answered here."""
+        return self.body.done() and not self.body.cancelled() and self.body.result() is not None
+
+    def joined(self) -> bytes:
+        """The body so far."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 class ExpressProtocol(BoundedProtocol):
@@ -87,27 +105,24 @@ class ExpressProtocol(BoundedProtocol):
 
     express: ClassVar[Express]
 
-    _held: list[bytes] | None = None
-    """The body so far of a request whose head is held back; None while there is none."""
-    _query = b""
-    _held_since = 0.0
-    """Loop time."""
+    _held: _Request | None = None
+    """Whose head is held back; None while there is none."""
     _until: asyncio.TimerHandle | None = None
-    _keep_alive = True
 
     def data_received(self, data: bytes) -> None:
         """See `BoundedProtocol`; what is not whole by the end may be so soon."""
         super().data_received(data)
         if self._held is None:
             return
-        if sum(map(len, self._held)) > MAX_HELD_BYTES:
+        if sum(map(len, self._held.pieces)) > MAX_HELD_BYTES:
             self._hand_over()
         elif self._until is None:
             self._until = self.loop.call_later(HOLD_S, self._hand_over)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._let_go()
+        if self._held is not None:
+            self._let_go(self._held, None)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -128,10 +143,10 @@ class ExpressProtocol(BoundedProtocol):
             and parser.get_http_version() == "1.1"
             and not parser.should_upgrade()
         ):
-            self._held = []
-            self._query = url.query or b""
-            self._held_since = self.loop.time()
-            self._keep_alive = parser.should_keep_alive()
+            self._held = held = _Request(self.loop, keep_alive=parser.should_keep_alive())
+            task = self.loop.create_task(self._answer(held, url.query or b"", self.headers))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
         else:
             super().begin()
 
@@ -140,20 +155,17 @@ class ExpressProtocol(BoundedProtocol):
         if self._held is None:
             super().on_body(body)
         else:
-            self._held.append(body)
+            self._held.pieces.append(body)
 
     def on_message_complete(self) -> None:
         """Answer, if the request was held back; it is whole."""
-        if self._held is None:
+        held = self._held
+        if held is None:
             super().on_message_complete()
             return
         self._in_body = False
-        cycle = _Whole(keep_alive=self._keep_alive)
-        self.cycle = cycle  # type: ignore[assignment]
-        held_s = 0.0 if self._until is None else self.loop.time() - self._held_since
-        task = self.loop.create_task(self._answer(cycle, self._query, self.headers, self._let_go(), held_s))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+        self.cycle = held  # type: ignore[assignment]
+        self._let_go(held, held.joined())
 
     def _refuse(self, error: HawkVisionError) -> None:
         if self._held is not None:
@@ -162,22 +174,27 @@ class ExpressProtocol(BoundedProtocol):
 
     def _hand_over(self) -> None:
         """Let uvicorn go on with the request that is held back."""
-        body = self._let_go()
+        held = self._held
+        assert held is not None, "the timer ends with what is held"
+        self._let_go(held, None)
         super().begin()
-        if body:
-            super().on_body(body)
+        if held.pieces:
+            super().on_body(held.joined())
 
-    def _let_go(self) -> bytes:
-        """Hold no longer; gives the body so far."""
-        held, self._held = self._held, None
+    def _let_go(self, held: _Request, body: bytes | None) -> None:
+        """Hold it no longer, and tell whoever answers it."""
+        self._held = None
         if self._until is not None:
             self._until.cancel()
             self._until = None
-        return held[0] if held is not None and len(held) == 1 else b"".join(held or ())
+        if not held.body.done():  # by the server, which stops
+            held.body.set_result(body)
 
-    async def _answer(self, cycle: _Whole, query: bytes, headers: Headers, body: bytes, held_s: float) -> None:
+    async def _answer(self, cycle: _Request, query: bytes, headers: Headers) -> None:
         try:
-            reply = await self.express.answer(query, headers, body, held_s, cycle.message_event.wait)
+            reply = await self.express.answer(query, headers, cycle.body, cycle.message_event.wait)
+            if not cycle.whole:
+                return
             if self.flow.write_paused and not cycle.disconnected:
                 await self.flow.drain()
             if reply is None or cycle.disconnected:
@@ -185,7 +202,8 @@ class ExpressProtocol(BoundedProtocol):
             self._write(reply, close=not cycle.keep_alive)
             cycle.response_complete = True
         finally:
-            if not cycle.response_complete:  # nobody waits for an answer, or there is a defect: it must not hang
+            # Nobody waits for an answer, or there is a defect: it must not hang.
+            if cycle.whole and not cycle.response_complete:
                 self.transport.abort()
         self.on_response_complete()
 

@@ -48,6 +48,13 @@ def under_way(caller: Caller) -> float:
     return float(page.partition("\nhawkvision_requests_in_flight ")[2].split()[0])
 
 
+def refused(caller: Caller) -> float:
+    """Requests that the node has answered with 400."""
+    page = caller.get("/metrics").body.decode()
+    counted = [line for line in page.splitlines() if line.startswith("hawkvision_requests_total") and '"400"' in line]
+    return sum(float(line.split()[-1]) for line in counted)
+
+
 def essence(reply: Reply) -> tuple[int, list[str], object]:
     """What does not change from one answer to the next."""
     changing = ("id", "timing_ms", "deadline_met")
@@ -95,6 +102,19 @@ def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) 
         (reply,) = replies(until_closed(connection))
     assert reply.status == 200
     assert reply.json["timing_ms"]["total"] >= 20 * HOLD_S * 1e3, "the deadline counts from the head"
+
+
+def test_a_refused_request_is_counted_once_however_late_its_body_comes(caller: Caller, edge: ServerProcess) -> None:
+    sends = last(encoded(), b"colour=red")
+    for pause_s in (0.0, 40 * HOLD_S):
+        before = refused(caller)
+        with connect(edge, sends[:-100]) as connection:
+            until = time.monotonic() + pause_s
+            while time.monotonic() < until:
+                assert caller.get("/healthz").status == 200
+            connection.sendall(sends[-100:])
+            assert [reply.status for reply in replies(until_closed(connection))] == [400]
+        assert refused(caller) == before + 1
 
 
 def test_callers_that_leave_with_their_heads_held_back_leave_nothing_behind(
