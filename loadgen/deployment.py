@@ -80,6 +80,7 @@ class Deployment:
             )
             stack.callback(self._keep, "datacenter", tier)
             self._dc_url = tier.url
+            self.far.keep_off(tier.pid)
             self._stack = stack.pop_all()
         return self
 
@@ -102,6 +103,7 @@ class Deployment:
         env = {"HAWKVISION_EDGE_API_KEY": self.key, "HAWKVISION_EDGE_DC_API_KEY": self.key}
         prefix = self.near.command("server", ())
         with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:
+            self.near.keep_off(node.pid)
             try:
                 yield node
             finally:

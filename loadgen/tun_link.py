@@ -48,7 +48,7 @@ from loadgen.namespaces import (
     routes_of,
     sweep,
 )
-from loadgen.tun_relay import Ask, Begin, Command, Cut, Set, Status
+from loadgen.tun_relay import Ask, Begin, Command, Cut, KeepOff, Set, Status
 
 MAX_CHAIN: Final = 8
 """Links one behind another. Each has a network of its own, 10.98.0.0/16 and on."""
@@ -203,6 +203,10 @@ class TunLink:
         """Mend a path that was cut."""
         self._check(path)
         self._tell(Cut(path, dead=False))
+
+    def keep_off(self, pid: int) -> None:
+        """Leave the processor that this process's first thread is on to it, where there is another (`priority`)."""
+        self._tell(KeepOff(pid))
 
     def counts(self, path: int = 0) -> tuple[Counts, Counts]:
         """What happened on a path (up, down)."""

@@ -16,14 +16,14 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from loadgen.link_model import BATCH, Counts, Pipe
 from loadgen.link_spec import LinkSpec
 from loadgen.namespaces import MAX_PATHS, MTU
-from loadgen.priority import before_others
+from loadgen.priority import LINKS, before_others, processor_of
 
 # ── What owner and relay say to one another ────────────────────────────────────────────────────────────────────────
 
@@ -50,11 +50,17 @@ class Cut(msgspec.Struct, frozen=True, tag="cut"):
     dead: bool
 
 
+class KeepOff(msgspec.Struct, frozen=True, tag="keep_off"):
+    """Keep off the processor that this process's first thread is on, from now on, and wherever it goes."""
+
+    pid: int
+
+
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """For the counts alone."""
 
 
-Command: TypeAlias = Begin | Set | Cut | Ask
+Command: TypeAlias = Begin | Set | Cut | KeepOff | Ask
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -63,6 +69,9 @@ class Status(msgspec.Struct, frozen=True):
     realtime: bool
     counts: tuple[tuple[Counts, Counts], ...]
 
+
+LOOK_S: Final = 0.001
+"""Between two looks at where the process is that the relay keeps off; one takes some twenty microseconds."""
 
 # ── What the relay does ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,6 +96,11 @@ class _Relay:
         self._ways: dict[int, _Way] = {}
         """By source; (up, down) of each path, one after another."""
         self._realtime = False
+        self._processors: Final = frozenset(os.sched_getaffinity(0))
+        self._kept_off: int | None = None
+        """The process whose processor is left to it; None once it is gone."""
+        self._on = self._processors
+        self._looked_at = 0.0
 
     def run(self) -> None:
         """Until the owner is gone."""
@@ -99,6 +113,8 @@ class _Relay:
         sources = [self._control.fileno(), *self._ways]
         while data:
             soonest = min((at for way in ways if (at := way.pipe.next_at) is not None), default=None)
+            if soonest is None:
+                self._step_aside()
             # select(2) waits to the microsecond, where poll and epoll round up to the next millisecond.
             wait_s = None if soonest is None else max(0.0, soonest - time.monotonic())
             for ready in select.select(sources, [], [], wait_s)[0]:
@@ -121,7 +137,7 @@ class _Relay:
     def _obey(self, command: Command) -> None:
         match command:
             case Begin(paths=paths, realtime=realtime):
-                self._realtime = realtime and before_others()
+                self._realtime = realtime and before_others(LINKS)
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
                     self._ways[client] = _Way(client, server, Pipe(up, f"{path} up"))
@@ -133,8 +149,23 @@ class _Relay:
             case Cut(path=path, dead=dead):
                 for way in self._path(path):
                     way.pipe.dead = dead
+            case KeepOff(pid=pid):
+                self._kept_off = pid
             case Ask():
                 pass
+
+    def _step_aside(self) -> None:
+        """Leave the processor of the process that is kept off, while nothing is under way."""
+        if self._kept_off is None or (now := time.monotonic()) < self._looked_at + LOOK_S:
+            return
+        self._looked_at = now
+        try:
+            free = self._processors - {processor_of(self._kept_off)} or self._processors
+            if free != self._on:
+                os.sched_setaffinity(0, free)
+                self._on = free
+        except OSError:  # it has ended
+            self._kept_off = None
 
     def _path(self, path: int) -> list[_Way]:
         return list(self._ways.values())[2 * path : 2 * path + 2]

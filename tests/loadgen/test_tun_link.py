@@ -215,6 +215,27 @@ def test_commands_run_inside() -> None:
 
 
 @needs_a_link
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+def test_the_relay_keeps_off_the_processor_of_a_server_wherever_that_goes() -> None:
+    processors = os.sched_getaffinity(0)
+    with TunLink(LinkSpec()) as link, udp(link, "client", link.client_address) as client:
+        busy = link.popen("server", [sys.executable, "-c", "while True: pass"])
+        link.keep_off(busy.pid)
+        for processor in (*processors, *processors):
+            os.sched_setaffinity(busy.pid, {processor})
+            until = time.monotonic() + ANSWER_S
+            while os.sched_getaffinity(link.relay_pid) != processors - {processor}:
+                assert time.monotonic() < until
+                client.sendto(b"anything", (link.server_address, 9))
+        busy.kill()
+        busy.wait()
+        sent = link.counts()[0].offered
+        client.sendto(b"the link outlives it", (link.server_address, 9))
+        while link.counts()[0].delivered <= sent:
+            assert time.monotonic() < until + ANSWER_S
+
+
+@needs_a_link
 def test_nothing_is_left_behind() -> None:
     with TunLink(LinkSpec()) as link:
         server = link.popen("server", ["sleep", "1000"])
