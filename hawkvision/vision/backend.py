@@ -40,6 +40,15 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Expectant(Backend, Protocol):
+    """A backend that can make use of the time until a picture is ready for it."""
+
+    def expect(self) -> None:
+        """A picture is likely to follow within a millisecond. Never raises, and does no harm where none follows."""
+        ...
+
+
 def check_batch(batch: Pixels, input_shape: tuple[int, int, int]) -> None:
     """Hold a batch against the contract of `Backend.infer`.
 

@@ -8,6 +8,7 @@ import pytest
 
 from edge.rung import EdgeResult, Look, Model, Rung
 from hawkvision.clock import MonotonicClock
+from hawkvision.errors import BadImage
 from hawkvision.types import Quality, Score
 from hawkvision.vision.image import probe
 from tests.edge.bench import SPEC, SURE, GatedBackend, bench
@@ -26,6 +27,32 @@ def test_a_picture_that_is_alone_is_run_wide_and_no_other(alone: bool, pictures:
     assert isinstance(rung.first.wide, GatedBackend)
     assert isinstance(rung.first.backend, GatedBackend)
     assert (rung.first.wide.inferred, rung.first.backend.inferred) == (wide, narrow)
+
+
+class Foresighted(GatedBackend):
+    """Told that a picture will follow; notes how many it had inferred by then."""
+
+    def __init__(self) -> None:
+        super().__init__(SURE)
+        self.told: list[int] = []
+
+    def expect(self) -> None:
+        self.told.append(self.inferred)
+
+
+@pytest.mark.parametrize(("alone", "pictures", "told"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
+def test_a_wide_backend_hears_of_a_lone_picture_before_it_is_decoded(
+    alone: bool, pictures: int, told: list[int]
+) -> None:
+    wide = Foresighted()
+    rung = Rung("small", Model("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1)
+    look = Look(rung, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
+    rung.look_together([look] * pictures)
+    assert wide.told == told
+    broken = Look(rung, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
+    with pytest.raises(BadImage):
+        broken()
+    assert wide.told[len(told) :] == [wide.inferred], "a picture that turns out to be none was expected as well"
 
 
 def test_a_node_runs_wide_until_pictures_compete_and_closes_both_models() -> None:

@@ -67,6 +67,12 @@ class Int8Backend:
         check_batch(batch, self._shape)
         return network.run(np.ascontiguousarray(batch))
 
+    def expect(self) -> None:
+        """See `Expectant.expect`. A helper fetches the weights; where there is none, nothing is done."""
+        network = self._network
+        if network is not None:
+            network.expect()
+
     def close(self) -> None:
         """See `Backend.close`. Runs that have begun in other threads end well."""
         self._network = None
@@ -89,6 +95,10 @@ class _Open:
         weakref.finalize(self, _close, self._library, self._handle, program).atexit = False
         threads = (self._library.network_helper(self._handle, number) for number in range(helpers))
         self._helpers = Helpers(threads)
+
+    def expect(self) -> None:
+        self._helpers.step_aside()
+        self._library.network_expect(self._handle)
 
     def run(self, batch: Pixels) -> Logits:
         logits = np.empty((len(batch), self._classes), np.float32)
