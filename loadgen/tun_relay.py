@@ -70,6 +70,9 @@ class Status(msgspec.Struct, frozen=True):
     counts: tuple[tuple[Counts, Counts], ...]
 
 
+MOST_WAKING_S: Final = 5e-5
+WAKING_RISE_S: Final = 1e-6
+"""With each waking at most; by as much may a packet be early."""
 LOOK_S: Final = 0.001
 """Between two looks at where the process is that the relay keeps off; one takes some twenty microseconds."""
 
@@ -83,6 +86,21 @@ class _Way:
     source: int
     target: int
     pipe: Pipe[bytes]
+
+
+class _Waking:
+    """What every waking takes at least, of which a link is to have nothing.
+
+    It is four times there and back: without this, 16 KB over `lan` and their answer took 0.77 ms on two cores of an
+    EPYC, with it 0.72; over loopback 0.08, to which the link is to add 0.64.
+    """
+
+    def __init__(self) -> None:
+        self.least_s = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Learn from one more; what they take may grow, slowly, and counts up to a bound."""
+        self.least_s = max(0.0, min(seconds, self.least_s + WAKING_RISE_S, MOST_WAKING_S))
 
 
 class _Relay:
@@ -111,15 +129,23 @@ class _Relay:
             self._hear(data)
         ways = tuple(self._ways.values())
         sources = [self._control.fileno(), *self._ways]
+        waking = _Waking()
         while data:
             soonest = min((at for way in ways if (at := way.pipe.next_at) is not None), default=None)
             if soonest is None:
                 self._step_aside()
+            begun = time.monotonic()
             # select(2) waits to the microsecond, where poll and epoll round up to the next millisecond.
-            wait_s = None if soonest is None else max(0.0, soonest - time.monotonic())
-            for ready in select.select(sources, [], [], wait_s)[0]:
+            wait_s = None if soonest is None else max(0.0, soonest - waking.least_s - begun)
+            found = select.select(sources, [], [], wait_s)[0]
+            woke = time.monotonic()
+            if found:
+                woke = max(begun, woke - waking.least_s)  # what it woke for had come by then
+            elif wait_s:
+                waking.took(woke - begun - wait_s)
+            for ready in found:
                 if ready in self._ways:
-                    _take(self._ways[ready])
+                    _take(self._ways[ready], woke)
                 else:
                     data = self._control.recv(1 << 20)
                     self._hear(data)
@@ -171,14 +197,15 @@ class _Relay:
         return list(self._ways.values())[2 * path : 2 * path + 2]
 
 
-def _take(way: _Way) -> None:
-    """Read what the kernel sent into one end of a path."""
+def _take(way: _Way, came: float) -> None:
+    """Read what the kernel sent into one end of a path, the first of it at that time."""
     for _ in range(BATCH):
         try:
             packet = os.read(way.source, MTU + 1)
         except BlockingIOError:
             return
-        way.pipe.put(len(packet), packet, time.monotonic())
+        way.pipe.put(len(packet), packet, came)
+        came = time.monotonic()
 
 
 def _give(way: _Way) -> None:

@@ -67,18 +67,19 @@ def namespaces() -> set[str]:
 
 
 @needs_a_link
-def test_kernel_answers_pings_after_both_delays() -> None:
-    with TunLink(LinkSpec.parse("delay=30ms"), LinkSpec.parse("delay=20ms")) as link:
+def test_kernel_answers_pings_after_both_delays_however_well_the_relay_knows_what_waking_takes() -> None:
+    with TunLink(LinkSpec.parse("delay=2ms"), LinkSpec.parse("delay=1ms")) as link:
         with link.inside("client"):
             ping = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         with ping:
             ping.settimeout(ANSWER_S)
-            begun_at = time.monotonic()
-            ping.sendto(struct.pack("!BBHHH", 8, 0, 0xF7FF - 1, 0, 1), (link.server_address, 0))
-            answer = ping.recv(1500)
-            assert time.monotonic() - begun_at >= 0.050
-        assert answer[20] == 0  # echo reply
-        assert [way.delivered for way in link.counts()] == [1, 1]
+            for _ in range(300):
+                begun_at = time.monotonic()
+                ping.sendto(struct.pack("!BBHHH", 8, 0, 0xF7FF - 1, 0, 1), (link.server_address, 0))
+                answer = ping.recv(1500)
+                assert time.monotonic() - begun_at >= 0.003
+                assert answer[20] == 0  # echo reply
+        assert [way.delivered for way in link.counts()] == [300, 300]
 
 
 @needs_a_link
