@@ -43,7 +43,7 @@ def profile_of(text: str, folder: Path) -> LinkProfile:
 
 
 def test_the_profiles_that_the_design_names_exist() -> None:
-    assert names() == ("lan", "lte", "lte-drive", "outage", "satellite", "wifi-busy")
+    assert names() == ("lan", "lte", "lte-drive", "outage", "satellite", "wan", "wifi-busy")
 
 
 @pytest.mark.parametrize("name", names())
