@@ -76,9 +76,9 @@ class Model:
     def expect(self, alone: Callable[[], bool]) -> None:
         """One picture will follow, once it is decoded.
 
-        What int8 kernels do then, another core fetching the weights meanwhile, makes a node's P50 0.08 ms lower over an
-        emulated wire of 1 Gbit/s, of 2.5 and 2.8 ms on two cores of an EPYC: asked every 32 and 125 ms, in turns with a
-        node that does not, 1,000 and 500 times (0.07 to 0.09 and 0.07 to 0.10).
+        What int8 kernels do then, another core fetching the weights meanwhile, makes a node's P50 over an emulated wire
+        of 1 Gbit/s 0.01 to 0.08 ms lower, of 2.7 to 3.0 ms on two cores of an EPYC: four comparisons with a node that
+        does not, asked in turns, each 400 to 1,000 times, one every 32 or 125 ms.
         """
         if self.expectant is not None and alone():
             self.expectant.expect()
