@@ -42,7 +42,7 @@ def profile_of(text: str, folder: Path) -> LinkProfile:
     return load_profile(path)
 
 
-def test_the_profiles_that_the_design_names_exist() -> None:
+def test_these_profiles_are_shipped() -> None:
     assert names() == ("lan", "lte", "lte-drive", "outage", "satellite", "wan", "wifi-busy")
 
 
