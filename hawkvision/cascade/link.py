@@ -26,9 +26,14 @@ TRY_HALF_LIFE_S: Final = 4.0
 """How fast that share recovers while nothing is tried: a link that keeps no deadline is tried every other second."""
 DOUBTED_BELOW: Final = 0.3
 TRUSTED_FROM: Final = 0.75
-"""Of the same share without recovery: five late tries in a row make a link doubtful, four or five in time mend it. With
-three independent tries a second, simulated, it is so for 6 % of them where 70 % are in time, for 57 % where 50 % are,
-and for 99.7 % where 20 % are."""
+"""Of the same share without recovery: five late tries in a row make a link doubtful that was always in time, four or
+five in time mend it. With three independent tries a second, simulated, it is so for 6 % of them where 70 % are in time,
+for 57 % where 50 % are, and for 99.7 % where 20 % are."""
+UNTRIED: Final = 0.5
+"""That share while nothing was tried: as likely in time as not, so that two late tries are enough for doubt. Simulated,
+with two independent tries a second where none, 10, 70 and 90 % are in time, 2.2, 2.5, 2.8 and 1.0 of the first ten wait
+in vain, and 7.8, 7.2, 0.7 and 0.1 are not waited for; it was 5.7, 5.9, 3.0 and 1.0, and 4.3, 3.4, 0.1 and none, while
+a new link was taken for one that was always in time."""
 VAIN_REACH: Final = 1.25
 """Times the longest wait in vain: whoever would wait longer than that is not put off by it."""
 MOST_BUSY_MS: Final = 10_000.0
@@ -55,7 +60,7 @@ class LinkEstimate:
     """The same for who has the answer of some of a rung's members, since then, and waits for that of all."""
     patience_for_arrival: Patience = field(default_factory=Patience)
     """The same for a picture's arrival there, which is seen before any answer, and must be early enough for one."""
-    _kept: float = 1.0
+    _kept: float = UNTRIED
     """The share of tries that were answered in time, as `in_time`, but time alone does not change it."""
     _vain_ms: float = 0.0
     """The longest wait in vain of late."""
@@ -92,7 +97,7 @@ class LinkEstimate:
 
     def changed(self) -> None:
         """Pictures go this way from now on, after another one: what was late before says nothing."""
-        self.in_time, self._kept, self.doubtful, self._vain_ms = 1.0, 1.0, False, 0.0
+        self.in_time, self._kept, self.doubtful, self._vain_ms = 1.0, UNTRIED, False, 0.0
         for patience in self._patiences:
             patience.forget()
 

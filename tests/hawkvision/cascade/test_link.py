@@ -60,6 +60,8 @@ def late_in_turn(link: LinkEstimate, waits_ms: list[float], now: float = 0.0) ->
 
 def test_doubt_comes_with_late_tries_in_a_row_and_goes_with_several_in_time_and_not_by_itself() -> None:
     link = LinkEstimate()
+    for _ in range(20):
+        link.succeeded(20.0, 0.0)
     now = late_in_turn(link, [80.0] * 4)
     assert not link.doubts(80.0)
     now = late_in_turn(link, [80.0], now) + 1_000.0
@@ -70,6 +72,20 @@ def test_doubt_comes_with_late_tries_in_a_row_and_goes_with_several_in_time_and_
         link.succeeded(20.0, now)
         needed += 1
     assert 3 <= needed <= 6
+
+
+def test_a_link_that_was_never_in_time_is_doubted_after_two_late_tries_and_one_that_was_after_more() -> None:
+    link = LinkEstimate()
+    now = late_in_turn(link, [80.0])
+    assert not link.doubts(80.0)
+    now = late_in_turn(link, [80.0], now)
+    assert link.doubts(80.0)
+    link.changed()
+    link.succeeded(20.0, now)
+    now = late_in_turn(link, [80.0] * 2, now)
+    assert not link.doubts(80.0)
+    late_in_turn(link, [80.0], now)
+    assert link.doubts(80.0)
 
 
 def test_doubt_is_about_waits_no_longer_than_those_in_vain() -> None:
