@@ -19,7 +19,7 @@ from typing import Final
 
 from hawkvision.process import ServerProcess, running
 from loadgen.link_spec import LinkSpec
-from loadgen.links import LinkProfile
+from loadgen.links import LinkProfile, weather_number
 from loadgen.namespaces import Side
 from loadgen.record import CLIENT_EDGE
 from loadgen.tun_link import TunLink
@@ -123,7 +123,7 @@ class Deployment:
         The links have different weather, and the same for the same `offset`. Returns within some milliseconds.
         """
         for number, (link, profile) in enumerate(((self.near, client_edge), (self.far, edge_dc))):
-            up, down = (PERFECT, PERFECT) if profile is None else profile.specs(2 * offset + number)
+            up, down = (PERFECT, PERFECT) if profile is None else profile.specs(weather_number(offset, number))
             link.set(up=up, down=down)
         for packet, target in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (target, DISCARD_PORT))

@@ -43,7 +43,7 @@ from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, mer
 from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import Carried, Deployment
 from loadgen.engine import Job, Protocol, Server
-from loadgen.links import LinkProfile
+from loadgen.links import LinkProfile, weather_number
 from loadgen.pace import Pace
 from loadgen.processes import Crew
 from loadgen.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
@@ -151,6 +151,9 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
         console.print(f"  {what}", highlight=False, markup=False)
 
     for link in plan.links:
+        if unseen := plan.unseen(link):
+            never = f"{link.name}: never {', '.join(unseen)} while requests count"
+            console.print(f"{never}; more --rounds or a longer --duration-s see more", highlight=False, markup=False)
         for rate in plan.rates:
             results = found.cells.setdefault((link.name, rate), {})
             for number in range(plan.rounds):
@@ -367,7 +370,7 @@ def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number
         sample
         for place, profile in enumerate(weather.values())
         if profile is not None
-        for sample in seen(profile, duration_s, PLACES[place], 2 * number + place)
+        for sample in seen(profile, duration_s, PLACES[place], weather_number(number, place))
     ]
     return sorted(found, key=lambda sample: sample.at_s)
 

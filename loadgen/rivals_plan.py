@@ -16,7 +16,8 @@ from loadgen.arrivals import parse as parse_arrivals
 from loadgen.compare import MOST_RUNS
 from loadgen.dataset import SPLITS
 from loadgen.engine import Protocol
-from loadgen.links import LinkProfile, load_profile, names
+from loadgen.links import LinkProfile, load_profile, names, weather_number
+from loadgen.processes import LEAD_S
 from loadgen.record import CLIENT_EDGE, EDGE_DC, TargetClass
 from loadgen.setup import positive
 
@@ -94,6 +95,19 @@ class Plan:
         return {
             place: profile if place in self.where else None for place, profile in zip(PLACES, (near, link), strict=True)
         }
+
+    def unseen(self, link: LinkProfile) -> list[str]:
+        """Phases of a link's weather that are never on while something counts: nothing can be said of them."""
+        seen = {
+            name
+            for place, profile in enumerate(self.weather(link).values())
+            if profile is link
+            for number in range(self.rounds)
+            for name in profile.phases_between(
+                LEAD_S + self.warm_up_s, LEAD_S + self.duration_s, weather_number(number, place)
+            )
+        }
+        return [phase.name for phase in link.phases if phase.name not in seen]
 
     def schedule(self, rate: float) -> str:
         """Of a contender at a rate, as `loadgen.arrivals.parse` reads it."""

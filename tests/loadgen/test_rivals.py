@@ -77,6 +77,15 @@ def test_each_place_gets_the_link_that_is_meant_for_it() -> None:
     assert list(plan_of("--client-link", "lan").weather(tested).values()) == [load_profile("lan"), tested]
 
 
+def test_weather_that_no_counted_request_meets_is_named() -> None:
+    outage = load_profile("outage")
+    words = ("--client-link", "lan", "--duration-s", "47", "--warm-up-s", "4")
+    assert plan_of(*words, "--rounds", "1").unseen(outage) == ["nothing"]
+    assert plan_of(*words, "--rounds", "2").unseen(outage) == []
+    assert plan_of(*words[2:4], "--warm-up-s", "46.9", "--where", "client-edge", "--rounds", "1").unseen(outage) != []
+    assert plan_of(*words, "--rounds", "1").unseen(load_profile("lan")) == []
+
+
 def test_arrivals_of_a_kind_come_at_every_rate() -> None:
     assert plan_of().schedule(8.0) == "poisson:8"
     assert plan_of("--arrivals", "bursty,ratio=4,dwell_s=1").schedule(15.5) == "bursty:15.5,ratio=4,dwell_s=1"
