@@ -30,6 +30,7 @@ from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ManifestError
@@ -38,6 +39,7 @@ from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.int8 import ranking
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
@@ -162,7 +164,12 @@ def _load_rung(
         assert committee.sure_from is not None, "no other committee is taken for an edge rung"
         temperatures = tuple(variant.temperature for variant in manifest.members(name))
         others = Others(tuple(models[1:]), temperatures, committee.temperature, committee.sure_from)
-    return Rung(name, models[0], temperature, score, others)
+    return Rung(name, models[0], temperature, score, others, _ranking(models[0].backend))
+
+
+def _ranking(backend: Backend) -> Ranking:
+    """What finds a model's most probable classes: its kernels' library, where it has one."""
+    return ranking.most_probable if isinstance(backend, Int8Backend) else most_probable
 
 
 def _open(
@@ -221,7 +228,8 @@ def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -
     for each in (backend, wide):
         if each is not None:
             warm_up(each)
-    return Rung(name, Model(name, backend, variant.input, wide), variant.temperature, Score.TOP1)
+    model = Model(name, backend, variant.input, wide)
+    return Rung(name, model, variant.temperature, Score.TOP1, ranking=_ranking(backend))
 
 
 async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:

@@ -18,12 +18,12 @@ import numpy as np
 from hawkvision.cascade.profile import RungProfile
 from hawkvision.cascade.scores import (
     Probabilities,
+    Ranking,
     Score,
     average,
     log_probabilities,
+    most_probable,
     softmax,
-    top_classes,
-    unsure,
 )
 from hawkvision.clock import Clock
 from hawkvision.errors import ManifestError
@@ -141,6 +141,8 @@ class Rung:
     temperature: float
     score: Score
     others: Others | None = None
+    ranking: Ranking = most_probable
+    """What finds its most probable classes."""
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -174,22 +176,23 @@ class Rung:
     def _look(self, whole: Sequence[_Seen], alone: Callable[[], bool]) -> None:
         """Note what the first model says of the pictures, or all models where the first is not sure."""
         for each, logits in zip(whole, self.first.infer([each.pixels for each in whole], alone), strict=True):
-            each.said = logits[np.newaxis]
+            each.said = logits
         if self.others is not None:
             self._look_again([each for each in whole if not each.look.first_only], self.others, alone)
 
     def _look_again(self, seen: Iterable[_Seen], others: Others, alone: Callable[[], bool]) -> None:
         doubtful: list[_Seen] = []
+        own, sure_from = others.temperatures[0], float(np.float32(others.sure_from))
         for each in seen:
-            first = softmax(each.said, others.temperatures[0])
-            each.said = log_probabilities(first)
-            if not unsure(first, others.sure_from)[0]:
+            each.before = own
+            _, (confidence,) = self.ranking(each.said, own, 1)
+            if confidence >= sure_from:
                 continue
             each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
             if each.hasty:
                 others.pace.left_out()
             else:
-                each.views.append(first)
+                each.views.append(softmax(each.said[np.newaxis], own))
                 doubtful.append(each)
         if not doubtful:
             return
@@ -202,7 +205,8 @@ class Rung:
             for each, logits in zip(doubtful, model.infer([each.pixels for each in doubtful], alone), strict=True):
                 each.views.append(softmax(logits[np.newaxis], temperature))
         for each in doubtful:
-            each.said, each.again = log_probabilities(average(each.views, others.temperature)), True
+            each.said, each.before = log_probabilities(average(each.views, others.temperature))[0], 1.0
+            each.again = True
         others.pace.took(clock.now() - began)
 
     def close(self) -> None:
@@ -214,14 +218,12 @@ class Rung:
         """What was said of one picture."""
         look = seen.look
         temperature = self.temperature if look.temperature is None else look.temperature
-        probabilities = softmax(seen.said, temperature)[0]
-        order = top_classes(probabilities, max(2, look.top_k))  # the margin needs two
-        confidences = probabilities[order]
-        score = confidences[0] - confidences[1] if self.score is Score.MARGIN else confidences[0]
+        most = max(2, look.top_k)  # the margin needs two
+        indices, confidences = self.ranking(seen.said, temperature, most, seen.before)
         return EdgeResult(
-            indices=tuple(order.tolist()),
-            confidences=tuple(confidences.tolist()),
-            score=float(score),
+            indices=indices,
+            confidences=confidences,
+            score=_lead(*confidences[:2]) if self.score is Score.MARGIN else confidences[0],
             decode_ms=seen.decode_ms,
             infer_ms=(look.clock.now() - decoded) * 1e3,
             again=seen.again,
@@ -239,7 +241,9 @@ class _Seen:
     pixels: Pixels = field(init=False)
     """For the model whose turn it is."""
     said: Logits = field(init=False)
-    """Logits (1, classes) of all that was seen so far."""
+    """Logits (classes,) of all that was seen so far."""
+    before: float = 1.0
+    """What they are to be divided by first: the temperature of the only member whose they are."""
     error: Exception | None = None
     decode_ms: float = 0.0
     views: list[Probabilities] = field(default_factory=list)
@@ -257,6 +261,11 @@ class _Seen:
         except Exception as error:  # noqa: BLE001 - whoever asked gets it
             self.error = error
         return self.error is None
+
+
+def _lead(first: float, second: float) -> float:
+    """Of the first, as `scores.score` has it."""
+    return float(np.float32(first) - np.float32(second))
 
 
 def _never() -> bool:

@@ -7,7 +7,7 @@ need up to three times the escalations, and learned heads gained nothing (the pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,36 @@ Probabilities: TypeAlias = NDArray[np.float32]
 """(n, classes), rows summing to one."""
 
 
+class Ranking(Protocol):
+    """Tells the k most probable classes of one picture, most probable first, ties by lower index.
+
+    Of its logits (classes,), divided by `before` as `tempered` does, and then at that temperature. Gives their indices,
+    and their probabilities as `softmax` has them.
+    """
+
+    def __call__(
+        self, logits: Logits, temperature: float, k: int, before: float = 1.0
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """See above."""
+        ...
+
+
 def softmax(logits: Logits, temperature: float = 1.0) -> Probabilities:
-    """Temperature-scaled probabilities (n, classes) of logits (n, classes)."""
-    scaled = logits / np.float32(temperature)
+    """Temperature-scaled probabilities (n, classes) of logits (n, classes).
+
+    Computed in double precision and rounded, so that they do not tell who has computed them: a certificate may be made
+    by one processor's instructions and used by another's.
+    """
+    scaled = np.asarray(logits, np.float64) / temperature
     scaled -= np.maximum.reduce(scaled, axis=1, keepdims=True)
     np.exp(scaled, out=scaled)
     scaled /= np.add.reduce(scaled, axis=1, keepdims=True)
-    return scaled
+    return scaled.astype(np.float32)
+
+
+def tempered(logits: Logits, temperature: float) -> Logits:
+    """Logits that give at temperature 1 what these do at that one; from there they may be taken to another."""
+    return logits / np.float32(temperature)
 
 
 def score(probabilities: Probabilities, kind: Score) -> NDArray[np.float32]:
@@ -52,6 +75,15 @@ def top_classes(probabilities: NDArray[np.float32], k: int) -> NDArray[np.intp]:
         order[rank] = found = left.argmax()
         left[found] = -np.inf
     return order
+
+
+def most_probable(
+    logits: Logits, temperature: float, k: int, before: float = 1.0
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The k most probable classes of one picture and their probabilities; a `Ranking`."""
+    probabilities = softmax(tempered(logits, before)[np.newaxis], temperature)[0]
+    order = top_classes(probabilities, k)
+    return tuple(order.tolist()), tuple(probabilities[order].tolist())
 
 
 def average(members: Sequence[Probabilities], temperature: float = 1.0) -> Probabilities:

@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from hawkvision.artifacts import load_variant, sha256_of
 from hawkvision.cascade.profiling import Looked
-from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax, unsure
+from hawkvision.cascade.scores import Probabilities, average, log_probabilities, softmax, tempered, unsure
 from hawkvision.errors import ConfigError, RequestError
 from hawkvision.manifest import Committee, Manifest, Variant
 from hawkvision.pictures import LabelledPictures, UnlabelledPictures
@@ -71,16 +71,18 @@ class Looks:
     def logits(self, rung: str) -> Logits:
         """A rung's logits (n, classes); a committee's are the logarithm of its averaged probabilities.
 
-        Where the first of a stepwise committee is sure, of that one's.
+        Where the first of a stepwise committee is sure, they are that one's, at its temperature.
         """
         committee = self._manifest.committee(rung)
         if committee is None:
             return self._view(rung, rung).upright
         views = list(self._committee_views(committee))
-        mean = average(views, committee.temperature)
-        if committee.sure_from is not None:
-            mean = np.where(unsure(views[0], committee.sure_from)[:, np.newaxis], mean, views[0])
-        return log_probabilities(mean)
+        averaged = log_probabilities(average(views, committee.temperature))
+        if committee.sure_from is None:
+            return averaged
+        first = self._manifest.variant(committee.members[0])
+        alone = tempered(self._view(rung, first.name).upright, first.temperature)
+        return np.where(unsure(views[0], committee.sure_from)[:, np.newaxis], averaged, alone)
 
     def served(self, rung: str) -> Looked:
         """A rung as the datacenter serves it: with the manifest's temperature."""

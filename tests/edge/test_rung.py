@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge.rung import EdgeResult, Look, Model, Others, Rung
-from hawkvision.cascade.scores import average, log_probabilities, softmax
+from hawkvision.cascade.scores import average, log_probabilities, softmax, tempered
 from hawkvision.clock import ManualClock, MonotonicClock
 from hawkvision.errors import BadImage
 from hawkvision.types import Logits, Pixels, Score
@@ -99,8 +99,8 @@ def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_count
     sure, doubtful, again = seen_by(stepwise(first, second), BRIGHT, DARK, DARK)
     assert (first.looked, second.looked) == ([3], [2])
     assert (sure.again, doubtful.again, again.again) == (False, True, True)
-    by_first = softmax(np.array([[9.0] + [0.0] * 9], np.float32))
-    assert sure.confidences[0] == softmax(log_probabilities(by_first), 1.5)[0, 0]
+    by_first = tempered(np.array([[9.0] + [0.0] * 9], np.float32), 1.0)
+    assert sure.confidences[0] == softmax(by_first, 1.5)[0, 0]
     views = [softmax(np.array([[lead] + [0.0] * 9], np.float32), t) for lead, t in ((2.0, 1.0), (8.0, 2.0))]
     assert doubtful.confidences[0] == softmax(log_probabilities(average(views, 0.9)), 1.5)[0, 0]
     assert (sure.indices[0], doubtful.indices[0]) == (3, 7)

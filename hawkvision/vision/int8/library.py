@@ -24,7 +24,7 @@ from hawkvision.manifest import cache_dir
 log = logging.getLogger("hawkvision.vision")
 
 FOLDER: Final = Path(__file__).parent
-SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h")
+SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h", "ranking.h")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 """Of the processor, as compilers call it."""
 TILES: Final = ("amx_tile", "amx_int8")
@@ -118,6 +118,10 @@ def library() -> ctypes.CDLL:
     loaded.network_expect.argtypes = [ctypes.c_void_p]
     loaded.network_close.restype = None
     loaded.network_close.argtypes = [ctypes.c_void_p]
+    loaded.most_probable.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_double, ctypes.c_int32),
+        *(ctypes.c_void_p, ctypes.c_void_p),
+    ]
     return loaded
 
 

@@ -19,6 +19,7 @@
 #include "amx.h"
 #include "bicubic.h"
 #include "layers.h"
+#include "ranking.h"
 
 // --- stages ---------------------------------------------------------------------------------------------------------
 
