@@ -41,6 +41,7 @@ from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
+from hawkvision.vision.header import ImageHeader, probe_begun
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -116,11 +117,12 @@ class EdgeApp:
         query: bytes,
         headers: Headers,
         body: asyncio.Future[bytes | None],
+        begun: Callable[[], bytes],
         hang_up: Callable[[], Awaitable[object]],
     ) -> Reply | None:
         """See `Express`."""
         scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers}
-        return await self._answered(self._classify, scope, WholeBody(self.bodies, body, hang_up))
+        return await self._answered(self._classify, scope, WholeBody(self.bodies, body, begun, hang_up))
 
     async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
@@ -149,8 +151,8 @@ class EdgeApp:
     async def _classify(
         self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext
     ) -> _Answered:
-        picture, request = await self._read(scope, body)
-        answer = await node.classify(picture, request, started, trace, body.hang_up)
+        picture, request, header = await self._read(scope, body)
+        answer = await node.classify(picture, request, started, trace, body.hang_up, header=header)
         timing = (b"server-timing", _server_timing(answer.timing_ms))
         return _Answered((answer,), _encode(answer.to_json()), [timing])
 
@@ -172,8 +174,11 @@ class EdgeApp:
         length = (b"inference-header-content-length", b"%d" % json_bytes)
         return _Answered(answers, written, [length], b"application/octet-stream")
 
-    async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest]:
-        """The picture and what is asked of it, from wherever the caller wrote it."""
+    async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest, ImageHeader | None]:
+        """The picture and what is asked of it, from wherever the caller wrote it.
+
+        With the picture's header, if that could be read while the rest was on its way.
+        """
         raw_headers = scope["headers"]
         ours = tuple(header for header in raw_headers if header[0].startswith(b"x-hawkvision-"))
         content_type = (_header(raw_headers, b"content-type") or "").lower()
@@ -181,14 +186,15 @@ class EdgeApp:
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
             picture, fields = await read_multipart(raw_headers, data)
-            return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
+            return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
         if content_type.startswith(_NOT_PICTURES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the picture itself (JPEG, PNG or WebP) as the body, "
                 "or a multipart form with the picture in 'image'"
             )
         request = read_request(scope["query_string"], ours)
-        return await body.read(declared), request
+        header = probe_begun(body.begun())
+        return await body.read(declared), request, header
 
     def _authorize(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self._key is None:

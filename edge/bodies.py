@@ -98,6 +98,10 @@ class Body:
             raise RequestTimeout(f"the body had not arrived after {BODY_TIMEOUT_S:g} s") from None
         return _some(data)
 
+    def begun(self) -> bytes:
+        """What is there of it before it is read, or some of that."""
+        return b""
+
     async def arrived(self) -> bool:
         """Whether somebody waits for an answer; known once the body is there, where it comes whole."""
         return True
@@ -135,10 +139,19 @@ class WholeBody(Body):
     """A body that comes whole, or not at all (`edge.express`)."""
 
     def __init__(
-        self, bodies: Bodies, coming: asyncio.Future[bytes | None], hang_up: Callable[[], Awaitable[Any]]
+        self,
+        bodies: Bodies,
+        coming: asyncio.Future[bytes | None],
+        begun: Callable[[], bytes],
+        hang_up: Callable[[], Awaitable[Any]],
     ) -> None:
         super().__init__(bodies, hang_up)
         self._coming = coming
+        self._begun = begun
+
+    def begun(self) -> bytes:
+        """See `Body.begun`."""
+        return self._begun()
 
     async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - it is bounded by who gives it
         """See `Body.read`."""

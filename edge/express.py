@@ -57,6 +57,7 @@ class Express(Protocol):
         query: bytes,
         headers: Headers,
         body: asyncio.Future[bytes | None],
+        begun: Callable[[], bytes],
         hang_up: Callable[[], Awaitable[object]],
     ) -> Reply | None:
         """The response to a request, None if nobody waits for it; never raises, and returns once the body is there.
@@ -65,6 +66,7 @@ class Express(Protocol):
             query: of the URL, as it came.
             headers: of the request.
             body: of the request, once it is whole; None if it is not answered here, as if nothing had been begun.
+            begun: the first piece of it, if that has come.
             hang_up: returns when the caller is gone.
         """
         ...
@@ -94,6 +96,10 @@ class _Request:
     def whole(self) -> bool:
         """Whether it is answered here."""
         return self.body.done() and not self.body.cancelled() and self.body.result() is not None
+
+    def begun(self) -> bytes:
+        """The first piece of the body."""
+        return self.pieces[0] if self.pieces else b""
 
     def joined(self) -> bytes:
         """The body so far."""
@@ -192,7 +198,7 @@ class ExpressProtocol(BoundedProtocol):
 
     async def _answer(self, cycle: _Request, query: bytes, headers: Headers) -> None:
         try:
-            reply = await self.express.answer(query, headers, cycle.body, cycle.message_event.wait)
+            reply = await self.express.answer(query, headers, cycle.body, cycle.begun, cycle.message_event.wait)
             if not cycle.whole:
                 return
             if self.flow.write_paused and not cycle.disconnected:

@@ -187,6 +187,7 @@ class EdgeNode:
         hang_up: Callable[[], Awaitable[object]] | None = None,
         *,
         received: Received = WHOLE,
+        header: ImageHeader | None = None,
     ) -> Answer:
         """Answer one picture.
 
@@ -197,13 +198,14 @@ class EdgeNode:
             trace: the request's span; the datacenter gets a child.
             hang_up: returns when the caller is gone; waited for only while the datacenter is.
             received: what of the caller's picture `body` is.
+            header: of `body`, if it was probed already.
 
         Raises:
             CallerGone: if nobody waits for the answer any more.
             RequestError: the caller's fault (picture, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
-        call = self._call(body, request, started, trace, hang_up, received)
+        call = self._call(body, request, started, trace, hang_up, received, header)
         try:
             if call.hopeless:
                 raise call.missed()
@@ -241,6 +243,7 @@ class EdgeNode:
         trace: TraceContext,
         hang_up: Callable[[], Awaitable[object]] | None,
         received: Received,
+        header: ImageHeader | None = None,
     ) -> Call:
         """The request on its way; refused here, on the loop, is what can be refused from the picture's header.
 
@@ -250,7 +253,7 @@ class EdgeNode:
         if request.task is not None and request.task != self.task:
             raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
         route = self.policy.route(request.target, received)
-        header = probe(body)
+        header = header or probe(body)
         if header.pixels > self.max_pixels:
             raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self.max_pixels} in all")
         watched = self.watched(route, request.stream)

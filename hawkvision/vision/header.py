@@ -33,7 +33,8 @@ MAX_EXIF_ENTRIES = 256
 """Entries of EXIF's first directory that are looked at; cameras write about fifteen."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SIGNATURES = (b"\xff\xd8\xff", PNG_SIGNATURE, b"RIFF")
+_JPEG_SIGNATURE = b"\xff\xd8\xff"
+_SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"GIF8", "GIF"),
@@ -103,7 +104,7 @@ def probe(body: Encoded) -> ImageHeader:
     head = bytes(view[:32])
     if not head:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
-    if head.startswith(b"\xff\xd8\xff"):
+    if head.startswith(_JPEG_SIGNATURE):
         return _probe_jpeg(view)
     if head.startswith(PNG_SIGNATURE):
         return _probe_png(view)
@@ -112,6 +113,19 @@ def probe(body: Encoded) -> ImageHeader:
     if any(signature.startswith(head[: len(signature)]) for signature in _SIGNATURES) and len(head) < 12:
         raise BadImage(f"the picture ends after {len(head)} bytes, inside its header")
     raise UnsupportedMedia(f"the body looks like {_recognise(head)}; JPEG, PNG and WebP pictures are read")
+
+
+def probe_begun(begun: bytes) -> ImageHeader | None:
+    """What `probe` will say of a picture of which this is the beginning; None where that cannot be told yet.
+
+    Of a JPEG it can, once its first scan begins, for nothing behind that counts. Never raises.
+    """
+    if not begun.startswith(_JPEG_SIGNATURE):
+        return None
+    try:
+        return probe(begun)
+    except (BadImage, UnsupportedMedia):
+        return None
 
 
 def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:

@@ -17,6 +17,7 @@ from hawkvision.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
 from tests.edge.test_protocol import connect, replies, until_closed
+from tests.hawkvision.vision.images import jpeg_with_size
 from tests.pictures import encoded
 
 LARGE = encoded(".png", 256, 400)
@@ -71,6 +72,7 @@ def essence(reply: Reply) -> tuple[int, list[str], object]:
         last(encoded(), b"colour=red"),
         last(encoded(), b"quality=best"),
         last(encoded()[:100]),
+        last(jpeg_with_size(encoded(), 60_000, 60_000)),
         last(b""),
         last(b"hello", b"", b"Content-Type: text/plain"),
         last(LARGE),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hawkvision.manifest import InputSpec
+from hawkvision.vision.header import probe_begun
 from hawkvision.vision.image import ImageFormat, ImageHeader, decode, load_input, load_inputs, preprocess, probe
 from tests.hawkvision.vision.images import (
     BODIES,
@@ -38,6 +39,12 @@ DATA = Path(__file__).resolve().parents[4] / "shared/data/imagenet_eval.npz"
 
 
 # What is read
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: probe(body).format.value)
+def test_a_jpeg_is_told_by_its_beginning_and_nothing_else_is(body: bytes) -> None:
+    told = {probe_begun(body[:end]) for end in range(len(body))}
+    assert told == ({None, probe(body)} if probe(body).format is ImageFormat.JPEG else {None})
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])

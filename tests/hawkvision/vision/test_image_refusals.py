@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hawkvision.errors import BadImage, RequestError, TooLarge, UnsupportedMedia
-from hawkvision.vision.header import MAX_SEGMENTS
+from hawkvision.vision.header import MAX_SEGMENTS, probe_begun
 from hawkvision.vision.image import MAX_SCANS, STRIP_PIXELS, ImageFormat, decode, probe
 from tests.hawkvision.vision.images import (
     BODIES,
@@ -263,6 +263,22 @@ def test_damaged_pictures_never_do_worse_than_an_error(
     at = int(keep * len(damaged))
     check_any(bytes(damaged[:at] + insert + damaged[at:]))
     assert furthest(read(BODIES[0]), pillow(BODIES[0])) == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(BODIES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=3),
+    st.floats(0, 1), st.floats(0, 1),
+)  # fmt: skip
+def test_what_is_told_of_a_beginning_holds_for_the_whole_however_damaged(
+    body: bytes, flips: list[tuple[float, int]], first: float, second: float
+) -> None:
+    damaged = bytearray(body)
+    for where, mask in flips:
+        damaged[int(where * where * len(damaged))] ^= mask
+    for keep in (first, second * second):  # squared: headers end early
+        told = probe_begun(bytes(damaged[: int(keep * len(damaged))]))
+        assert told is None or told == probe(damaged)
 
 
 @settings(max_examples=200, deadline=None)
