@@ -293,7 +293,10 @@ class Uplink:
         if so_far.latest is not None:
             return so_far.latest
         why = "the picture has not arrived" if stuck is not None and stuck.is_set() else "there is no answer"
-        waited_ms = (self._clock.now() - started) * 1e3
+        now = self._clock.now()
+        waited_ms = (now - started) * 1e3
+        so_far.given_up = True
+        link.gave_up(waited_ms, now)
         raise GivenUp(f"{why} after {waited_ms:.0f} ms; few of those that take so long come in time")
 
     def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
@@ -380,7 +383,7 @@ class Uplink:
             waited_s = min(self._clock.now() - started, timeout_s)
             if not question.patient:
                 hop.link.patience.late(waited_s * 1e3, self._clock.now())
-            self._was_late(hop, request, waited_s, early=early)
+            self._was_late(hop, question, waited_s, early=early)
             raise
         if status != 200:
             raise self._refusal(hop, status, payload, started, self._clock.now())
@@ -395,7 +398,7 @@ class Uplink:
     def _was_answered(self, hop: Hop, question: _Question, answer: Escalated, started: float, *, early: bool) -> None:
         """Learn from it; `early`: it should have been in time."""
         now, first_ms, picture = self._clock.now(), answer.until_first_ms, question.picture
-        hop.link.succeeded(first_ms, now)
+        hop.link.succeeded(first_ms, now, awaited=not question.so_far.given_up)
         if not question.patient:
             came_ms = question.so_far.first_ms  # none if the first was lost, or all that came
             hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)
@@ -420,11 +423,11 @@ class Uplink:
         own_ms = reply.timing_ms.total
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
-    def _was_late(self, hop: Hop, request: HopRequest, waited_s: float, *, early: bool) -> None:
+    def _was_late(self, hop: Hop, question: _Question, waited_s: float, *, early: bool) -> None:
         """Learn from it; `early`: it should have been back long before."""
         waited_ms = waited_s * 1e3
-        hop.link.late(waited_ms, self._clock.now())
-        if request.deadline_ms is None:
+        hop.link.late(waited_ms, self._clock.now(), awaited=not question.so_far.given_up)
+        if question.request.deadline_ms is None:
             self._failed(hop)  # nobody hurried it, and still it did not answer
         elif hop is self._ways.http and early:
             self._ways.over_tcp(late=self._dc_ms <= OWN_SHARE * waited_ms)

@@ -30,6 +30,8 @@ class SoFar:
     latest: Escalated | None = None
     first_ms: float | None = None
     """When the first came."""
+    given_up: bool = False
+    """Whether nobody waits any more, and nothing came while somebody did."""
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hear(self, answer: Escalated) -> None:

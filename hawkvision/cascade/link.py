@@ -67,10 +67,12 @@ class LinkEstimate:
     _late_at: float = float("-inf")
     _updated: float | None = None
 
-    def succeeded(self, round_trip_ms: float, now: float) -> None:
-        """Learn from an answer."""
+    def succeeded(self, round_trip_ms: float, now: float, *, awaited: bool = True) -> None:
+        """Learn from an answer; one that is not `awaited` any more (`gave_up`) tells of the round trip alone."""
         self._learn(round_trip_ms, now)
         self.up = True
+        if not awaited:
+            return
         if self.doubtful and round_trip_ms > self._vain_ms:
             return  # somebody more patient had it: nothing to those who are not
         self.in_time += TRY_GAIN * (1.0 - self.in_time)
@@ -79,8 +81,15 @@ class LinkEstimate:
         if not self.doubtful:
             self._vain_ms = 0.0
 
-    def late(self, waited_ms: float, now: float) -> None:
+    def late(self, waited_ms: float, now: float, *, awaited: bool = True) -> None:
         """Learn from an answer that had not come after `waited_ms`: it takes at least that long."""
+        if awaited:
+            self.gave_up(waited_ms, now)
+        if waited_ms > self.mean_ms:
+            self._learn(waited_ms, now)
+
+    def gave_up(self, waited_ms: float, now: float) -> None:
+        """Somebody has waited in vain, whatever comes now: a try that was not in time for whoever waited."""
         self._decay(now)
         if now - waited_ms * 1e-3 >= self._late_at:  # those that waited at the same time tell of one event
             self.in_time -= TRY_GAIN * self.in_time
@@ -88,8 +97,6 @@ class LinkEstimate:
             self._late_at = now
         self._vain_ms = max(self._vain_ms, waited_ms)
         self.doubtful = self.doubtful or self._kept < DOUBTED_BELOW
-        if waited_ms > self.mean_ms:
-            self._learn(waited_ms, now)
 
     def busy(self, now: float) -> None:
         """The tier refused at once, for it has too much to do: nobody waited, but the next one may have to."""

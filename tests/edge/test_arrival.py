@@ -169,6 +169,24 @@ def test_who_waits_gives_up_when_a_picture_is_stuck_on_the_way_and_the_picture_t
     assert pending == 1
 
 
+def test_two_callers_who_gave_up_are_enough_for_doubt_though_their_answers_were_in_time(run: Run, peer: Peer) -> None:
+    async def scenario() -> tuple[bool, bool, int]:
+        async with uplink_to(peer.url) as uplink:
+            now, patience = uplink._clock.now(), uplink.link.patience
+            for _ in range(8):
+                patience.answered(20.0, now)
+                patience.late(DEADLINE_S * 1e3, now)
+            known, before = len(patience._waits), uplink.doubts(20.0)
+            peer.delay_s = 10 * HELD_S
+            for _ in range(2):
+                with pytest.raises(GivenUp):
+                    await uplink.infer(b"picture", HURRIED, start_trace(), DEADLINE_S, patient=False)
+            await until(lambda: not uplink._pending)
+            return before, uplink.doubts(20.0), sum(wait.answered for wait in list(patience._waits)[known:])
+
+    assert run(scenario()) == (False, True, 2)
+
+
 def test_who_wants_to_wait_until_the_deadline_does(run: Run) -> None:
     error, _ = run(to_a_deaf_peer(0.0, 0.3))
     assert "not arrived" not in str(error)

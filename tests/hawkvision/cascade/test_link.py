@@ -100,6 +100,25 @@ def test_doubt_is_about_waits_no_longer_than_those_in_vain() -> None:
     assert link.doubts(90.0)
 
 
+def test_who_gave_up_waited_in_vain_whatever_came_afterwards() -> None:
+    link = LinkEstimate()
+    for ended in (0.1, 0.3):
+        assert not link.doubts(80.0)
+        link.gave_up(80.0, ended)
+        link.succeeded(85.0, ended + 0.005, awaited=False)
+    assert link.doubts(80.0)
+    assert link.trial_ms == 80.0
+    assert link.mean_ms > PRIOR_MS, "the round trip was learned all the same"
+
+
+def test_what_came_of_a_wait_that_was_given_up_counts_once() -> None:
+    link = LinkEstimate()
+    link.gave_up(80.0, 0.1)
+    link.late(92.0, 0.112, awaited=False)
+    assert not link.doubts(80.0)
+    assert link.trial_ms == 80.0
+
+
 def test_tries_that_were_late_together_count_as_one() -> None:
     link = LinkEstimate()
     for number in range(20):
