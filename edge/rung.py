@@ -128,8 +128,11 @@ class Others:
     temperature: float
     """Of the average."""
     sure_from: float
-    """The first member's confidence from which on it answers alone."""
+    """The first member's confidence from which on it answers alone; rounded as confidences are."""
     pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sure_from", float(np.float32(self.sure_from)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +185,11 @@ class Rung:
 
     def _look_again(self, seen: Iterable[_Seen], others: Others, alone: Callable[[], bool]) -> None:
         doubtful: list[_Seen] = []
-        own, sure_from = others.temperatures[0], float(np.float32(others.sure_from))
+        own = others.temperatures[0]
         for each in seen:
             each.before = own
             _, (confidence,) = self.ranking(each.said, own, 1)
-            if confidence >= sure_from:
+            if confidence >= others.sure_from:
                 continue
             each.hasty = each.look.in_time(0.0) and not each.look.in_time(others.pace.seconds)
             if each.hasty:
@@ -243,7 +246,7 @@ class _Seen:
     said: Logits = field(init=False)
     """Logits (classes,) of all that was seen so far."""
     before: float = 1.0
-    """What they are to be divided by first: the temperature of the only member whose they are."""
+    """What they are to be divided by first: the temperature of the only member that has looked."""
     error: Exception | None = None
     decode_ms: float = 0.0
     views: list[Probabilities] = field(default_factory=list)

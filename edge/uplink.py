@@ -386,7 +386,7 @@ class Uplink:
             self._was_late(hop, question, waited_s, early=early)
             raise
         if status != 200:
-            raise self._refusal(hop, status, payload, started, self._clock.now())
+            raise self._refusal(hop, question, status, payload, started)
         try:
             answer = escalated(payload)
         except EscalationFailed:
@@ -437,19 +437,20 @@ class Uplink:
         self.lost.set()
 
     def _refusal(
-        self, hop: Hop, status: int, payload: bytes, started: float, now: float
+        self, hop: Hop, question: _Question, status: int, payload: bytes, started: float
     ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         fault, said = refused(status, payload)
         if fault is not None:
             return fault
         if status in (429, 504):
+            now = self._clock.now()
             # Alive but too busy: the next request may try, with a longer round trip in mind. Over a lossy link the
             # picture may as well not have arrived.
             if status == 429 or hop is self._ways.http:
                 hop.link.busy(now)
             if status == 504:
-                hop.link.late((now - started) * 1e3, now)
+                hop.link.late((now - started) * 1e3, now, awaited=not question.so_far.given_up)
         elif status != errors.TooLarge.status:
             self._failed(hop)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")

@@ -42,8 +42,8 @@ class Ranking(Protocol):
 def softmax(logits: Logits, temperature: float = 1.0) -> Probabilities:
     """Temperature-scaled probabilities (n, classes) of logits (n, classes).
 
-    Computed in double precision and rounded, so that they do not tell who has computed them: a certificate may be made
-    by one processor's instructions and used by another's.
+    Computed in double precision and rounded, so that of the same logits hardly a bit tells whose instructions computed
+    them: a certificate may be made on one processor and used on another.
     """
     scaled = np.asarray(logits, np.float64) / temperature
     scaled -= np.maximum.reduce(scaled, axis=1, keepdims=True)
@@ -115,6 +115,9 @@ def settled(total: Probabilities, missing: int, rounding: float = ROUNDING) -> b
 
 
 def log_probabilities(probabilities: Probabilities) -> Logits:
-    """Logits that give these probabilities back at temperature 1; zero counts as float32's smallest normal number."""
-    logits: Logits = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
-    return logits
+    """Logits that give these probabilities back at temperature 1; zero counts as float32's smallest normal number.
+
+    Rounded from double precision, as in `softmax`.
+    """
+    logits = np.log(np.maximum(probabilities, np.finfo(np.float32).tiny), dtype=np.float64)
+    return logits.astype(np.float32)

@@ -187,6 +187,23 @@ def test_two_callers_who_gave_up_are_enough_for_doubt_though_their_answers_were_
     assert run(scenario()) == (False, True, 2)
 
 
+def test_a_refusal_that_comes_after_somebody_gave_up_makes_the_wait_in_vain_no_longer(run: Run, peer: Peer) -> None:
+    async def scenario() -> float:
+        async with uplink_to(peer.url) as uplink:
+            now, patience = uplink._clock.now(), uplink.link.patience
+            for _ in range(8):
+                patience.answered(20.0, now)
+                patience.late(DEADLINE_S * 1e3, now)
+            peer.delay_s, peer.status, peer.error_code = 20 * HELD_S, 504, "deadline_missed"
+            with pytest.raises(GivenUp):
+                await uplink.infer(b"picture", HURRIED, start_trace(), DEADLINE_S, patient=False)
+            vain_s = uplink.trial_s
+            await until(lambda: not uplink._pending)
+            return uplink.trial_s - vain_s
+
+    assert run(scenario()) == 0.0
+
+
 def test_who_wants_to_wait_until_the_deadline_does(run: Run) -> None:
     error, _ = run(to_a_deaf_peer(0.0, 0.3))
     assert "not arrived" not in str(error)

@@ -81,7 +81,7 @@ class Brightness:
 
 
 def stepwise(first: Brightness, second: Brightness, sure_from: float = 0.85) -> Rung:
-    others = Others((Model("second", second, SPEC),), (1.0, 2.0), 0.9, sure_from)
+    others = Others((Model("second", second, SPEC),), (1.25, 2.0), 0.9, sure_from)
     return Rung("pair", Model("first", first, SPEC), 1.5, Score.TOP1, others)
 
 
@@ -99,9 +99,9 @@ def test_others_look_only_where_the_first_is_not_sure_and_then_the_average_count
     sure, doubtful, again = seen_by(stepwise(first, second), BRIGHT, DARK, DARK)
     assert (first.looked, second.looked) == ([3], [2])
     assert (sure.again, doubtful.again, again.again) == (False, True, True)
-    by_first = tempered(np.array([[9.0] + [0.0] * 9], np.float32), 1.0)
+    by_first = tempered(np.array([[9.0] + [0.0] * 9], np.float32), 1.25)
     assert sure.confidences[0] == softmax(by_first, 1.5)[0, 0]
-    views = [softmax(np.array([[lead] + [0.0] * 9], np.float32), t) for lead, t in ((2.0, 1.0), (8.0, 2.0))]
+    views = [softmax(np.array([[lead] + [0.0] * 9], np.float32), t) for lead, t in ((2.0, 1.25), (8.0, 2.0))]
     assert doubtful.confidences[0] == softmax(log_probabilities(average(views, 0.9)), 1.5)[0, 0]
     assert (sure.indices[0], doubtful.indices[0]) == (3, 7)
 
