@@ -398,7 +398,8 @@ class Uplink:
     def _was_answered(self, hop: Hop, question: _Question, answer: Escalated, started: float, *, early: bool) -> None:
         """Learn from it; `early`: it should have been in time."""
         now, first_ms, picture = self._clock.now(), answer.until_first_ms, question.picture
-        hop.link.succeeded(first_ms, now, awaited=not question.so_far.given_up)
+        within_ms = question.timeout_s * 1e3
+        hop.link.succeeded(first_ms, now, within_ms=within_ms, awaited=not question.so_far.given_up)
         if not question.patient:
             came_ms = question.so_far.first_ms  # none if the first was lost, or all that came
             hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)

@@ -220,6 +220,23 @@ def test_where_tries_were_late_callers_are_answered_at_once_and_the_link_is_trie
     assert len(large.bodies) == 1, "one at a time, and given up with the node"
 
 
+def test_where_answers_are_nearly_late_the_third_caller_is_answered_at_once(large: Peer) -> None:
+    deadline_ms = 1_000.0
+    large.delay_s = 0.9
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, UNSURE) as it:
+            await known(it.node)
+            answers = [await it.ask(target=Quality.BEST, deadline_ms=deadline_ms) for _ in range(3)]
+            await until(lambda: it.counted("escalations_total", reason="trial") == 1)
+            return [*answers, await it.ask(target=Quality.BEST, deadline_ms=10 * deadline_ms)]
+
+    *waited, third, patient = run(scenario)
+    assert [answer.escalated for answer in waited] == [True, True]
+    assert (third.tier, third.escalated, third.degraded) == (Tier.EDGE, False, True)
+    assert patient.tier is Tier.DC
+
+
 def test_tries_in_time_end_the_doubt(large: Peer) -> None:
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from hawkvision.cascade.link import (
     HALF_LIFE_S,
     MOST_BUSY_MS,
     PRIOR_MS,
+    ROOM,
+    STEADY,
     LinkEstimate,
 )
 
@@ -109,6 +112,69 @@ def test_who_gave_up_waited_in_vain_whatever_came_afterwards() -> None:
     assert link.doubts(80.0)
     assert link.trial_ms == 80.0
     assert link.mean_ms > PRIOR_MS, "the round trip was learned all the same"
+
+
+def answered_in_turn(link: LinkEstimate, count: int, after_ms: float, within_ms: float, now: float = 0.0) -> float:
+    """Answers that came after so long, one after the other; when the last did."""
+    for _ in range(count):
+        now += after_ms * 1e-3 + 0.001
+        link.succeeded(after_ms, now, within_ms=within_ms)
+    return now
+
+
+def test_a_link_whose_answers_are_nearly_late_is_doubted_like_one_whose_answers_are_late() -> None:
+    link = LinkEstimate()
+    now = answered_in_turn(link, 1, 95.0, within_ms=100.0)
+    assert not link.doubts(100.0)
+    now = answered_in_turn(link, 1, 95.0, within_ms=100.0, now=now)
+    assert link.doubts(100.0)
+    assert not link.doubts(200.0), "whoever has more time has room"
+    assert link.trial_ms == 100.0
+    answered_in_turn(link, 5, ROOM * 100.0, within_ms=100.0, now=now)
+    assert not link.doubts(100.0)
+
+
+def test_an_answer_with_room_to_spare_speaks_for_the_link_however_slow_it_is() -> None:
+    link = LinkEstimate()
+    answered_in_turn(link, 50, ROOM * 1_000.0, within_ms=1_000.0)
+    assert not link.doubts(1_000.0)
+
+
+def test_a_slow_link_that_keeps_every_deadline_is_trusted_in_the_end_until_it_does_not() -> None:
+    link = LinkEstimate()
+    now = answered_in_turn(link, STEADY - 1, 95.0, within_ms=100.0)
+    assert link.doubts(100.0)
+    now = answered_in_turn(link, 1, 95.0, within_ms=100.0, now=now)
+    assert not link.doubts(100.0)
+    now = answered_in_turn(link, 20, 95.0, within_ms=100.0, now=now)
+    assert not link.doubts(100.0)
+    now = late_in_turn(link, [100.0], now)
+    assert link.doubts(100.0)
+    answered_in_turn(link, STEADY, 95.0, within_ms=100.0, now=now)
+    assert not link.doubts(100.0)
+
+
+def test_where_one_in_a_few_is_late_those_that_are_nearly_late_do_not_end_the_doubt() -> None:
+    link, now = LinkEstimate(), 0.0
+    for _ in range(20):
+        now = late_in_turn(link, [100.0], now)
+        now = answered_in_turn(link, STEADY - 1, 95.0, within_ms=100.0, now=now)
+    assert link.doubts(100.0)
+
+
+@pytest.mark.parametrize(("give_up_below", "doubted"), [(0.25, True), (0.0, False)])
+def test_whoever_waits_until_the_deadline_in_any_case_needs_no_room(give_up_below: float, doubted: bool) -> None:
+    link = LinkEstimate()
+    link.set_give_up_below(give_up_below)
+    answered_in_turn(link, 5, 95.0, within_ms=100.0)
+    assert link.doubts(100.0) is doubted
+
+
+def test_answers_that_were_nearly_late_together_count_as_one() -> None:
+    link = LinkEstimate()
+    for number in range(STEADY - 1):
+        link.succeeded(95.0, 1.0 + 0.001 * number, within_ms=100.0)
+    assert not link.doubts(100.0)
 
 
 def test_what_came_of_a_wait_that_was_given_up_counts_once() -> None:
