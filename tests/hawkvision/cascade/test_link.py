@@ -12,6 +12,7 @@ from hawkvision.cascade.link import (
     PRIOR_MS,
     ROOM,
     STEADY,
+    TRIAL_ROOM,
     LinkEstimate,
 )
 
@@ -110,7 +111,7 @@ def test_who_gave_up_waited_in_vain_whatever_came_afterwards() -> None:
         link.gave_up(80.0, ended)
         link.succeeded(85.0, ended + 0.005, awaited=False)
     assert link.doubts(80.0)
-    assert link.trial_ms == 80.0
+    assert link.trial_ms == TRIAL_ROOM * 80.0
     assert link.mean_ms > PRIOR_MS, "the round trip was learned all the same"
 
 
@@ -129,7 +130,7 @@ def test_a_link_whose_answers_are_nearly_late_is_doubted_like_one_whose_answers_
     now = answered_in_turn(link, 1, 95.0, within_ms=100.0, now=now)
     assert link.doubts(100.0)
     assert not link.doubts(200.0), "whoever has more time has room"
-    assert link.trial_ms == 100.0
+    assert link.trial_ms == TRIAL_ROOM * 100.0
     answered_in_turn(link, 5, ROOM * 100.0, within_ms=100.0, now=now)
     assert not link.doubts(100.0)
 
@@ -140,26 +141,39 @@ def test_an_answer_with_room_to_spare_speaks_for_the_link_however_slow_it_is() -
     assert not link.doubts(1_000.0)
 
 
+SLOW_MS = 85.0
+"""Too late to speak for a link that is given 100 ms, and early enough for a trial."""
+
+
 def test_a_slow_link_that_keeps_every_deadline_is_trusted_in_the_end_until_it_does_not() -> None:
     link = LinkEstimate()
-    now = answered_in_turn(link, STEADY - 1, 95.0, within_ms=100.0)
+    now = answered_in_turn(link, STEADY - 1, SLOW_MS, within_ms=100.0)
     assert link.doubts(100.0)
-    now = answered_in_turn(link, 1, 95.0, within_ms=100.0, now=now)
+    now = answered_in_turn(link, 1, SLOW_MS, within_ms=100.0, now=now)
     assert not link.doubts(100.0)
-    now = answered_in_turn(link, 20, 95.0, within_ms=100.0, now=now)
+    now = answered_in_turn(link, 20, SLOW_MS, within_ms=100.0, now=now)
     assert not link.doubts(100.0)
     now = late_in_turn(link, [100.0], now)
     assert link.doubts(100.0)
-    answered_in_turn(link, STEADY, 95.0, within_ms=100.0, now=now)
+    answered_in_turn(link, STEADY, SLOW_MS, within_ms=100.0, now=now)
     assert not link.doubts(100.0)
 
 
-def test_where_one_in_a_few_is_late_those_that_are_nearly_late_do_not_end_the_doubt() -> None:
+def test_where_one_in_ten_is_late_slow_answers_do_not_end_the_doubt() -> None:
     link, now = LinkEstimate(), 0.0
     for _ in range(20):
         now = late_in_turn(link, [100.0], now)
-        now = answered_in_turn(link, STEADY - 1, 95.0, within_ms=100.0, now=now)
+        now = answered_in_turn(link, STEADY - 1, SLOW_MS, within_ms=100.0, now=now)
     assert link.doubts(100.0)
+
+
+def test_a_trial_that_would_be_too_late_for_who_has_a_little_less_time_ends_no_doubt() -> None:
+    link = LinkEstimate()
+    now = late_in_turn(link, [100.0] * 2)
+    now = answered_in_turn(link, 2 * STEADY, TRIAL_ROOM * 100.0 + 1.0, within_ms=100.0, now=now)
+    assert link.doubts(100.0)
+    answered_in_turn(link, STEADY, TRIAL_ROOM * 100.0, within_ms=100.0, now=now)
+    assert not link.doubts(100.0)
 
 
 @pytest.mark.parametrize(("give_up_below", "doubted"), [(0.25, True), (0.0, False)])
@@ -182,7 +196,7 @@ def test_what_came_of_a_wait_that_was_given_up_counts_once() -> None:
     link.gave_up(80.0, 0.1)
     link.late(92.0, 0.112, awaited=False)
     assert not link.doubts(80.0)
-    assert link.trial_ms == 80.0
+    assert link.trial_ms == TRIAL_ROOM * 80.0
 
 
 def test_tries_that_were_late_together_count_as_one() -> None:
