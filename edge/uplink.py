@@ -180,7 +180,7 @@ class Uplink:
 
     @property
     def trial_s(self) -> float:
-        """How long a trial should be given: what others have waited in vain."""
+        """How long a trial should be given: a little less than others have waited in vain."""
         return self._ways.hop.link.trial_ms * 1e-3
 
     async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:

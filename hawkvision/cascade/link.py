@@ -46,7 +46,7 @@ STEADY: Final = 10
 slow and keep every deadline. Computed from the round trips of 1,377 escalations over an emulated satellite link, whose
 medians in four runs are 87 to 90 of the 92 ms that are waited, 2.0 to 2.1 of 19 unsure callers wait; it was 15 to 17
 while nearly late counted as in time. Over a crowded wireless network 18 wait either way. Of 38 over a link that takes
-80 ms every time 26 do, for the others are answered by the edge while it is tried."""
+80 ms, give or take 2, 26 do, for the others are answered by the edge while it is tried."""
 VAIN_REACH: Final = 1.25
 """Times the longest wait in vain: whoever would wait longer than that is not put off by it."""
 MOST_BUSY_MS: Final = 10_000.0
