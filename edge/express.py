@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from hawkvision.errors import HawkVisionError
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, some
 from hawkvision.servers.protocol import BoundedProtocol, Connections, Limits
 
 Headers = list[tuple[bytes, bytes]]
@@ -70,6 +71,38 @@ class Express(Protocol):
             hang_up: returns when the caller is gone.
         """
         ...
+
+
+class WholeBody(Body):
+    """A body that comes whole, or not at all (`Express.answer`)."""
+
+    def __init__(
+        self,
+        bodies: Bodies,
+        coming: asyncio.Future[bytes | None],
+        begun: Callable[[], bytes],
+        hang_up: Callable[[], Awaitable[Any]],
+    ) -> None:
+        super().__init__(bodies, hang_up)
+        self._most = bodies.max_body_bytes
+        self._coming = coming
+        self._begun = begun
+
+    def begun(self) -> bytes:
+        """See `Body.begun`."""
+        return self._begun()
+
+    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - it is bounded by who gives it
+        """See `Body.read`."""
+        data = await self._coming
+        if data is None:
+            raise CallerGone
+        self.take(len(data), self._most)
+        return some(data)
+
+    async def arrived(self) -> bool:
+        """See `Body.arrived`."""
+        return await self._coming is not None
 
 
 class _Request:

@@ -1,4 +1,4 @@
-"""Request bodies, received within their bounds, and the pictures that come in forms.
+"""Request bodies, received within their bounds.
 
 Bounds: a body has at most `max_body_bytes` and must arrive within `BODY_TIMEOUT_S`; all bodies together have at most
 `MAX_BUFFERED_BYTES`, whichever door they come by.
@@ -7,22 +7,22 @@ Bounds: a body has at most `max_body_bytes` and must arrive within `BODY_TIMEOUT
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from prometheus_client import Counter
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.types import Receive
 
-from edge.call import CallerGone
-from edge.fields import Source
-from hawkvision.errors import BadField, BadImage, Overloaded, RequestTimeout, TooLarge
+from hawkvision.errors import BadImage, Overloaded, RequestTimeout, TooLarge
 
 BODY_TIMEOUT_S: Final = 30.0
 """A 10 MiB picture at 3 Mbit/s; slower senders hold a connection for nothing."""
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
+
+
+class CallerGone(Exception):
+    """The caller hung up; nobody waits for the answer."""
 
 
 class MemoryFull(Overloaded):
@@ -96,7 +96,7 @@ class Body:
                     data = b"".join(parts)
         except TimeoutError:
             raise RequestTimeout(f"the body had not arrived after {BODY_TIMEOUT_S:g} s") from None
-        return _some(data)
+        return some(data)
 
     def begun(self) -> bytes:
         """What is there of it before it is read, or some of that."""
@@ -111,10 +111,16 @@ class Body:
         if message["type"] == "http.disconnect":
             raise CallerGone
         chunk: bytes = message.get("body", b"")
-        self._take(len(chunk), limit)
+        self.take(len(chunk), limit)
         return chunk, bool(message.get("more_body", False))
 
-    def _take(self, size: int, limit: int) -> None:
+    def take(self, size: int, limit: int) -> None:
+        """Account for bytes received until `release`.
+
+        Raises:
+            Overloaded: as `Bodies.reserve`.
+            TooLarge: if they are more than `limit` by now.
+        """
         self._bodies.reserve(size)
         self._size += size
         if self._size > limit:
@@ -135,78 +141,12 @@ class Body:
         self._size = 0
 
 
-class WholeBody(Body):
-    """A body that comes whole, or not at all (`edge.express`)."""
+def some(data: bytes) -> bytes:
+    """The body, if there is any.
 
-    def __init__(
-        self,
-        bodies: Bodies,
-        coming: asyncio.Future[bytes | None],
-        begun: Callable[[], bytes],
-        hang_up: Callable[[], Awaitable[Any]],
-    ) -> None:
-        super().__init__(bodies, hang_up)
-        self._coming = coming
-        self._begun = begun
-
-    def begun(self) -> bytes:
-        """See `Body.begun`."""
-        return self._begun()
-
-    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - it is bounded by who gives it
-        """See `Body.read`."""
-        data = await self._coming
-        if data is None:
-            raise CallerGone
-        self._take(len(data), self._bodies.max_body_bytes)
-        return _some(data)
-
-    async def arrived(self) -> bool:
-        """See `Body.arrived`."""
-        return await self._coming is not None
-
-
-def _some(data: bytes) -> bytes:
+    Raises:
+        BadImage: else.
+    """
     if not data:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
     return data
-
-
-async def read_multipart(raw_headers: list[tuple[bytes, bytes]], data: bytes) -> tuple[bytes, list[Source]]:
-    """The picture in `image` and the other fields of a multipart form."""
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield data
-
-    try:
-        parser = MultiPartParser(Headers(raw=raw_headers), stream(), max_files=1, max_fields=16)
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError, AttributeError) as error:
-        # The parser raises bare KeyError or AttributeError for a missing boundary or disposition.
-        raise BadField(f"multipart body: {getattr(error, 'message', None) or error!r}") from None
-    picture: bytes | None = None
-    fields: list[Source] = []
-    async with _closing(form):
-        for name, value in form.multi_items():
-            if name == "image":
-                if picture is not None:
-                    raise BadField("multipart: expected one 'image', got several")
-                picture = await value.read() if isinstance(value, UploadFile) else value.encode("latin-1", "replace")
-            elif isinstance(value, UploadFile):
-                raise BadField(f"multipart: the file must be named 'image', got {name[:40]!r}")
-            else:
-                fields.append(("multipart", name, value))
-    if not picture:
-        raise BadField("multipart: expected the picture in a part named 'image'")
-    return picture, fields
-
-
-class _closing:  # noqa: N801 - used like contextlib.aclosing, which calls aclose
-    def __init__(self, form: Any) -> None:
-        self._form = form
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._form.close()
