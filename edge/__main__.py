@@ -63,7 +63,7 @@ async def serve(config: EdgeConfig) -> None:
     clock, metrics = MonotonicClock(), EdgeMetrics()
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
-    limits = Limits(connections_for(raise_open_files()))
+    limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(app, limits, config.drain_timeout_s)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
