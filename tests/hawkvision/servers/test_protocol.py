@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import select
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -16,8 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hawkvision.process import ServerProcess, running
-from hawkvision.servers.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES, address_of, connections_for
+from hawkvision.servers.protocol import (
+    MAX_DRAINED_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    MAX_URL_BYTES,
+    address_of,
+    connections_for,
+)
 from tests.edge.conftest import Caller, Reply
+from tests.hawkvision.servers.impatient import PER_ADDRESS
 from tests.pictures import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -461,6 +471,31 @@ def test_the_rest_of_a_refused_body_has_its_time(impatient: ServerProcess) -> No
     assert answer.status == 200, "and then the connection was closed, without a second answer"
 
 
+def test_a_refused_body_that_comes_on_is_let_finish(impatient: ServerProcess) -> None:
+    size = 3 * MAX_DRAINED_BYTES // 4
+    with connect(impatient, b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size) as connection:
+        assert answer(connection) == 200
+        until, step = time.monotonic() + 2.0, size // 400
+        for left in range(400, 0, -1):
+            connection.sendall(bytes(step))
+            while time.monotonic() < until - 2.0 * (left / 400):
+                assert healthy_too(impatient)
+        connection.sendall(bytes(size - 400 * step) + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer(connection) == 200, "after four times what it may take without"
+
+
+def healthy_too(server: ServerProcess) -> bool:
+    with closing(Caller(server)) as caller:
+        return caller.get("/").status == 200
+
+
+def test_a_body_that_stops_is_told_that_it_came_too_slowly(impatient: ServerProcess) -> None:
+    head = b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    for begins in (b"", b"x", bytes(80_000)):
+        with connect(impatient, head + begins) as connection:
+            assert answer(connection) == 408
+
+
 def test_a_refused_caller_that_does_not_hang_up_is_cut_off(impatient: ServerProcess) -> None:
     with connect(impatient, b"nonsense\r\n\r\n") as connection:
         assert refusal(replies(until_closed(connection))) == (400, "bad_field")
@@ -576,6 +611,23 @@ def test_a_connection_counts_for_its_address_and_those_of_this_machine_for_none(
     client: tuple[str, int] | None, counts_for: str | None
 ) -> None:
     assert address_of(client) == counts_for
+
+
+@pytest.mark.slow
+def test_one_address_holds_its_share_and_no_more_and_others_do_not_notice() -> None:
+    own = "ip link set lo up; ip address add 192.0.2.1/32 dev lo; ip address add 192.0.2.2/32 dev lo; exec "
+    inside = ["unshare", "-rn", "sh", "-c"]
+    if subprocess.run([*inside, own + "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make network namespaces")
+    asks = f"{sys.executable} -m tests.hawkvision.servers.two_addresses"
+    done = subprocess.run([*inside, own + asks], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["of one"] == [200] * PER_ADDRESS
+    assert seen["one more"] == [429, "overloaded"]
+    assert seen["of another"] == [200] * PER_ADDRESS
+    assert seen["of this machine"] == [200] * (2 * PER_ADDRESS)
+    assert seen["after one has left"] == 200
 
 
 def test_connections_follow_from_the_files_that_may_be_open() -> None:
