@@ -29,14 +29,11 @@ from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
-from hawkvision.servers.protocol import Limits, connections_for, raise_open_files
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 
 log = logging.getLogger("hawkvision.edge")
 
 LISTEN_BACKLOG: Final = 1024
-KEEP_ALIVE_S: Final = 75
-"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
-and no request is sent into a closing connection."""
 
 
 class _Server(uvicorn.Server):
