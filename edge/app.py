@@ -23,7 +23,7 @@ from edge import oip_door
 from edge.about import pages
 from edge.express import Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
-from edge.forms import read_multipart
+from edge.forms import read_form
 from edge.node import EdgeNode
 from edge.oip import encode_answers
 from edge.oip_extensions import extension_routes
@@ -191,7 +191,7 @@ class EdgeApp:
         declared = _header(raw_headers, b"content-length")
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
-            picture, fields = await read_multipart(raw_headers, data)
+            picture, fields = await read_form(_header(raw_headers, b"content-type") or "", data)
             return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
         if content_type.startswith(_NOT_PICTURES):
             raise UnsupportedMedia(
