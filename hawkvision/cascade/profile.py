@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.cascade.scores import Score
-from hawkvision.errors import ManifestError
+from hawkvision.errors import MALFORMED, ManifestError
 from hawkvision.manifest import Fraction, MeasuredAccuracy, Name, Sha256
 from hawkvision.types import Received
 
@@ -358,7 +358,7 @@ def _load(path: Path, kind: type[_File], what: str, command: str) -> _File:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
