@@ -24,19 +24,16 @@ from edge.assembly import load_parts, open_node
 from edge.express import bounded_express
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
-from edge.protocol import Limits, connections_for, raise_open_files
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 
 log = logging.getLogger("hawkvision.edge")
 
 LISTEN_BACKLOG: Final = 1024
-KEEP_ALIVE_S: Final = 75
-"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
-and no request is sent into a closing connection."""
 
 
 class _Server(uvicorn.Server):
@@ -63,7 +60,7 @@ async def serve(config: EdgeConfig) -> None:
     clock, metrics = MonotonicClock(), EdgeMetrics()
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
-    limits = Limits(connections_for(raise_open_files()))
+    limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(app, limits, config.drain_timeout_s)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None

@@ -29,6 +29,7 @@ L1 = frozenset(
         "hawkvision.pictures_idx",
         "hawkvision.process",
         "hawkvision.terminal",
+        "hawkvision.servers",
         "hawkvision.onnx_graph",
         "hawkvision.opencv",
     }

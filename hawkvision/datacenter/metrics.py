@@ -59,6 +59,9 @@ class DatacenterMetrics:
             "Pictures inside the tier, queued ones included",
             registry=self._registry,
         )
+        self.received_bytes = Counter(
+            "hawkvision_dc_received_bytes", "Bytes of bodies received over HTTP", registry=self._registry
+        )
         self.duration = histogram(
             "request_duration_seconds", "Headers in to answer out, of status 200, by rung asked", "rung"
         )

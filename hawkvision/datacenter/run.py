@@ -50,6 +50,7 @@ from hawkvision.datacenter.opinions import errands_of
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
 from hawkvision.manifest import cache_dir
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
@@ -140,7 +141,9 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             door.asgi,
+            http=bounded(Limits(connections_for(raise_open_files()), config.connections_per_address)),
             interface="asgi3",
+            timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",
             ws="none",
             access_log=False,
