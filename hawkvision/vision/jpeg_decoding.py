@@ -33,6 +33,9 @@ a third of a second at most. A picture of 1080 rows has 68 to 8,160."""
 MAX_SCANNED_PIXELS: Final = 200_000_000
 """Scans x pixels of an image that is looked at more closely, which decodes it up to five times: 16 megapixels in twelve
 scans. Larger ones are decoded once, and refused if libjpeg complains."""
+SPARED_ZEROS: Final = 1
+"""Zero bytes that data may well end with; more are taken for padding where no end marker follows. With the usual tables
+grey areas are coded by ten zero bits in a row."""
 TAILS: Final = (b"\x55" * TAIL_BYTES, b"\xaa\0" * (TAIL_BYTES // 2))
 """Codes that differ from their first symbol on, and neither holds a marker."""
 
@@ -73,6 +76,9 @@ def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str,
         # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
         return _filled(data, options)
     stream = taken_apart(data, header.height)
+    if not stream.ended:
+        # Zeros are codes, too. Where they were left in place of what is missing, nobody wrote an end behind them.
+        stream = stream.trimmed(SPARED_ZEROS)
     if header.pixels * len(stream.scans) > MAX_SCANNED_PIXELS and _NO_LAYOUT not in warning:
         raise BadImage(
             f"JPEG: {warning}; an image of {header.pixels} pixels in {len(stream.scans)} scans is not mended"
@@ -185,7 +191,7 @@ def _by_opencv(stream: Stream, header: ImageHeader, factor: int) -> Pixels:
             raise BadImage(
                 "JPEG: restart intervals in an unusual layout, of which it cannot be told whether they are whole"
             )
-        _opened_twice([body for body in alone if body is not None], header, 8)
+        _opened_twice([body for body in alone if body is not None], header, 1)
     return _opened(stream.trimmed().body(), factor)
 
 

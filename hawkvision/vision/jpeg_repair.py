@@ -112,9 +112,9 @@ class Scan:
     interval: int
     """Units in each piece but the last; 0 where there is one piece."""
 
-    def trimmed(self) -> Scan:
-        """Without zero bytes at the ends of its pieces: padding, unless the decoder misses them."""
-        return replace(self, pieces=tuple(_without_zeros(piece) for piece in self.pieces))
+    def trimmed(self, spared: int) -> Scan:
+        """Without zero bytes at the ends of its pieces, but for `spared` of each."""
+        return replace(self, pieces=tuple(_without_zeros(piece, spared) for piece in self.pieces))
 
     def units_of(self, index: int) -> int:
         """Units of one piece."""
@@ -130,16 +130,16 @@ class Stream:
     frame: Frame
     scans: tuple[Scan, ...]
     ended: bool
-    """Whether the end marker is there, or nothing can be missing behind the last scan."""
+    """Whether the end marker follows."""
 
     @property
     def plain(self) -> bool:
         """Whether it has one scan, of all components, coded by Huffman codes."""
         return len(self.scans) == 1 and not self.frame.progressive and not self.frame.arithmetic
 
-    def trimmed(self) -> Stream:
+    def trimmed(self, spared: int = 0) -> Stream:
         """See `Scan.trimmed`."""
-        return replace(self, scans=tuple(scan.trimmed() for scan in self.scans))
+        return replace(self, scans=tuple(scan.trimmed(spared) for scan in self.scans))
 
     def body(self, tail: bytes = b"", *, end: bool = True) -> bytes:
         """The whole file, with `tail` behind each piece of data."""
@@ -287,9 +287,8 @@ class _Reader:
         self._scans.append(scan)
         self._tables = []
         self._note(chosen, payload)
-        complete = not frame.progressive and not self._missing
-        self.ended |= ends or (complete and not frame.arithmetic)
-        return complete
+        self.ended |= ends
+        return not frame.progressive and not self._missing
 
     def _note(self, chosen: tuple[Component, ...], payload: bytes) -> None:
         """What of the coefficients a scan brings (T.81 G.1.1.1)."""
@@ -360,9 +359,10 @@ def _joined(pieces: tuple[bytes, ...], tail: bytes) -> Iterator[bytes]:
         yield tail
 
 
-def _without_zeros(piece: bytes) -> bytes:
+def _without_zeros(piece: bytes, spared: int) -> bytes:
     stripped = piece.rstrip(b"\0")
-    return stripped + b"\0" if stripped.endswith(b"\xff") and len(stripped) < len(piece) else stripped
+    spared += stripped.endswith(b"\xff")  # of which the first belongs to this
+    return piece[: len(stripped) + spared]
 
 
 def _segment(marker: int, payload: bytes) -> bytes:
