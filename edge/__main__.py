@@ -30,6 +30,7 @@ from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.telemetry import warn_if_allowed
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -161,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if not is_loopback(config.host):
             log.warning("listening on %s: put TLS in front of it, keys travel in clear text otherwise", config.host)
+        warn_if_allowed()
         import uvloop
 
         uvloop.run(serve(config))

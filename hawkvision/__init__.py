@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import hawkvision.telemetry  # noqa: F401  before any library that would report to its maker
+
 if TYPE_CHECKING:
     from hawkvision.client import AsyncClient as AsyncClient
     from hawkvision.client import Client as Client

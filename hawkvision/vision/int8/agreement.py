@@ -84,6 +84,6 @@ def _runtime_version() -> str:
     try:
         return metadata.version("onnxruntime")
     except metadata.PackageNotFoundError:
-        import onnxruntime
+        from hawkvision.onnx_runtime import ort
 
-        return str(onnxruntime.__version__)
+        return str(ort.__version__)
