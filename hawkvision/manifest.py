@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hawkvision.errors import ManifestError, NotFound
+from hawkvision.errors import ConfigError, ManifestError, NotFound
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -272,11 +272,23 @@ def models_dir(override: Path | None = None) -> Path:
 
 
 def cache_dir(override: Path | None = None) -> Path:
-    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`."""
+    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
+
+    Raises:
+        ConfigError: if nothing says where that is.
+    """
     if override is not None:
         return override
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hawkvision"
+    if base:
+        return Path(base) / "hawkvision"
+    try:
+        return Path.home() / ".cache" / "hawkvision"
+    except RuntimeError:
+        raise ConfigError(
+            "there is no cache folder: user "
+            f"{os.geteuid()} has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME"
+        ) from None
 
 
 def load_manifest(task: str, models: Path) -> Manifest:
