@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError, ManifestError, NotFound
+from hawkvision.text import read_text
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -302,7 +303,7 @@ def load_manifest(task: str, models: Path) -> Manifest:
     if not path.is_file():
         known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
         raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
-    return parse_manifest(path.read_text(encoding="utf-8"), where=str(path))
+    return parse_manifest(_read(path), where=str(path))
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
@@ -314,10 +315,22 @@ def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
     path = models / manifest.task / manifest.labels
     if not path.is_file():
         raise ManifestError(f"{path}: label file of task {manifest.task!r} is missing")
-    labels = tuple(path.read_text(encoding="utf-8").splitlines())
+    labels = tuple(_read(path).splitlines())
     if len(labels) != manifest.classes:
         raise ManifestError(f"{path}: expected {manifest.classes} lines, one per class, found {len(labels)}")
     return labels
+
+
+def _read(path: Path) -> str:
+    """The text of a manifest or a label file.
+
+    Raises:
+        ManifestError: if it cannot be read.
+    """
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot read: {error}") from None
 
 
 def artifact_path(cache: Path, task: str, variant: str) -> Path:

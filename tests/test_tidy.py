@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hawkvision", "edge", "fpga", "loadgen")
 
 # DESIGN §7, innermost name first found wins. A module may import its own package and what its row lists.
-L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock", "hawkvision.telemetry"})
+L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock", "hawkvision.telemetry", "hawkvision.text"})
 L1 = frozenset(
     {
         "hawkvision.manifest",
@@ -28,6 +28,7 @@ L1 = frozenset(
         "hawkvision.pictures",
         "hawkvision.pictures_idx",
         "hawkvision.process",
+        "hawkvision.service_links",
         "hawkvision.terminal",
         "hawkvision.onnx_graph",
         "hawkvision.onnx_runtime",
