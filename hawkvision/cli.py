@@ -14,6 +14,7 @@ import typer
 
 from hawkvision import __version__
 from hawkvision.errors import HawkVisionError
+from hawkvision.process import exit_on_sigterm
 from hawkvision.terminal import write_anything
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; def
 def main() -> None:
     """Entry point of the console script."""
     write_anything()
+    exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
         app()
     except HawkVisionError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import logging
 import os
 import tomllib
 import types
@@ -20,6 +21,10 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.service_links import without_service_links
+from hawkvision.text import read_text
+
+log = logging.getLogger("hawkvision.config")
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -185,10 +190,14 @@ def load_config(
         values |= _file_section(path, section)
         _convert(kind, values, f"{path}: [{section}]")
     environ = os.environ if environ is None else environ
-    for variable, text in environ.items():
-        if variable.startswith(prefix):
-            key = variable.removeprefix(prefix).lower()
-            values[key] = _listed(text) if _is_tuple(kind, key) else text
+    settings, links = without_service_links(environ, prefix)
+    if links:
+        log.warning(
+            "%s: passed over, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links))
+        )
+    for name, text in settings.items():
+        key = name.lower()
+        values[key] = _listed(text) if _is_tuple(kind, key) else text
     _convert(kind, values, f"environment {prefix}*")
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
@@ -250,7 +259,7 @@ def is_loopback(host: str) -> bool:
 
 def _file_section(path: Path, section: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from hawkvision.datacenter.run import up
     from hawkvision.errors import HawkVisionError
     from hawkvision.process import stop_with_parent
+    from hawkvision.telemetry import warn_if_allowed
 
     words = list(sys.argv[1:] if argv is None else argv)
     if WITH_PARENT in words:
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop_with_parent()
     try:
         config = parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words)
+        warn_if_allowed()
         up(config, stopping)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output

@@ -47,10 +47,12 @@ from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.datacenter.door import Door, make_door
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
+from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
 from hawkvision.manifest import cache_dir
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
+from hawkvision.telemetry import SILENCED
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
@@ -66,7 +68,7 @@ TUNING = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **SILENCED,
 }
 # A second apart; Ray would try twenty times. Where somebody listens and refuses so often, the key is likely wrong.
 _TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
@@ -106,7 +108,7 @@ def up(config: DatacenterConfig, stopping: threading.Event) -> None:
         # Ray's own ports listen on every interface and run what they are sent; a key of this process's own shuts them.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     _adopt_orphans()
-    with listener:
+    with listener, home_for_ray():
         asyncio.run(_serve(config, catalog, listener, stopping))
 
 
