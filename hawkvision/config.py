@@ -161,6 +161,10 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
+    ray_network: Literal["private", "auto", "shared"] = "private"
+    """Where Ray's own ports are: in a network namespace of their own, out of everybody's reach; `shared` leaves them in
+    this machine's, on loopback but for one port of each replica, which asks for a token; `auto` takes what the kernel
+    allows."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
 

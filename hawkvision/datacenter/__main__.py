@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: stopping.set())
     # Imported once the signals are heard, for importing takes a second.
     from hawkvision.config import DatacenterConfig, parse_arguments
-    from hawkvision.datacenter.run import up
+    from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.errors import HawkVisionError
     from hawkvision.process import stop_with_parent
     from hawkvision.telemetry import warn_if_allowed
@@ -33,11 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words)
         warn_if_allowed()
-        up(config, stopping)
+        return launch(config, stopping)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
         return 1
-    return 0
 
 
 if __name__ == "__main__":

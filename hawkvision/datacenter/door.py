@@ -115,10 +115,11 @@ class Door:
         if path == "/healthz":
             return Response(b"ok", media_type="text/plain")
         if path == "/readyz":
-            self.tier.ready_variants()
+            self.tier.check_ready()
             return Response(b"ready", media_type="text/plain")
         self._authorize(request.headers.get("authorization"))
         if path == RUNGS_PATH:
+            self.tier.check_ready()
             return _json(self.tier.catalog.listing())
         if path == TRANSPORT_PATH:
             return _json(self.transports)
