@@ -29,7 +29,7 @@ from edge.uplink import Uplink
 from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.cascade.profile import load_profile_of, load_site
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig
@@ -78,7 +78,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     manifest = load_manifest(config.task, models)
     name = _rung_of(config, manifest)
     first = manifest.members(name)[0].name
-    profile = load_profile(config.profile or models / config.task / "profile.json")
+    profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
     registration = None
     if config.policy == "infaas":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +120,32 @@ def test_a_node_with_a_state_file_starts_answers_and_starts_again(tmp_path: Path
             assert caller.classify(encoded(), "stream=door").status == 200
             caller.close()
     assert path.stat().st_size > 0
+
+
+def trusting(path: Path) -> None:
+    """Alter a file so that every threshold is 0, which believes the edge in everything."""
+    path.write_text(re.sub(r'("threshold": )([^,]+)', r"\g<1>0.0", path.read_text()))
+
+
+def test_a_profile_whose_thresholds_were_altered_refuses_to_start(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(PROFILE.parent, models / "imagenet")
+    trusting(models / "imagenet" / "profile.json")
+    said = refusal("--models-dir", str(models))
+    assert "profile.json: this is not the profile that its manifest pins: expected SHA-256" in said
+    assert "profile.json: was altered" in refusal("--profile", str(models / "imagenet" / "profile.json"))
+
+
+def test_certificates_whose_thresholds_were_altered_refuse_to_start(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, site()))
+    trusting(path)
+    said = refusal("--certificates", str(path))
+    assert "site.json: was altered: its digest is that of other content; make it anew with `hawkvision certify`" in said
+
+
+def test_labels_that_were_altered_refuse_to_start(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(PROFILE.parent, models / "imagenet")
+    labels = models / "imagenet" / "labels.txt"
+    labels.write_text("".join(reversed(labels.read_text().splitlines(keepends=True))))
+    assert "labels.txt: these are not the labels that the manifest pins" in refusal("--models-dir", str(models))
