@@ -323,6 +323,19 @@ def certify(
     console.print(f"certified on {site.data.n} pictures; written to {path}; `hawkvision edge up --certificates {path}`")
 
 
+@app.command("seal")
+def seal_file(
+    files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
+) -> None:
+    """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
+    from hawkvision.artifacts import write_atomic
+    from hawkvision.cascade.profile import seal
+
+    for path in files:
+        write_atomic(path, seal(path))
+        typer.echo(f"sealed: {path}")
+
+
 @report_app.command("calibration")
 def report_calibration(
     data: Annotated[Path, typer.Option(help="Labelled pictures; best those that the profile was made of.")],
