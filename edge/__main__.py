@@ -32,6 +32,7 @@ from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.process import exit_on_sigterm
+from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.telemetry import warn_if_allowed
 
@@ -58,14 +59,15 @@ async def serve(config: EdgeConfig) -> bool:
     """Listen, load, answer until told to stop, drain. Whether nothing is left at work, so that the process can end.
 
     Raises:
-        ConfigError: if the address cannot be bound.
+        ConfigError: if the address cannot be bound, or an origin is none.
         HawkVisionError: if the node cannot be loaded.
     """
+    check_origins("edge.cors_origins", config.cors_origins)
     clock, metrics = MonotonicClock(), EdgeMetrics()
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-    server = _server(app, limits, config.drain_timeout_s)
+    server = _server(app, limits, config.drain_timeout_s, config.cors_origins)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
 
@@ -110,13 +112,13 @@ async def serve(config: EdgeConfig) -> bool:
         listener.close()
 
 
-def _server(app: EdgeApp, limits: Limits, drain_s: float) -> _Server:
+def _server(app: EdgeApp, limits: Limits, drain_s: float, cors_origins: Sequence[str]) -> _Server:
     """The server of the HTTP door; it does not listen by itself."""
     return _Server(
         uvicorn.Config(
-            app,
+            with_cors(app, cors_origins) if cors_origins else app,
             loop="uvloop",
-            http=bounded_express(limits, app),
+            http=bounded_express(limits, app, answers_pages=not cors_origins),
             ws="none",
             lifespan="off",
             access_log=False,

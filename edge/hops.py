@@ -14,7 +14,7 @@ import msgspec
 
 from edge.arrival import Connector, sending, tracing
 from hawkvision.cascade.link import LinkEstimate
-from hawkvision.errors import EscalationFailed, NotFound
+from hawkvision.errors import MALFORMED, EscalationFailed, NotFound
 from hawkvision.hop import (
     INFER_PATH,
     PROGRESSIVE_TYPE,
@@ -221,7 +221,7 @@ class HttpHop:
             if response.status != 200:
                 raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
             return decoder.decode(payload)
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError, *MALFORMED) as error:
             raise EscalationFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
 
 

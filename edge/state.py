@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from hawkvision.cascade.online import Bet, State
-from hawkvision.errors import ConfigError
+from hawkvision.errors import MALFORMED, ConfigError
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -123,7 +123,7 @@ class StateFile:
                 "SELECT state FROM states WHERE stream = ? AND certificate = ?", (place.stream, place.certificate)
             ).fetchone()
             return None if row is None else decode_state(row[0])
-        except (sqlite3.Error, msgspec.DecodeError, ValueError) as error:
+        except (sqlite3.Error, *MALFORMED, ValueError) as error:
             raise StateError(f"cannot read the state of a stream: {error}") from None
 
     def write(self, states: Iterable[tuple[Place, bytes]]) -> None:

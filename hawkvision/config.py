@@ -79,6 +79,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     connections_per_address: Annotated[int, Meta(ge=0)] = 256
     """HTTP connections from one address (IPv6: one /64 network) other than loopback; 0 for no bound, as behind a proxy
     on another machine, whose address all callers share."""
+    cors_origins: tuple[Word, ...] = ()
+    """Origins whose pages may ask this node from a browser, as `https://shop.example`; `*` for all, none by default."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""

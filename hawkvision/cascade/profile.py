@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.scores import Score
-from hawkvision.errors import ManifestError
+from hawkvision.errors import MALFORMED, ManifestError
 from hawkvision.manifest import Fraction, Manifest, MeasuredAccuracy, Name, Sha256
 from hawkvision.text import decode_text
 from hawkvision.types import Received
@@ -385,7 +385,7 @@ def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | 
         document = msgspec.convert(content, kind)
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
