@@ -74,7 +74,7 @@ async def serve(config: EdgeConfig) -> None:
         metrics.watch_tls(certificates.state)
     reloads = Reloads.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
-    limits = Limits(connections_for(raise_open_files()))
+    limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(app, limits, config.drain_timeout_s, certificates)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None

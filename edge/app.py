@@ -1,8 +1,8 @@
 """The HTTP door: DESIGN §3 as an ASGI application.
 
 `POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette
-(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as `edge.bodies` has
-them; waiting pictures, at most `queue_limit`.
+(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as
+`hawkvision.servers.bodies` has them; waiting pictures, at most `queue_limit`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
-from edge.bodies import Bodies, Body, MemoryFull, WholeBody, read_multipart
-from edge.call import CallerGone
-from edge.express import Headers, Reply
+from edge.express import Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
+from edge.forms import read_multipart
 from edge.node import EdgeNode
 from edge.oip import encode_answers, parse_infer
 from hawkvision.clock import Clock
@@ -39,6 +38,7 @@ from hawkvision.errors import (
 )
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull
 from hawkvision.servers.keys import INFER, OPEN_PATHS, Keys, RateExceeded, Scopes, needed_scopes
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
