@@ -91,7 +91,7 @@ def server_certificates(settings: Access, section: str) -> Certificates | None:
     if settings.tls_certificate is None:
         return None
     files = TlsFiles(
-        f"{section}.tls",
+        f"{section}.tls_",
         settings.tls_certificate,
         settings.tls_key,
         settings.tls_client_ca,
@@ -108,5 +108,5 @@ def datacenter_certificates(settings: Escalating) -> Certificates | None:
     """
     if settings.dc_ca is None and settings.dc_certificate is None:
         return None
-    files = TlsFiles("edge.dc", settings.dc_certificate, settings.dc_key, settings.dc_ca, authorities_key="ca")
+    files = TlsFiles("edge.dc_", settings.dc_certificate, settings.dc_key, settings.dc_ca, authorities_name="ca")
     return Certificates(files, server=False)

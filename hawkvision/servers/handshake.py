@@ -3,8 +3,9 @@
 asyncio's own TLS servers tell nobody of a connection before its handshake is done, and give each a minute for that.
 Callers who never finish theirs would take every file descriptor, and no bound would see them.
 
-    accept ─► Handshake ── counted, owes its handshake and first head within `head_s` ──► start_tls ─► BoundedProtocol
-                  └── no room, too late, no TLS: aborted
+    accept ─► Handshake ── first bytes ──► start_tls ── done ──► BoundedProtocol
+              │ counted; owes handshake and first head within `head_s`
+              └── no room, too late, no TLS: aborted
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from hawkvision.servers.protocol import BoundedProtocol
 from hawkvision.servers.tls import Certificates
@@ -53,22 +54,25 @@ class Handshake(asyncio.Protocol):
     failures: Failures
 
     def __init__(self) -> None:
+        self._raw: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
         """What came with the handshake's end, before the loop got to give the connection on: one read at most."""
         self._lost = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection, and begin the handshake."""
-        transport.pause_reading()  # whatever comes is for TLS to read
-        if self.inner.handshaking(transport):
-            self._task = self.inner.loop.create_task(self._shake(transport))
-        else:
+        """Count the connection, and wait for its first bytes: until then it costs no TLS."""
+        self._raw = transport
+        if not self.inner.handshaking(transport):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Keep it for the connection's own protocol."""
-        self._early.append(data)
+        """Begin the handshake; what comes in the same breath as its end is for the connection's own protocol."""
+        if self._task is None:
+            self._raw.pause_reading()  # what comes next is for TLS to read
+            self._task = self.inner.loop.create_task(self._shake(data))
+        else:
+            self._early.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The caller left, or was cut off, before the handshake was done or just then."""
@@ -76,19 +80,26 @@ class Handshake(asyncio.Protocol):
             self._lost = True
             self.inner.connection_lost(exc or ConnectionAbortedError("the connection ended in its handshake"))
 
-    async def _shake(self, raw: asyncio.Transport) -> None:
-        inner = self.inner
+    async def _shake(self, first: bytes) -> None:
+        inner, raw = self.inner, self._raw
         peer = raw.get_extra_info("peername")
-        limits = inner.book.limits
-        try:
-            transport = await inner.loop.start_tls(
+        starting = inner.loop.create_task(
+            inner.loop.start_tls(
                 raw,
                 self,
                 self.certificates.context,
                 server_side=True,
-                ssl_handshake_timeout=limits.head_s,
+                ssl_handshake_timeout=inner.book.limits.head_s,
                 ssl_shutdown_timeout=GOODBYE_S,
             )
+        )
+        # Once it has put its protocol in place, and once that has begun: callbacks run in the order of their making.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        try:
+            if not starting.done() and not raw.is_closing():
+                _feed(cast(asyncio.BufferedProtocol, raw.get_protocol()), first)
+            transport = await starting
         except (OSError, RuntimeError) as error:  # TLS's errors are OSErrors; uvloop raises the other on a closed one
             self.failures.failed(peer, error)
             transport = None
@@ -101,6 +112,17 @@ class Handshake(asyncio.Protocol):
         for data in self._early:
             inner.data_received(data)
         self._early.clear()
+
+
+def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
+    """Give TLS, which is a buffered protocol in asyncio and uvloop, what was read before it was there."""
+    rest = memoryview(data)
+    while rest:
+        place = memoryview(protocol.get_buffer(len(rest)))
+        size = min(len(place), len(rest))
+        place[:size] = rest[:size]
+        protocol.buffer_updated(size)
+        rest = rest[size:]
 
 
 def behind_tls(protocol: type[asyncio.Protocol], certificates: Certificates) -> type[asyncio.Protocol]:

@@ -62,7 +62,7 @@ class Reloads:
             made.add("keys", [keys.file], keys.reload)
         for one in certificates:
             if one is not None:
-                made.add(one.files.where, one.files.paths, one.reload)
+                made.add(one.files.title, one.files.paths, one.reload)
         return made
 
     def add(self, title: str, files: Sequence[Path], reload: Callable[[], None]) -> None:

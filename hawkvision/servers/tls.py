@@ -35,7 +35,7 @@ _VERSIONS: Final[dict[MinimumVersion, ssl.TLSVersion]] = {
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of one end of TLS; `where` is what their settings begin with, such as `edge.tls`."""
+    """PEM files of one end of TLS; `where` is what their settings begin with, such as `edge.tls_`."""
 
     where: str
     certificate: Path | None = None
@@ -46,8 +46,13 @@ class TlsFiles:
     """Whose certificates the other end must have: of a server, None asks callers for none; of a caller, None means
     the authorities that this system trusts."""
     minimum: MinimumVersion = "1.2"
-    authorities_key: str = "client_ca"
+    authorities_name: str = "client_ca"
     """What the setting of `authorities` ends with."""
+
+    @property
+    def title(self) -> str:
+        """For logs."""
+        return f"{self.where}certificate" if self.certificate else f"{self.where}{self.authorities_name}"
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -72,7 +77,7 @@ class Certificates:
         self.context = self._made()
         """For the next handshake."""
         if self.expires is not None and self.expires <= _now():
-            log.warning("%s_certificate: %s has expired on %s", files.where, files.certificate, _day(self.expires))
+            log.warning("%scertificate: %s has expired on %s", files.where, files.certificate, _day(self.expires))
 
     def reload(self) -> None:
         """Read the files again; new handshakes take what they hold now.
@@ -85,11 +90,11 @@ class Certificates:
         context = self._made()
         if expires is not None and self.expires is not None and expires <= _now() < self.expires:
             raise ConfigError(
-                f"{self.files.where}_certificate: {self.files.certificate} has expired on {_day(expires)}, "
+                f"{self.files.where}certificate: {self.files.certificate} has expired on {_day(expires)}, "
                 f"and the one in use is good until {_day(self.expires)}"
             )
         self.context, self.expires = context, expires
-        log.info("%s: read again%s", self.files.where, "" if expires is None else f", good until {_day(expires)}")
+        log.info("%s: read again%s", self.files.title, "" if expires is None else f", good until {_day(expires)}")
 
     def state(self) -> TlsState:
         """What the metrics show."""
@@ -105,20 +110,18 @@ class Certificates:
         """The certificate, if certificate and key belong together."""
         files = self.files
         if files.certificate is None or files.key is None:
-            raise ConfigError(f"{files.where}_certificate and {files.where}_key belong together: both or neither")
-        chain = _certificates(files.certificate, f"{files.where}_certificate")
-        text = _read(files.key, f"{files.where}_key")
+            raise ConfigError(f"{files.where}certificate and {files.where}key belong together: both or neither")
+        chain = _certificates(files.certificate, f"{files.where}certificate")
+        text = _read(files.key, f"{files.where}key")
         try:
             key = serialization.load_pem_private_key(text, None)
         except (ValueError, TypeError) as error:
             why = "it is encrypted" if isinstance(error, TypeError) else str(error)
             raise ConfigError(
-                f"{files.where}_key: {files.key}: expected an unencrypted PEM private key: {why}"
+                f"{files.where}key: {files.key}: expected an unencrypted PEM private key: {why}"
             ) from None
         if key.public_key() != chain[0].public_key():
-            raise ConfigError(
-                f"{files.where}_key: {files.key} is not the key of the certificate in {files.certificate}"
-            )
+            raise ConfigError(f"{files.where}key: {files.key} is not the key of the certificate in {files.certificate}")
         return chain[0]
 
     def _made(self) -> ssl.SSLContext:
@@ -128,14 +131,14 @@ class Certificates:
         context.set_alpn_protocols(["http/1.1"])
         # A caller that renegotiates makes the server work for nothing; TLS 1.3 has done away with it.
         context.options |= ssl.OP_NO_RENEGOTIATION
-        setting = f"{files.where}_{files.authorities_key}"
+        setting = f"{files.where}{files.authorities_name}"
         if files.authorities is not None:
             _certificates(files.authorities, setting)
         try:
             if files.certificate is not None:
                 context.load_cert_chain(files.certificate, files.key)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{files.where}_certificate: {files.certificate}: {error}") from None
+            raise ConfigError(f"{files.where}certificate: {files.certificate}: {error}") from None
         try:
             if files.authorities is not None:
                 context.load_verify_locations(files.authorities)
@@ -146,6 +149,22 @@ class Certificates:
         if self._server and files.authorities is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def caller_context(
+    ca: str | Path | None, certificate: str | Path | None, certificate_key: str | Path | None
+) -> ssl.SSLContext:
+    """The context of a caller; `certificate_key` may be in the file of `certificate`.
+
+    Raises:
+        ConfigError: if a file cannot be used.
+    """
+    if certificate is None and certificate_key is not None:
+        raise ConfigError("certificate_key: missing certificate, whose key it is")
+    own = None if certificate is None else Path(certificate)
+    key = own if certificate_key is None else Path(certificate_key)
+    files = TlsFiles("", own, key, None if ca is None else Path(ca), authorities_name="ca")
+    return Certificates(files, server=False).context
 
 
 class _Renewing(ssl.SSLContext):
