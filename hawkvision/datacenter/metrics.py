@@ -7,11 +7,12 @@ that exist and status codes; no caller's text becomes one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from hawkvision.metrics import LATENCY_BUCKETS_S
+from hawkvision.metrics import LATENCY_BUCKETS_S, KeyRequests, Tls, TlsState
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -54,6 +55,17 @@ class DatacenterMetrics:
             ("rung",),
             registry=self._registry,
         )
+        self.replicas = Gauge(
+            "hawkvision_dc_live_replicas",
+            "Replicas that answer, by the group of variants that they run; in a cluster 1 or 0",
+            ("group",),
+            registry=self._registry,
+        )
+        self.restarts = Gauge(
+            "hawkvision_dc_restarts",
+            "Tier processes that ended unasked and were replaced, within the last ten minutes, by this tier's launcher",
+            registry=self._registry,
+        )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",
@@ -69,6 +81,14 @@ class DatacenterMetrics:
         self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
         self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
         self.batch_size = histogram("batch_size", "Pictures inferred together", "variant", BATCH_BUCKETS)
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Have the requests of each key on the page."""
+        self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Have the state of the server's TLS on the page."""
+        self._registry.register(Tls("hawkvision_dc", read))
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

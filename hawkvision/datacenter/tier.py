@@ -12,6 +12,7 @@ out; what of these is in memory has a bound of its own (`hawkvision.servers.bodi
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,6 +30,8 @@ from hawkvision.types import Score
 
 NEVER: Final = math.inf
 
+log = logging.getLogger("hawkvision.datacenter")
+
 ResultT = TypeVar("ResultT")
 
 
@@ -41,6 +44,8 @@ class Tier:
         self.metrics = DatacenterMetrics()
         self._max_in_flight = max_in_flight
         self._in_flight = 0
+        self._absent: set[str] = set()
+        """Groups of variants that should have a live replica, and have none."""
         self.metrics.in_flight.set_function(lambda: self._in_flight)
 
     def ready_variants(self) -> Variants:
@@ -52,6 +57,31 @@ class Tier:
         if self.variants is None:
             raise NotReady("the datacenter tier is still loading its models, or draining")
         return self.variants
+
+    def check_ready(self) -> None:
+        """Whether every rung can be answered.
+
+        Raises:
+            NotReady: saying what is missing.
+        """
+        self.ready_variants()
+        if self._absent:
+            raise NotReady(f"no live replica of {', '.join(sorted(self._absent))} just now")
+
+    def replicas_changed(self, group: str, live: int) -> None:
+        """So many replicas of a group of variants answer from now on."""
+        self.metrics.replicas.labels(group).set(live)
+        was_absent = group in self._absent
+        if live == 0:
+            self._absent.add(group)
+        else:
+            self._absent.discard(group)
+        if self.variants is None:  # still loading, or stopping
+            return
+        if live == 0 and not was_absent:
+            log.warning("%s has no live replica: its callers get 503, and the tier is not ready", group)
+        elif live > 0 and was_absent:
+            log.info("%s has a live replica again", group)
 
     def visit(self, asked: HopRequest) -> Visit:
         """What is to become of a request whose picture may be on its way still; it is let in by `Visit.inside`.

@@ -37,6 +37,7 @@ from typing import ClassVar, Final
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from hawkvision.errors import (
     BadField,
@@ -229,6 +230,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     address: str | None = None
     """Whom it counts for; None for nobody."""
+    _taken_in = False
+    """It counts since before its handshake."""
     _begun = False
     """A head has begun and is not complete."""
     _head_bytes = 0
@@ -255,11 +258,26 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or turn it away."""
         super().connection_made(transport)
+        if self._taken_in:  # before its handshake: it owes its first head within the same time
+            return
+        refusal = self._take_in()
+        if refusal is not None:
+            self._leave(refusal)
+
+    def handshaking(self, transport: asyncio.Transport) -> bool:
+        """Take the connection in before its TLS handshake; False if there is no room, which nobody can be told."""
+        self.transport = transport
+        self.client = get_remote_addr(transport)
+        self.connections.add(self)
+        self._taken_in = self._take_in() is None
+        return self._taken_in
+
+    def _take_in(self) -> HawkVisionError | None:
+        """Count the connection, which owes its first head from now on; else why not."""
         refusal = self.book.enters(self)
         if refusal is None:
             self.book.owes(self, self.book.limits.head_s)
-        else:
-            self._leave(refusal)
+        return refusal
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
