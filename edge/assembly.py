@@ -28,6 +28,7 @@ from edge.rung import EdgeResult, Look, Model, Others, Rung, check_rung
 from edge.state import StateError, StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
+from edge.warming import look_at_samples
 from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
@@ -275,6 +276,8 @@ async def open_node(
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.providers):
+        looking = partial(look_at_samples, rung, config.max_pixels, clock)
+        await asyncio.gather(*(pool.submit(partial(_looked, looking)) for _ in range(workers)))
         await asyncio.to_thread(take_large_pages)
     return EdgeNode(
         task=config.task,
@@ -346,6 +349,11 @@ def waiting_workers(config: EdgeConfig) -> int:
     from fpga.offload.door import PLACES
 
     return PLACES
+
+
+def _looked(looking: Callable[[], None]) -> EdgeResult:
+    looking()
+    return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
 
 
 def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
