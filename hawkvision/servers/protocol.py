@@ -240,6 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """Complete heads so far."""
     _hosts = 0
     """`Host` lines in the head under way."""
+    _host = b""
+    """The latest that was found well-formed."""
     _offered = False
     """The head under way offers another protocol."""
     _in_body = False
@@ -370,8 +372,9 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
-            if self._hosts > 1 or not _HOST(value):
+            if self._hosts > 1 or (value != self._host and not _HOST(value)):
                 raise BadField(f"Host: expected one header HOST[:PORT], got {value[:60]!r} (RFC 9112 §3.2)")
+            self._host = value
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadField(f"Transfer-Encoding: expected 'chunked', got {value[:60]!r}")
         elif name == b"expect" and value.lower() == b"100-continue":
