@@ -25,6 +25,7 @@ from edge.express import bounded_express
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
 from edge.protocol import Limits, connections_for, raise_open_files
+from hawkvision import logs
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
@@ -118,6 +119,7 @@ def _server(app: EdgeApp, limits: Limits, drain_s: float) -> _Server:
             lifespan="off",
             access_log=False,
             proxy_headers=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             server_header=False,
             date_header=False,
@@ -154,11 +156,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logs.configure()  # until the settings are read
     try:
         config = parse_arguments(
             EdgeConfig, "hawkvision edge up", "Start an edge node.", sys.argv[1:] if argv is None else argv
         )
+        logs.configure(config.log_level, config.log_format)
         if not is_loopback(config.host):
             log.warning("listening on %s: put TLS in front of it, keys travel in clear text otherwise", config.host)
         import uvloop

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Histogram
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
@@ -38,6 +38,7 @@ from hawkvision.errors import (
     UnsupportedMedia,
 )
 from hawkvision.hop import Transports
+from hawkvision.logs import about
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
@@ -102,13 +103,20 @@ class EdgeApp:
         if oip_door.is_infer(path):
             await _reply(send, await self._answered(self._infer, scope, Body(self.bodies, receive)))
             return
+        _, named = _name(scope["headers"])
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *named]
+            await send(message)
+
         try:
             if path not in OPEN_PATHS:
                 self._authorize(scope["headers"])
         except HawkVisionError as error:
-            await _reply(send, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
+            await _reply(send_named, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
-        await self._rest(scope, receive, send)
+        await self._rest(scope, receive, send_named)
 
     # ------------------------------------------------------------------------------------------ the hot path
 
@@ -127,9 +135,7 @@ class EdgeApp:
     async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
         started = self._clock.now()
-        caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
-        trace = caller.child() if caller else start_trace()
-        headers = [(b"traceparent", trace.header().encode())]
+        trace, headers = _name(scope["headers"])
         self._in_flight += 1
         try:
             if scope["method"] != "POST":
@@ -258,6 +264,14 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+def _name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, Headers]:
+    """The request's span, and the headers that tell the caller of it; the log is told, too."""
+    caller = parse_traceparent(_header(headers, b"traceparent"))
+    trace = caller.child() if caller else start_trace()
+    request_id = about(_header(headers, b"x-request-id"), trace)
+    return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
 
 
 def _error_headers(error: HawkVisionError) -> Headers:

@@ -25,6 +25,7 @@ from hawkvision.hop import (
     Rungs,
     Transports,
 )
+from hawkvision.logs import REQUEST_ID_HEADER, current_request
 from hawkvision.trace import TraceContext
 from hawkvision.transport.client import unheard
 
@@ -81,8 +82,19 @@ class Hop(Protocol):
 class HttpHop:
     """The very bytes over kept-alive connections, and what else is asked over HTTP."""
 
-    def __init__(self, url: str, api_key: str | None, connections: int, *, run_out_s: float = RUN_OUT_S) -> None:
-        """Prepare; `run_out_s` is how long an exchange may go on for the sake of its connection, see `send`."""
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        connections: int,
+        *,
+        run_out_s: float = RUN_OUT_S,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare; `run_out_s` is how long an exchange may go on for the sake of its connection, see `send`.
+
+        `ended` is called when a connection is closed, by either end.
+        """
         self.url = url
         self.link = LinkEstimate()
         self._free = asyncio.Semaphore(connections)
@@ -95,7 +107,7 @@ class HttpHop:
         self._closed = False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
-            connector=Connector(limit=connections, keepalive_timeout=60.0),
+            connector=Connector(ended, limit=connections, keepalive_timeout=60.0),
             trace_configs=[tracing()],
             headers=headers,
             auto_decompress=False,
@@ -128,6 +140,8 @@ class HttpHop:
             raise HopBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
+        if (about := current_request()) is not None:
+            headers[REQUEST_ID_HEADER] = about.request_id
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, begun, hear))
         self._exchanges.add(exchange)

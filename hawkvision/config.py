@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.logs import LogFormat, LogLevel
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -92,6 +93,10 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     lossy_key: Path | None = None
     """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
     drain_timeout_s: Seconds = 20.0
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
     profile: Path | None = None
@@ -150,6 +155,10 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
 

@@ -223,7 +223,10 @@ class EdgeMetrics:
         )
         self.in_flight = gauge("requests_in_flight", "Requests being answered")
         self.queue_length = gauge("queue_length", "Requests waiting for a worker")
-        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation got through")
+        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation or probe got through")
+        self.datacenter_doubted = gauge(
+            "datacenter_doubted", "Whether the datacenter's answers were too late so often that few wait for them"
+        )
         self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
 
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:

@@ -29,8 +29,10 @@ from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.direct import Direct, HungUp, Question
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
-from hawkvision.datacenter.replica import Replica, settings_of
+from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
+from hawkvision.log_relay import configure_worker
+from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
@@ -64,7 +66,7 @@ class HandleVariants:
         """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
             async with aclosing(
-                self._parts(group, handle, Question(picture, tuple(its), expires_at, piecemeal))
+                self._parts(group, handle, Question(picture, tuple(its), expires_at, piecemeal, current_request()))
             ) as parts:
                 async for part in parts:
                     yield part
@@ -141,7 +143,7 @@ class HandleVariants:
 async def _piece_by_piece(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at)
+    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at, current_request())
     try:
         while (part := await _in_our_words(group, anext(stream, None))) is not None:
             yield part
@@ -152,7 +154,7 @@ async def _piece_by_piece(
 async def _at_once(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    response = handle.classify.remote(picture, errands, expires_at)
+    response = handle.classify.remote(picture, errands, expires_at, current_request())
     try:
         parts: tuple[tuple[VariantAnswer, ...], ...] = await _in_our_words(group, response)
     except asyncio.CancelledError:
@@ -179,10 +181,26 @@ async def _in_our_words(group: str, answering: Awaitable[AnswerT | HawkVisionErr
     return answer
 
 
+def _log_as_the_tier(level: LogLevel, form: LogFormat) -> None:
+    """Have this process, which Ray has started, log as the tier does, and Serve in it."""
+    configure_worker(level, form)
+    adopt("ray.serve")
+
+
+class ServedReplica(Replica):
+    """A replica in a process of Ray's."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        """See `Replica`."""
+        _log_as_the_tier(settings.log_level, settings.log_format)
+        super().__init__(settings)
+
+
 class Ingress:
     """The door inside a cluster, behind Serve's own HTTP listener."""
 
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
+        _log_as_the_tier(config.log_level, config.log_format)
         self._door = make_door(config, catalog)
         self._door.tier.variants = HandleVariants(catalog.groups, handles)
 
@@ -192,7 +210,7 @@ class Ingress:
 
 
 # Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
-_GROUP: Any = serve.deployment(Replica)
+_GROUP: Any = serve.deployment(ServedReplica)
 _INGRESS: Any = serve.deployment(Ingress)
 
 

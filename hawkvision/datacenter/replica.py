@@ -31,6 +31,7 @@ from hawkvision.datacenter.direct import Address, ReplicaSocket
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
+from hawkvision.logs import About, LogFormat, LogLevel, resume
 from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
@@ -57,6 +58,8 @@ class GroupSettings:
     batch_wait_ms: float
     max_pixels: int
     intra_op_threads: int
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
 
 
 def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> GroupSettings:
@@ -72,6 +75,8 @@ def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> Gro
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
         intra_op_threads=config.intra_op_threads,
+        log_level=config.log_level,
+        log_format=config.log_format,
     )
 
 
@@ -103,21 +108,23 @@ class Replica:
         return await self._socket.listen()
 
     async def classify(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
     ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
         """What the variants make of the picture, errand by errand (`Errand` says when one ends), in parts.
 
         `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's router too; the nodes of a
         cluster are assumed to agree to within milliseconds. A picture that cannot be read and a missed deadline come
         back as values: Ray would log each raised error with its traceback, and let bad callers fill the disk.
+        `request` is whose picture it is, for the log.
         """
+        resume(request)
         try:
             return tuple([part async for part in self._walk(picture, errands, expires_at, piecemeal=False)])
         except (RequestError, DeadlineMissed) as error:
             return error
 
     async def piecemeal(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
         """As `classify`, but in smaller parts (`_stages`), each told as soon as it is there; an error is the last.
 
@@ -125,6 +132,7 @@ class Replica:
         On two cores of an AMD EPYC, ImageNet's committee has an opinion after 13 ms, and ends after 28 where it need
         not look at all views, or 38 (medians in the door; `classify` ends after 27 in all).
         """
+        resume(request)
         try:
             async with aclosing(self._walk(picture, errands, expires_at, piecemeal=True)) as parts:
                 async for part in parts:

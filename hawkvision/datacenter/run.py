@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 
+from hawkvision import logs
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
@@ -49,6 +50,7 @@ from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
+from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
 
 if TYPE_CHECKING:
@@ -144,6 +146,7 @@ async def _serve(
             lifespan="off",
             ws="none",
             access_log=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             timeout_graceful_shutdown=_DRAIN_S,
         )
@@ -151,7 +154,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
         variants: HandleVariants | None = None
         try:
             variants = await _open(door, config, catalog, ray_thread, stop)
@@ -256,7 +259,8 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logs.adopt("ray", logging.ERROR)
+    logs.adopt("ray.serve")
     apps = group_apps(config, catalog)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
