@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -38,12 +39,14 @@ from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
+from hawkvision.vision.backends import backend_name, open_backend
 from hawkvision.vision.int8 import ranking
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+log = logging.getLogger("hawkvision.edge")
 
 BRIEF_PIXELS: Final = 2**20
 """Of this size a JPEG takes 5 ms to decode, a WebP 16, a PNG 18 (one photograph, a Xeon)."""
@@ -241,6 +244,9 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     """
     rung, best = loaded.rung, loaded.best
     _watch_backend(rung.first.backend, metrics)
+    backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
+    metrics.describe(config.task, backends)
+    log.info("%s, rung %s: backend %s", config.task, rung.name, backends)
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit
     state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hawkvision import __version__
+from hawkvision import __version__, logs
 from hawkvision.errors import HawkVisionError
+from hawkvision.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from hawkvision.zoo.build import Artifact
@@ -67,8 +68,15 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Of commands; servers have a setting of their own.")
+    ] = "warning",
+    log_format: Annotated[LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Of the lines.")] = "text",
+) -> None:
     """Options of the bare command."""
+    logs.configure(log_level, log_format)
     if version:
         typer.echo(f"hawkvision {__version__}")
         raise typer.Exit

@@ -21,6 +21,8 @@ L1 = frozenset(
         "hawkvision.config",
         "hawkvision.metrics",
         "hawkvision.trace",
+        "hawkvision.logs",
+        "hawkvision.log_relay",
         "hawkvision.hop",
         "hawkvision.artifacts",
         "hawkvision.command",

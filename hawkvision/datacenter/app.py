@@ -108,6 +108,12 @@ class HandleVariants:
             self._shortening[group] = asyncio.create_task(self._shorten(group, handle, self._shortened))
         return None
 
+    async def backends(self) -> str:
+        """What runs the variants, as the replicas say; each name once, with commas between."""
+        handles = dict(self._groups.values())
+        told = await asyncio.gather(*(handle.backends.remote() for handle in handles.values()))
+        return ",".join(dict.fromkeys(name for names in told for name in names))
+
     async def shortened(self) -> None:
         """Until short ways that are being looked for are found, or not."""
         await asyncio.gather(*self._shortening.values())
@@ -202,6 +208,7 @@ class Ingress:
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
         _log_as_the_tier(config.log_level, config.log_format)
         self._door = make_door(config, catalog)
+        self._door.tier.metrics.describe(config.task, config.backend)
         self._door.tier.variants = HandleVariants(catalog.groups, handles)
 
     async def __call__(self, request: Request) -> Response:

@@ -12,6 +12,7 @@ free, and decoding scales with the replicas. Decoding comes before batching, so 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -36,9 +37,11 @@ from hawkvision.manifest import Variant, artifact_path, cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import BackendKind, open_backend
+from hawkvision.vision.backends import BackendKind, backend_name, open_backend
 from hawkvision.vision.image import load_inputs
 from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+log = logging.getLogger("hawkvision.datacenter")
 
 # Two threads decode while others infer: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
@@ -99,9 +102,15 @@ class Replica:
         # The largest first: the others fit beside and after it (Graham, 1969), and it is worth the most by itself.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
+        self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
+        log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
         self._inside = 0
         """Pictures."""
         self._socket = ReplicaSocket(lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal))
+
+    async def backends(self) -> tuple[str, ...]:
+        """What runs the variants, each name once."""
+        return self._backends
 
     async def listen(self) -> Address | None:
         """Where the socket is at which a process on this machine may ask without Ray (`datacenter.direct`)."""
@@ -338,4 +347,5 @@ def _load(variant: Variant, settings: GroupSettings, threads: Executor) -> Model
         threads,
         max_batch_size=settings.max_batch_size,
         batch_wait_s=settings.batch_wait_ms / 1e3,
+        backend=backend_name(settings.backend, narrow),
     )

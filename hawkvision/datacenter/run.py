@@ -204,6 +204,7 @@ async def _open(
                 with contextlib.suppress(DeadlineMissed):
                     await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
             await variants.shortened()
+            door.tier.metrics.describe(config.task, await variants.backends())
             door.tier.variants = variants
             return variants
         with contextlib.suppress(TimeoutError):
@@ -258,9 +259,10 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
     from hawkvision.datacenter.app import HandleVariants, group_apps
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
-    serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
     logs.adopt("ray", logging.ERROR)
     logs.adopt("ray.serve")
+    serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
+    logs.adopt("ray.serve")  # once more, for the start has set it up again
     apps = group_apps(config, catalog)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
