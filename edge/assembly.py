@@ -79,7 +79,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
-    name = _rung_of(config, manifest)
+    name = rung_of(config, manifest)
     first = manifest.members(name)[0].name
     profile = load_profile(config.profile or models / config.task / "profile.json")
     site = None if config.certificates is None else load_site(config.certificates)
@@ -110,7 +110,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
 
 
-def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
+def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
     """The edge rung that a node runs: the one its configuration names, or the manifest's default.
 
     Looking again at what one is not sure of is HawkVision's way, so its rivals run the first member of a stepwise

@@ -434,6 +434,43 @@ def plan_command(context: typer.Context) -> None:
 
 
 @app.command()
+def doctor(
+    edge: Annotated[Path | None, typer.Option(help="Settings of an edge node that runs here.")] = None,
+    dc: Annotated[Path | None, typer.Option(help="Settings of a datacenter tier that runs here.")] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="edge or dc, set up by environment; default: edge, or what has a file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding and line.")] = False,
+) -> None:
+    """Check whether this machine is fit to run a node or a tier, and say what to do; exit status 1 for problems."""
+    from dataclasses import asdict
+
+    from hawkvision.doctor.checks import examine_datacenter, examine_edge
+    from hawkvision.doctor.findings import Level
+
+    asked = set(tier or ())
+    if asked - {"edge", "dc"}:
+        raise typer.BadParameter(f"--tier is edge or dc, got {', '.join(sorted(asked - {'edge', 'dc'}))}")
+    examinations = []
+    if edge is not None or "edge" in asked or not (asked or dc):
+        examinations.append(("edge", examine_edge(edge)))
+    if dc is not None or "dc" in asked:
+        examinations.append(("dc", examine_datacenter(dc)))
+    worst = 0
+    for name, findings in examinations:
+        for finding in findings:
+            worst = max(worst, list(Level).index(finding.level))
+            if as_json:
+                typer.echo(json.dumps({"tier": name, **asdict(finding)}))
+                continue
+            typer.echo(f"{finding.level.upper():8} {name}: {finding.check}: {finding.found}")
+            if finding.advice is not None:
+                typer.echo(f"{'':8} → {finding.advice}")
+    if worst == list(Level).index(Level.PROBLEM):
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     cache_dir: CacheDir = None,
     pictures: Annotated[Path | None, typer.Option(help="A folder of pictures; default: scikit-image's.")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -51,6 +52,15 @@ def test_the_image_brings_its_kernels_and_serves_by_them_without_a_compiler_or_a
     assert f'backend="{backend}"' in info, node.output()
     assert owner == 10001
     assert "compiling" not in node.output()
+
+
+def test_the_doctor_is_content_with_the_image(image: Stage) -> None:
+    env = {"HAWKVISION_EDGE_HOST": "127.0.0.1", "HAWKVISION_EDGE_PORT": "0"}
+    entering, outside = image.entering(env, {cache_dir() / "models": "/var/lib/hawkvision/models"}, read_only=True)
+    done = subprocess.run([*entering, "hawkvision", "doctor", "--json"], env=outside, capture_output=True, text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {each["level"] for each in found if each["check"] in ("kernels", "profile", "user")} == {"ok"}
 
 
 def test_what_lies_in_the_working_directory_is_not_imported(image: Stage) -> None:
