@@ -280,9 +280,15 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
 
 def _name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, Headers]:
     """The request's span, and the headers that tell the caller of it; the log is told, too."""
-    caller = parse_traceparent(_header(headers, b"traceparent"))
+    traceparent = given = None
+    for key, value in headers:
+        if key == b"traceparent":
+            traceparent = value.decode("latin-1")
+        elif key == b"x-request-id":
+            given = value.decode("latin-1")
+    caller = parse_traceparent(traceparent)
     trace = caller.child() if caller else start_trace()
-    request_id = about(_header(headers, b"x-request-id"), trace)
+    request_id = about(given, trace)
     return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
 
 

@@ -59,7 +59,7 @@ def main() -> None:
     write_anything()
     exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
-        app()
+        app(obj=logs.configure)
     except HawkVisionError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
@@ -73,6 +73,7 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     log_level: Annotated[
         LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Of commands; servers have a setting of their own.")
@@ -80,7 +81,8 @@ def root(
     log_format: Annotated[LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Of the lines.")] = "text",
 ) -> None:
     """Options of the bare command."""
-    logs.configure(log_level, log_format)
+    if context.obj is not None:  # a process of its own, whose logging is ours to set up
+        context.obj(log_level, log_format)
     if version:
         typer.echo(f"hawkvision {__version__}")
         raise typer.Exit
