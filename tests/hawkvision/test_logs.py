@@ -36,7 +36,7 @@ def record(message: str = "a line", *arguments: object, level: int = logging.INF
 @pytest.fixture
 def own_loggers() -> Iterator[None]:
     """What `configure` changes is as it was afterwards."""
-    names = ("", "hawkvision", "uvicorn.error", "ray.serve")
+    names = ("", "hawkvision", "uvicorn", "uvicorn.error", "ray.serve")
     loggers = [logging.getLogger(name) for name in names]
     before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
     yield
@@ -193,7 +193,8 @@ def test_all_loggers_of_a_process_write_the_same_lines_at_their_levels() -> None
     serve.addHandler(logging.NullHandler())
     serve.propagate = False
     logs.configure("info", "json", logging.StreamHandler(written))
-    logs.adopt("ray.serve")
+    for name in ("ray.serve", "uvicorn", "uvicorn.error"):  # another test may have had uvicorn set up its own
+        logs.adopt(name)
     for name in ("hawkvision.edge", "uvicorn.error", "ray.serve", "somebody.else"):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING):
             logging.getLogger(name).log(level, "at %d", level)
