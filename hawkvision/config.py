@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.logs import LogFormat, LogLevel
 from hawkvision.servers.access import check_access, together
 from hawkvision.servers.key_text import clean_key, own_key
 from hawkvision.servers.tls import MinimumVersion
@@ -126,6 +127,10 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     lossy_key: Path | None = None
     """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
     drain_timeout_s: Seconds = 20.0
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
     profile: Path | None = None
@@ -202,6 +207,10 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     ray_network: Literal["private", "auto", "shared"] = "private"
     """Where Ray's own ports are: in a network namespace of their own, out of everybody's reach; `shared` leaves them in
     this machine's, on loopback but for one port of each replica, which asks for a token; `auto` takes what the kernel

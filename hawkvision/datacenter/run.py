@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import uvicorn
 
+from hawkvision import logs
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
@@ -55,6 +56,7 @@ from hawkvision.datacenter.tier import Tier
 from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
+from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
 from hawkvision.servers.access import server_certificates
 from hawkvision.servers.handshake import behind_tls
@@ -174,6 +176,7 @@ async def _serve(
             lifespan="off",
             ws="none",
             access_log=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             timeout_graceful_shutdown=_DRAIN_S,
         )
@@ -184,7 +187,7 @@ async def _serve(
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
         opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
@@ -302,6 +305,7 @@ async def _open(
     while not stop.is_set():
         if await step(lambda: _all_running(catalog)) and (config.min_replicas == 0 or not replicas.absent):
             await _connect(variants, config, catalog)
+            door.tier.metrics.describe(config.task, await variants.backends())
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
@@ -381,8 +385,10 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog, replicas: Replicas)
     from hawkvision.datacenter.app import HandleVariants, group_apps
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    logs.adopt("ray", logging.ERROR)
+    logs.adopt("ray.serve")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logs.adopt("ray.serve")  # once more, for the start has set it up again
     apps = group_apps(config, catalog, replicas.address)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
