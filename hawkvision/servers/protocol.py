@@ -64,9 +64,9 @@ RESERVED_FILES: Final = 128
 """File descriptors that callers cannot take: 32 to the datacenter, `MAX_LEAVING`, models, logs, and some to spare."""
 MIN_CONNECTIONS: Final = 16
 MAX_OPEN_FILES: Final = 65_536
-PER_ADDRESS: Final = 256
-"""Connections from one address, unless set: eight edge nodes behind one translated address, or as many browsers as a
-company has. A sixteenth of all connections."""
+PER_ADDRESS: Final = 512
+"""Connections from one address, unless set: sixteen edge nodes behind one translated address, or the largest load test
+(`loadgen`). An eighth of all connections."""
 KEEP_ALIVE_S: Final = 75
 """Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
 and no request is sent into a closing connection."""
@@ -88,7 +88,7 @@ class Limits:
 
     connections: int
     per_address: int = PER_ADDRESS
-    """From one address other than loopback (IPv6: one /64 network); 0 for no bound."""
+    """From one address other than loopback (IPv6: one /64 network), and never more than half of all; 0 for no bound."""
     head_s: float = 10.0
     """From the first byte of a request, or from connecting, to the end of its head."""
     drain_s: float = 30.0
@@ -107,6 +107,8 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.per_address = min(limits.per_address, max(1, limits.connections // 2))
+        """0 for no bound."""
         self._idle: OrderedDict[BoundedProtocol, None] = OrderedDict()
         self._owing: OrderedDict[BoundedProtocol, tuple[float, float]] = OrderedDict()
         """Since when, until when (loop time)."""
@@ -121,7 +123,7 @@ class Connections:
     def enters(self, connection: BoundedProtocol) -> HawkVisionError | None:
         """Take the newest connection in; else why not."""
         address = address_of(connection.client)
-        bound = self.limits.per_address
+        bound = self.per_address
         if address is not None and bound and self._from.get(address, 0) >= bound:
             self._of_one_address += 1
             return Overloaded(f"{bound} connections from {address} are open; no more are taken from one address", 1.0)
@@ -216,7 +218,7 @@ class Connections:
             log.warning(
                 "turned away %d connections: %d were open from their address (connections_per_address)",
                 self._of_one_address,
-                self.limits.per_address,
+                self.per_address,
             )
             self._of_one_address = 0
         if self._owing or self._leaving:

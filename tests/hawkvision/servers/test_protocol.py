@@ -23,6 +23,8 @@ from hawkvision.servers.protocol import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     MAX_URL_BYTES,
+    Connections,
+    Limits,
     address_of,
     connections_for,
 )
@@ -614,6 +616,12 @@ def test_a_connection_counts_for_its_address_and_those_of_this_machine_for_none(
     client: tuple[str, int] | None, counts_for: str | None
 ) -> None:
     assert address_of(client) == counts_for
+
+
+def test_one_address_never_gets_more_than_half_of_all_connections() -> None:
+    bounds = [Connections(Limits(all_of_them, asked)).per_address for all_of_them, asked in ((4096, 512), (16, 512))]
+    assert bounds == [512, 8]
+    assert Connections(Limits(16, 0)).per_address == 0
 
 
 @pytest.mark.slow
