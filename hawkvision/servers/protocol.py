@@ -80,6 +80,8 @@ MAX_DRAINED_BYTES: Final = 16 * 1024 * 1024
 
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?").fullmatch
 """RFC 9110 §7.2, RFC 3986 §3.2.2; may be empty."""
+_OWS: Final = b" \t"
+"""White space that may follow a value, and that the parser leaves there."""
 
 
 @dataclass(frozen=True)
@@ -374,12 +376,12 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
-            if self._hosts > 1 or (value != self._host and not _HOST(value)):
+            if self._hosts > 1 or (value != self._host and not _HOST(value.strip(_OWS))):
                 raise BadField(f"Host: expected one header HOST[:PORT], got {value[:60]!r} (RFC 9112 §3.2)")
             self._host = value
-        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+        elif name == b"transfer-encoding" and value.strip(_OWS).lower() != b"chunked":
             raise BadField(f"Transfer-Encoding: expected 'chunked', got {value[:60]!r}")
-        elif name == b"expect" and value.lower() == b"100-continue":
+        elif name == b"expect" and value.strip(_OWS).lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
 

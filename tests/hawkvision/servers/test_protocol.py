@@ -384,6 +384,8 @@ def test_a_host_that_is_missing_doubled_or_malformed_is_refused(node: ServerProc
         b"GET /healthz HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhOST: [fe80::1]:8080\r\nConnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: edge_1.local.:8080\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: \t x \t\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: Chunked \r\n\r\n0\r\n\r\n",
         b"GET http://edge/healthz HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n",
     ],
 )
