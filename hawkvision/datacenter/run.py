@@ -82,6 +82,7 @@ _LOOPBACK = "127.0.0.1"
 _VITAL = ("gcs_server", "raylet")
 _DRAIN_S = 10
 _ABANDON_S = 1.0
+_GIVE_BACK_S = 0.1
 _REACH_S = 5.0
 _POLL_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
@@ -178,11 +179,13 @@ async def _serve(
                 stopped = asyncio.create_task(stop.wait())
                 await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
             if lost.done() and not stop.is_set():
-                _tell(launcher, LEAVING)
-                await _abandon(door, server, serving, replicas)
+                door.tier.variants = None
+                replicas.close()
+                await _give_back(sockets, launcher)
+                await _abandon(server, serving)
         finally:
-            _tell(launcher, LEAVING)
             door.tier.variants = None
+            await _give_back(sockets, launcher)
             server.should_exit = True
             await serving
             if lossy is not None:
@@ -205,13 +208,18 @@ async def _replicas(config: DatacenterConfig, catalog: Catalog, tier: Tier) -> R
     return replicas
 
 
-async def _abandon(door: Door, server: _Server, serving: asyncio.Task[None], replicas: Replicas) -> NoReturn:
-    """End the process, for Ray is not whole any more; what is inside is answered that it cannot be.
+async def _give_back(sockets: PublicSockets, launcher: socket.socket) -> None:
+    """Leave new callers to the launcher, and give those that have just come the time to ask."""
+    _tell(launcher, LEAVING)
+    asyncio.get_running_loop().remove_reader(sockets.http.fileno())
+    await asyncio.sleep(_GIVE_BACK_S)
+
+
+async def _abandon(server: _Server, serving: asyncio.Task[None]) -> NoReturn:
+    """End the process, for Ray is not whole any more.
 
     Ray is not told: its shutdown asks processes that may be gone, and waits for them.
     """
-    door.tier.variants = None
-    replicas.close()
     server.should_exit = True
     await asyncio.wait((serving,), timeout=_ABANDON_S)
     for pid in _children():
