@@ -402,6 +402,10 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     """
     check_ray()
     _reach(address)
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        log.warning(
+            "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of whoever reaches its ports"
+        )
     for name, value in {**TUNING, **_TRIES}.items():
         os.environ.setdefault(name, value)
     import ray
