@@ -48,7 +48,14 @@ from hawkvision.datacenter.direct import Replicas
 from hawkvision.datacenter.door import Door, make_door
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.launch.supervisor import LEAVING, LISTENING, RAY_DIED, READY
+from hawkvision.datacenter.launch.supervisor import (
+    ALIVE,
+    BEAT_S,
+    LEAVING,
+    LISTENING,
+    RAY_DIED,
+    READY,
+)
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
@@ -166,6 +173,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[sockets.http]))
     replicas = await _replicas(config, catalog, door.tier)
     _tell(launcher, LISTENING)
+    beating = asyncio.create_task(_beat(launcher))
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
@@ -191,6 +199,7 @@ async def _serve(
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
             replicas.close()
+            beating.cancel()
             watch.end()
             _stop_ray(ask=not lost.done())
             lost.cancel()
@@ -317,9 +326,19 @@ def _is_fixed(config: DatacenterConfig) -> bool:
 
 
 def _tell(launcher: socket.socket, word: bytes) -> None:
-    """Send the launcher a word; where it is gone, the kernel ends this process as well."""
+    """Send the launcher a word; where it is gone, the kernel ends this process as well.
+
+    One that was stopped, and has a full socket, misses words; some hundred fit.
+    """
     with contextlib.suppress(OSError):
-        launcher.send(word)
+        launcher.send(word, socket.MSG_DONTWAIT)
+
+
+async def _beat(launcher: socket.socket) -> None:
+    """Let the launcher know that this process's event loop runs."""
+    while True:
+        _tell(launcher, ALIVE)
+        await asyncio.sleep(BEAT_S)
 
 
 def _stop_on_signal(stop: asyncio.Event) -> None:

@@ -2,7 +2,7 @@
 
     launcher ── settings, public sockets ──► tier process: HTTP server, Ray and all its processes, in a network of their
     own
-             ◄── "listening", "ready", "leaving" ──
+             ◄── "listening", "ready", "alive" … "leaving" ──
              ── answers 503 itself while there is none ──► callers
 
 The launcher imports neither Ray nor models. A tier process that ends unasked, because Ray's raylet or its global
@@ -49,6 +49,11 @@ READY: Final = b"ready"
 """When all its models are loaded."""
 LEAVING: Final = b"leaving"
 """When it does not take callers any more."""
+ALIVE: Final = b"alive"
+"""Every `BEAT_S`."""
+BEAT_S: Final = 0.5
+SILENT_S: Final = 3.0
+"""A tier process that says nothing for so long was stopped, or hangs."""
 RAY_DIED: Final = 75
 """The exit status of a tier process that Ray has left (sysexits.h: EX_TEMPFAIL)."""
 MOST_RESTARTS: Final = 5
@@ -62,6 +67,7 @@ _END_S: Final = 10.0
 _GAP_CONNECTIONS: Final = 256
 _GAP_PAUSE_S: Final = 0.1
 _GAP_S: Final = 2.0
+_ROUNDS: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _TLS_HANDSHAKE: Final = 0x16
 
@@ -241,16 +247,28 @@ class _Launcher:
         Raises:
             BackendError: if more can be reached than should be.
         """
+        listens = silent = False
         while True:
+            hearing = asyncio.create_task(_word(tier))
             try:
-                word = await asyncio.get_running_loop().sock_recv(tier, 64)
-            except ConnectionError:
-                return
+                while not await _done(hearing, SILENT_S if listens and not silent else None):
+                    silent = True
+                    log.warning("the tier process has said nothing for %g s: new callers get 503", SILENT_S)
+                    self._gap.open()
+            finally:
+                hearing.cancel()
+            word = hearing.result()
             if not word:
                 return
+            if silent:
+                silent = False
+                log.warning("the tier process goes on")
+                self._gap.close()
             if word == LISTENING:
+                listens = True
                 self._gap.close()
             elif word == LEAVING:
+                listens = False
                 self._gap.open()
             elif word == READY:
                 self._check_exposure()
@@ -355,6 +373,23 @@ class _Gap:
                 # What still comes is read and dropped, or the kernel would reset the connection under the answer.
                 while await loop.sock_recv(caller, 65536):
                     pass
+
+
+async def _word(tier: socket.socket) -> bytes:
+    """The next word; none once the tier process has hung up."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(tier, 64)
+    except ConnectionError:
+        return b""
+
+
+async def _done(task: asyncio.Task[bytes], within_s: float | None) -> bool:
+    """Whether a task is done within so long; it goes on if not."""
+    await asyncio.wait((task,), timeout=within_s)
+    # Had this process been stopped meanwhile, what came would be taken note of in the next rounds of the loop.
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
+    return task.done()
 
 
 def _not_ready() -> bytes:

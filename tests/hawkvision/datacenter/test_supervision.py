@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
 import socket
@@ -83,22 +84,58 @@ def test_whatever_dies_of_ray_the_tier_says_so_at_once_and_comes_back_at_the_sam
     assert marked_processes(running.mark) == []
 
 
-@pytest.mark.slow
-def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_ready_again(models: Path) -> None:
+@pytest.fixture(scope="module")
+def tier(models: Path) -> Iterator[Running]:
+    """One that every test leaves ready again."""
     running = start(models, "--variants", "medium")
+    yield running
+    stop(running)
+
+
+def part(tier: Running, words: str) -> int:
+    """The process of a tier whose command line has these words."""
+    (found,) = [pid for pid in family(tier.process.pid) if words in command_line(pid)]
+    return found
+
+
+@pytest.mark.slow
+def test_a_stage_without_a_replica_makes_the_tier_unready_and_a_new_replica_ready_again(tier: Running) -> None:
+    with calling(tier) as callers:
+        os.kill(part(tier, "ServeReplica"), signal.SIGKILL)
+        until(lambda: status(tier, "/readyz") == 503)
+        rungs, metrics = ask(tier, path="/v1/rungs"), ask(tier, path="/metrics").body
+        until(lambda: status(tier, "/readyz") == 200)
+    assert_gone(rungs, metrics)
+    assert (callers.failures, callers.statuses <= {200, 503}) == ([], True)
+    assert callers.longest_s < PROMPT_S
+    assert b'hawkvision_dc_live_replicas{group="medium"} 1.0' in ask(tier, path="/metrics").body
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["ServeReplica", "launch.child"])
+def test_what_is_stopped_makes_the_tier_unready_until_it_goes_on(tier: Running, words: str) -> None:
+    stopped = part(tier, words)
+    os.kill(stopped, signal.SIGSTOP)
     try:
-        (replica,) = [pid for pid in family(running.process.pid) if "ServeReplica" in command_line(pid)]
-        with calling(running) as callers:
-            os.kill(replica, signal.SIGKILL)
-            until(lambda: status(running, "/readyz") == 503)
-            rungs, metrics = ask(running, path="/v1/rungs"), ask(running, path="/metrics").body
-            until(lambda: status(running, "/readyz") == 200)
-        assert_gone(rungs, metrics)
-        assert (callers.failures, callers.statuses <= {200, 503}) == ([], True)
-        assert callers.longest_s < PROMPT_S
-        assert b'hawkvision_dc_live_replicas{group="medium"} 1.0' in ask(running, path="/metrics").body
+        until(lambda: ready(tier) == 503)
+        assert ask(tier, picture()).status == 503
     finally:
-        stop(running)
+        os.kill(stopped, signal.SIGCONT)
+    until(lambda: ready(tier) == 200)
+    assert ask(tier, picture()).status == 200
+    assert part(tier, words) == stopped
+
+
+def ready(tier: Running) -> int:
+    """The status of /readyz; 0 if it does not come within a second."""
+    connection = http.client.HTTPConnection(tier.url.removeprefix("http://"), timeout=1.0)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
 
 
 def assert_gone(rungs: Reply, metrics: bytes) -> None:
