@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from edge import oip
 from edge.node import EdgeNode
 from edge.oip_door import known
-from hawkvision.errors import BadField, NotFound
+from hawkvision.errors import MALFORMED, BadField, NotFound
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body
 
@@ -146,7 +146,7 @@ async def _asks_for_more(request: Request, bodies: Bodies) -> bool:
         if len(data) > MAX_ASKED_BYTES:
             raise BadField(f"body: expected at most {MAX_ASKED_BYTES} bytes, got {len(data)}")
         asked = msgspec.json.decode(data, type=_Load)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadField(f"body: expected JSON with parameters: {type(error).__name__}") from None
     finally:
         body.release()

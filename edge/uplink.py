@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -90,6 +91,7 @@ class Uplink:
         give_up_below: float = GIVE_UP_BELOW,
         reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
 
@@ -103,6 +105,7 @@ class Uplink:
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
+            tls: for an ingress of https; None trusts whom the system trusts.
         """
         self.url = url.rstrip("/")
         self.lost = asyncio.Event()
@@ -113,7 +116,7 @@ class Uplink:
         self._ended_at = -math.inf
         self._looking: asyncio.TimerHandle | None = None
         """To have the datacenter looked at, for a connection has ended."""
-        http = HttpHop(self.url, api_key, connections, ended=self._connection_ended)
+        http = HttpHop(self.url, api_key, connections, ended=self._connection_ended, tls=tls)
         self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics)
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
@@ -239,10 +242,12 @@ class Uplink:
     async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:
         """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
 
+        Formats that not every tier reads are left behind.
+
         Raises:
             BadImage, TooLarge: if it must be made smaller, and cannot be read.
         """
-        if self._reducer is None or not self._reducer.saves(header):
+        if self._reducer is None or (header.format.native and not self._reducer.saves(header)):
             return body
         return await asyncio.to_thread(self._reducer.reduced, body, header)
 

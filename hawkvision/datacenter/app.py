@@ -32,6 +32,7 @@ from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 from hawkvision.log_relay import configure_worker
 from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
+from hawkvision.servers.reload import Reloads
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
@@ -219,9 +220,11 @@ class Ingress:
         # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
         self._watches = config.min_replicas > 0
         self._door.tier.variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
+        self._reloads = Reloads.of(self._door.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
+        self._reloads.start()  # the first time, for only now there is a loop for sure
         return await self._door.respond(request)
 
     async def check_health(self) -> None:

@@ -7,6 +7,7 @@ and variants of the catalog, paths that exist and status codes; no caller's text
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import (
@@ -19,7 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from hawkvision.metrics import LATENCY_BUCKETS_S, describe_process
+from hawkvision.metrics import LATENCY_BUCKETS_S, KeyRequests, Tls, TlsState, describe_process
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -93,6 +94,14 @@ class DatacenterMetrics:
     def describe(self, task: str, backend: str) -> None:
         """Say what the tier runs, once that is known."""
         describe_process(self._registry, "hawkvision_dc", "What the tier is and runs", task, backend)
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Have the requests of each key on the page."""
+        self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Have the state of the server's TLS on the page."""
+        self._registry.register(Tls("hawkvision_dc", read))
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -38,7 +38,8 @@ class Model:
         batch_wait_s: float,
         backend: str,
     ) -> None:
-        """Run each backend once, so that the first request finds it warm.
+        """Run each backend on one image and on two, an image with its mirror image, so that the first request finds it
+        warm.
 
         Args:
             narrow: the model on one thread.
@@ -56,7 +57,8 @@ class Model:
         self._threads = threads
         for each in (narrow, wide):
             if each is not None:
-                each.infer(np.zeros((1, *each.input_shape), np.uint8))
+                for images in (1, 2):
+                    each.infer(np.zeros((images, *each.input_shape), np.uint8))
         self._batcher: Batcher[_Asked, Probabilities] = Batcher(
             self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
         )

@@ -58,7 +58,11 @@ from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
 from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
+from hawkvision.servers.access import server_certificates
+from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
 from hawkvision.telemetry import SILENCED
 
 if TYPE_CHECKING:
@@ -116,11 +120,13 @@ def serve(
         restarts: how many tier processes came before this one; for the metrics.
 
     Raises:
-        ConfigError: if the rungs are unknown.
+        ConfigError: if rungs, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
         BackendError: if a variant does not start.
     """
     catalog = load_catalog(config)
+    door = make_door(config, catalog)
+    certificates = server_certificates(config, "dc")
     if config.backend != "noop":
         for variant in catalog.variants:  # each replica checks again; here it fails at once, and says why
             load_variant(cache_dir(config.cache_dir), config.task, variant)
@@ -135,12 +141,14 @@ def serve(
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
     with home_for_ray():
-        asyncio.run(_serve(config, catalog, sockets, folder, launcher, stopping, restarts))
+        asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
     config: DatacenterConfig,
     catalog: Catalog,
+    door: Door,
+    certificates: Certificates | None,
     sockets: PublicSockets,
     folder: Path,
     launcher: socket.socket,
@@ -151,8 +159,10 @@ async def _serve(
     _stop_on_signal(stop)
     if stopping.is_set():
         stop.set()
-    door = make_door(config, catalog)
     door.tier.metrics.restarts.set(restarts)
+    reloads = Reloads.of(door.keys, certificates)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
         lossy = await LossyDoor.open(config, config.lossy_port, door.tier, sockets.datagrams)
@@ -160,7 +170,7 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             door.asgi,
-            http=bounded(Limits(connections_for(raise_open_files()), config.connections_per_address)),
+            http=_protocol(config, door, certificates),
             interface="asgi3",
             timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",
@@ -194,6 +204,7 @@ async def _serve(
             door.tier.variants = None
             server.should_exit = True
             await serving
+            await reloads.close()
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
             replicas.close()
@@ -300,6 +311,15 @@ async def _open(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)
     return False
+
+
+def _protocol(config: DatacenterConfig, door: Door, certificates: Certificates | None) -> type[asyncio.Protocol]:
+    """What speaks HTTP with callers, within bounds, and behind TLS where there is a certificate."""
+    protocol = bounded(Limits(connections_for(raise_open_files()), config.connections_per_address))
+    if certificates is None:
+        return protocol
+    door.tier.metrics.watch_tls(certificates.state)
+    return behind_tls(protocol, certificates)
 
 
 async def _connect(variants: HandleVariants, config: DatacenterConfig, catalog: Catalog) -> None:

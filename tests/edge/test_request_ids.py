@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from edge.app import OPEN_PATHS
 from hawkvision.process import ServerProcess, running
+from hawkvision.servers.keys import OPEN_PATHS
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer, running_peer
 from tests.pictures import encoded

@@ -31,13 +31,14 @@ from tests.hawkvision.servers.impatient import PER_ADDRESS
 from tests.pictures import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+KEY = "a-key-of-the-node"
 FILES = 144
 """Leaves 16 connections."""
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "k") as node:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", KEY) as node:
         yield node
 
 
@@ -284,7 +285,8 @@ def test_a_chunked_request_may_arrive_in_any_pieces(impatient: ServerProcess, cu
 
 def test_a_caller_that_expects_100_continue_gets_it(node: ServerProcess) -> None:
     picture = encoded()
-    head = "POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nConnection: close\r\n"
+    lines = ("POST /v1/classify?quality=fast HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Connection: close")
+    head = "".join(f"{line}\r\n" for line in lines)
     with connect(node, f"{head}Content-Length: {len(picture)}\r\nExpect: 100-continue\r\n\r\n".encode()) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(picture)
