@@ -104,6 +104,7 @@ class HttpHop:
             api_key: of the ingress.
             connections: open at once at most.
             run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
+            ended: called when a connection is closed, by either end.
             tls: for https; None trusts whom the system trusts.
             ended: called when a connection is closed, by either end.
         """
