@@ -37,7 +37,8 @@ class Model:
         max_batch_size: int,
         batch_wait_s: float,
     ) -> None:
-        """Run each backend once, so that the first request finds it warm.
+        """Run each backend on one image and on two, an image with its mirror image, so that the first request finds it
+        warm.
 
         Args:
             narrow: the model on one thread.
@@ -53,7 +54,8 @@ class Model:
         self._threads = threads
         for backend in (narrow, wide):
             if backend is not None:
-                backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
+                for images in (1, 2):
+                    backend.infer(np.zeros((images, *backend.input_shape), np.uint8))
         self._batcher: Batcher[_Asked, Probabilities] = Batcher(
             self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
         )

@@ -27,11 +27,11 @@ import numpy as np
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
-from hawkvision.datacenter.direct import Address, ReplicaSocket
+from hawkvision.datacenter.direct import Address, Reported, report
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
-from hawkvision.manifest import Variant, artifact_path, cache_dir
+from hawkvision.manifest import InputSpec, Variant, artifact_path, cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.backend import Backend
@@ -57,9 +57,12 @@ class GroupSettings:
     batch_wait_ms: float
     max_pixels: int
     intra_op_threads: int
+    group: str = ""
+    door: Address | None = None
+    """Where to report, if the door is on this machine."""
 
 
-def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> GroupSettings:
+def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig, door: Address | None = None) -> GroupSettings:
     """A group's part of the tier's settings."""
     return GroupSettings(
         task=catalog.task,
@@ -72,6 +75,8 @@ def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> Gro
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
         intra_op_threads=config.intra_op_threads,
+        group=group.name,
+        door=door,
     )
 
 
@@ -94,13 +99,28 @@ class Replica:
         # The largest first: the others fit beside and after it (Graham, 1969), and it is worth the most by itself.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
+        _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
         self._inside = 0
         """Pictures."""
-        self._socket = ReplicaSocket(lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal))
+        self._reported: Reported | None = None
 
-    async def listen(self) -> Address | None:
-        """Where the socket is at which a process on this machine may ask without Ray (`datacenter.direct`)."""
-        return await self._socket.listen()
+    async def check_health(self) -> None:
+        """Report to a door on this machine. Serve asks this before it calls the replica started, and ever again.
+
+        Raises:
+            OSError: if the door is gone, which makes the replica of no use.
+        """
+        door = self._settings.door
+        if door is not None and (self._reported is None or self._reported.closed):
+            self._reported = await report(
+                door,
+                self._settings.group,
+                lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal),
+            )
+
+    async def present(self) -> bool:
+        """That a replica is there, for a door that asks through Ray."""
+        return True
 
     async def classify(
         self, picture: bytes, errands: Sequence[Errand], expires_at: float
@@ -306,6 +326,18 @@ def _mirrored(upright: Pixels) -> Pixels:
     """As `upright[:, ::-1]`, which NumPy takes forty times as long to copy: 0.3 ms, on the event loop."""
     mirrored: Pixels = cv2.flip(upright, 1)
     return mirrored
+
+
+def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:
+    """Decode and scale a picture of each usual format as all variants take it in, so that the first caller's finds what
+    that needs loaded.
+    """
+    size = round(1.5 * max(max(spec.height, spec.width) for spec in specs))
+    noise = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    for suffix in (".jpg", ".png"):
+        made, data = cv2.imencode(suffix, noise)
+        if made and size * size <= max_pixels:
+            deque(load_inputs(data.tobytes(), specs, max_pixels=max_pixels), maxlen=0)
 
 
 def _load(variant: Variant, settings: GroupSettings, threads: Executor) -> Model:

@@ -67,6 +67,9 @@ MAX_OPEN_FILES: Final = 65_536
 PER_ADDRESS: Final = 256
 """Connections from one address, unless set: eight edge nodes behind one translated address, or as many browsers as a
 company has. A sixteenth of all connections."""
+KEEP_ALIVE_S: Final = 75
+"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
+and no request is sent into a closing connection."""
 MAX_LEAVING: Final = 16
 """Refused connections that are still listened to, so that their callers get to read why; beyond this the oldest is cut
 off, which may lose the explanation but nothing else."""
@@ -237,6 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """Complete heads so far."""
     _hosts = 0
     """`Host` lines in the head under way."""
+    _host = b""
+    """The latest that was found well-formed."""
     _offered = False
     """The head under way offers another protocol."""
     _in_body = False
@@ -367,8 +372,9 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
-            if self._hosts > 1 or not _HOST(value):
+            if self._hosts > 1 or (value != self._host and not _HOST(value)):
                 raise BadField(f"Host: expected one header HOST[:PORT], got {value[:60]!r} (RFC 9112 §3.2)")
+            self._host = value
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadField(f"Transfer-Encoding: expected 'chunked', got {value[:60]!r}")
         elif name == b"expect" and value.lower() == b"100-continue":

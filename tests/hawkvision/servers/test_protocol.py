@@ -32,7 +32,7 @@ from tests.pictures import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 KEY = "a-key-of-the-node"
-ALLOWED = f"Authorization: Bearer {KEY}\r\n".encode()
+BEARER = f"Authorization: Bearer {KEY}\r\n".encode()
 FILES = 144
 """Leaves 16 connections."""
 
@@ -331,7 +331,7 @@ def test_an_offered_upgrade_may_arrive_in_any_pieces(impatient: ServerProcess) -
 
 def test_an_offer_with_100_continue_is_told_to_go_on(node: ServerProcess) -> None:
     picture = encoded()
-    head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\n" + ALLOWED + OFFERS["h2c"]
+    head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\n" + BEARER + OFFERS["h2c"]
     with connect(node, head + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(picture)) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(picture + GET)
@@ -423,9 +423,10 @@ def test_a_trailer_is_no_header(node: ServerProcess) -> None:
     head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     picture = encoded()
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(picture), picture)
-    trailers = b"Host: y\r\n" + ALLOWED + b"X-HawkVision-Colour: red\r\n\r\n"
+    trailers = b"Host: y\r\n" + BEARER + b"X-HawkVision-Colour: red\r\n\r\n"
     assert [reply.status for reply in ask(node, head + chunked + trailers)] == [401]
-    assert [reply.status for reply in ask(node, head + ALLOWED + chunked + trailers)] == [200]
+    allowed = head + BEARER
+    assert [reply.status for reply in ask(node, allowed + chunked + trailers)] == [200]
 
 
 @pytest.mark.parametrize("behind", [b"0\r\nX-A: ", b"0\r\nX-A", b"5;x="])
