@@ -16,6 +16,8 @@ import yaml
 
 from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.errors import ConfigError
+from hawkvision.process import running
+from tests.authority import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "a-key-that-was-filled-in"
@@ -175,6 +177,17 @@ def test_health_check_passes_on_a_live_node_and_fails_on_a_dead_one(edge: Any) -
 
     assert check(edge.port) == 0
     assert check(1) != 0
+
+
+def test_health_check_passes_on_a_node_that_speaks_tls(tmp_path: Path) -> None:
+    _, _, command = last_stage()["HEALTHCHECK"].partition(" CMD ")
+    words = msgspec.json.decode(command, type=list[str])
+    pair = Authority(tmp_path).certify("node", "node.example")
+    files = {"HAWKVISION_EDGE_TLS_CERTIFICATE": str(pair.certificate), "HAWKVISION_EDGE_TLS_KEY": str(pair.key)}
+    with running("edge", "--port", "0", "--backend", "noop", env=files) as node:
+        env = {"HAWKVISION_EDGE_PORT": str(node.port), **files}
+        asked = subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
 
 
 # --------------------------------------------------------------------------------------------------- compose
