@@ -80,8 +80,8 @@ def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
     load_catalog(config)  # the rungs exist, or the cluster would only find out while starting
     if config.tls_certificate is not None:
         raise ConfigError(
-            "dc.tls_certificate belongs to a tier on one machine: in a cluster the proxies of Ray Serve listen, and what "
-            "is in front of them ends TLS; set dc.allow_plain_http = true"
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster the proxies of Ray Serve listen, and "
+            "what is in front of them ends TLS; set dc.allow_plain_http = true"
         )
     defaults = msgspec.to_builtins(DatacenterConfig(), enc_hook=str)
     chosen = msgspec.to_builtins(config, enc_hook=str)
