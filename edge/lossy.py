@@ -12,7 +12,6 @@ received like that accepts the answer, it leaves, and what is still on its way i
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import time
 from collections import Counter
@@ -217,5 +216,5 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
 
 def _identity(config: EdgeConfig) -> Identity:
     if config.lossy_certificate is None or config.lossy_key is None:
-        return own_identity(datetime.datetime.now(datetime.UTC))
+        return own_identity()
     return load_identity(config.lossy_certificate, config.lossy_key)

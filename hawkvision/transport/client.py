@@ -22,6 +22,7 @@ from hawkvision.errors import BadField, HawkVisionError, Unauthorized
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Coded
 from hawkvision.transport.control import MAX_TEMPLATE, VERSION, CloseCode, Hello, Message, StreamAnswer, Welcome
+from hawkvision.transport.identity import pin_of
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.receiver import Status
@@ -92,8 +93,8 @@ class LossyClient:
 
         Args:
             port: the server's UDP port.
-            certificate: PEM of what the server's certificate must be or be signed by.
-            name: what the certificate must be made out to.
+            certificate: PEM, whose first certificate the server must show, bit for bit. Dates do not matter.
+            name: what is asked for in the handshake.
             routes: pairs of addresses to spread fragments over, at most `MAX_PATHS`.
             api_key: if the server asks for one.
             timeout_s: for all of it.
@@ -120,8 +121,12 @@ class LossyClient:
     async def _open(self, port: int, certificate: str, name: str, routes: Sequence[Route], api_key: str | None) -> None:
         for route in routes:
             self._sockets.append(await open_path(self._loop, route, port, self.datagram))
-        quic = QuicConnection(configuration=client_configuration(certificate, name))
-        self._protocol = ClientProtocol(quic, self)
+        try:
+            pin = pin_of(certificate)
+        except ValueError as error:
+            raise ConnectionLost(f"the certificate that was told of is no PEM certificate: {error}") from None
+        quic = QuicConnection(configuration=client_configuration(name))
+        self._protocol = ClientProtocol(quic, self, pin)
         self._protocol.connection_made(QuicWay(self.send_quic))  # type: ignore[arg-type]
         self._hello = Hello(VERSION, api_key)
         self._protocol.connect(self._sockets[0].remote)

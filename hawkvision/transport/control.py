@@ -36,6 +36,7 @@ class CloseCode:
     TOO_MANY: Final = 4
     WORN_OUT: Final = 5
     GOING_AWAY: Final = 6
+    UNTRUSTED: Final = 7
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

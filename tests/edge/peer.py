@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -152,7 +151,7 @@ class Peer:
         return web.Response(body=msgspec.json.encode(Transports(self.offer)), content_type="application/json")
 
     async def open_lossy(self) -> LossyServer:
-        identity = own_identity(datetime.datetime.now(datetime.UTC))
+        identity = own_identity()
         server = await LossyServer.start("127.0.0.1", 0, identity, self.infer_datagrams)
         self.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         return server

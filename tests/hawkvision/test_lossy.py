@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -49,7 +48,7 @@ class Server:
         """Lets what is asked as `later` be answered."""
 
     async def start(self, port: int = 0, api_key: str | None = None) -> None:
-        self.identity = own_identity(datetime.datetime.now(datetime.UTC))
+        self.identity = own_identity()
         self.udp = await LossyServer.start(
             "127.0.0.1", port, self.identity, self.answer, api_key=api_key, useful_side=256
         )

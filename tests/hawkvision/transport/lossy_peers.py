@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections.abc import AsyncIterator, Sequence
 
 from hawkvision.transport.client import LossyClient
@@ -13,7 +12,7 @@ from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Handler, Incoming
 from hawkvision.transport.udp import Route
 
-IDENTITY = own_identity(datetime.datetime.now(datetime.UTC))
+IDENTITY = own_identity()
 LOOPBACK = Route(None, "127.0.0.1")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import os
 import random
 import socket
@@ -17,7 +16,6 @@ from hawkvision.errors import ConfigError, Overloaded
 from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.frames import Fragment, encode
-from hawkvision.transport.identity import own_identity
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import MAX_SEALED, Sealer
 from hawkvision.transport.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
@@ -89,29 +87,6 @@ def test_the_handlers_refusal_is_the_callers_and_its_defect_is_nobody_elses() ->
             status, body = await client.ask(b"defect", PICTURE)
             assert (status, b"ZeroDivision" in body) == (Status.REFUSED, False)
             assert await client.ask(b"other", PICTURE) == (Status.OK, b"fine")
-
-    asyncio.run(scenario())
-
-
-def test_another_servers_certificate_is_refused() -> None:
-    stranger = own_identity(datetime.datetime.now(datetime.UTC))
-
-    async def scenario() -> None:
-        async with serving() as server:
-            with pytest.raises(ConnectionLost):
-                async with connected(server.port, certificate=stranger.pem):
-                    pass
-            assert not server.sessions
-
-    asyncio.run(scenario())
-
-
-def test_another_name_than_the_certificates_is_refused() -> None:
-    async def scenario() -> None:
-        async with serving() as server:
-            with pytest.raises(ConnectionLost):
-                async with connected(server.port, name="other.invalid"):
-                    pass
 
     asyncio.run(scenario())
 
