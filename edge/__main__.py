@@ -24,12 +24,12 @@ from edge.assembly import load_parts, open_node
 from edge.express import bounded_express
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
-from edge.protocol import Limits, connections_for, raise_open_files
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.protocol import Limits, connections_for, raise_open_files
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -11,7 +11,7 @@ and a task that wait for the body, headers checked on the way out) is much of wh
 So the head of a request that may be answered here is held back for a moment, while `Express` begins with what it says:
 a picture of 16 KB takes 0.15 ms on a wire of 1 Gbit/s. If its body is whole by then, `Express` gets it; if not, uvicorn
 goes on with it as if nothing had happened. Whatever is slow, large, pipelined, upgraded or malformed takes uvicorn's
-way. The bounds of `edge.protocol` hold for both.
+way. The bounds of `hawkvision.servers.protocol` hold for both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from edge.protocol import BoundedProtocol, Connections, Limits
 from hawkvision.errors import HawkVisionError
+from hawkvision.servers.protocol import BoundedProtocol, Connections, Limits
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""

@@ -28,6 +28,7 @@ L1 = frozenset(
         "hawkvision.pictures",
         "hawkvision.pictures_idx",
         "hawkvision.process",
+        "hawkvision.servers",
         "hawkvision.onnx_graph",
         "hawkvision.opencv",
     }

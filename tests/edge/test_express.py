@@ -16,7 +16,7 @@ from edge.express import HOLD_S
 from hawkvision.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
-from tests.edge.test_protocol import connect, replies, until_closed
+from tests.hawkvision.servers.test_protocol import connect, replies, until_closed
 from tests.hawkvision.vision.images import jpeg_with_size
 from tests.pictures import encoded
 

@@ -2,7 +2,7 @@
 
 Uvicorn with httptools reads a header of any size (and copies it again for every piece that arrives), waits for the end
 of a header for ever, and accepts connections until the process has no file descriptors left. This subclass adds what
-`edge/app.py` cannot see. A connection is always in one of four states:
+the application cannot see. A connection is always in one of four states:
 
     owing     the caller owes us something: a head, the rest of a body that was already refused, or to take the answer
               that we hold for it. Has a deadline.
@@ -42,7 +42,7 @@ from hawkvision.errors import (
     UriTooLong,
 )
 
-log = logging.getLogger("hawkvision.edge")
+log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers together; Apache takes 100 lines of 8 KiB, nginx 32 KiB, Node.js 16 KiB. The parser copies a

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES, connections_for
 from hawkvision.process import ServerProcess, running
+from hawkvision.servers.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES, connections_for
 from tests.edge.conftest import Caller, Reply
 from tests.pictures import encoded
 
@@ -33,7 +33,7 @@ def node() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[ServerProcess]:
-    with running("tests.edge.impatient") as server:
+    with running("tests.hawkvision.servers.impatient") as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""The edge's HTTP protocol with short limits in front of a small application, for tests that wait for them.
+"""The HTTP protocol with short limits in front of a small application, for tests that wait for them.
 
 `/early` answers before the body has come, `/medium` and `/large` with more than is written at once, `/open` with
 the number of open connections, the rest with the size of the body.
@@ -12,7 +12,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from edge.protocol import Limits, bounded
+from hawkvision.servers.protocol import Limits, bounded
 
 LIMITS = Limits(connections=64, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=0.5)
 
