@@ -27,8 +27,8 @@ from edge.node import EdgeNode
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
-from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.keys import Keys
 from hawkvision.servers.protocol import Limits, connections_for, raise_open_files
 
 log = logging.getLogger("hawkvision.edge")
@@ -84,8 +84,9 @@ async def serve(config: EdgeConfig) -> None:
         loaded = await asyncio.to_thread(load_parts, config, given_up)
         node = await open_node(config, loaded, metrics, clock)
         if config.lossy_port is not None:
-            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
-            app.transports = Transports(lossy.offer)
+            keys = Keys(config.api_key, where="edge.api_key")
+            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
+            app.transports = lossy.transports
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()

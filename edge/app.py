@@ -37,7 +37,7 @@ from hawkvision.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from hawkvision.hop import Transports
+from hawkvision.hop import TRANSPORT_PATH, Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
@@ -46,7 +46,7 @@ from hawkvision.vision.header import ImageHeader, probe_begun
 log = logging.getLogger("hawkvision.edge")
 
 CLASSIFY_PATH: Final = "/v1/classify"
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH})
 """Answered without a key: they say only whether the node is up."""
 
 _encode = msgspec.json.encode
@@ -68,9 +68,9 @@ class EdgeApp:
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
-        self.transports = Transports()
-        """What else the node listens to."""
-        self._rest = pages(self.ready_node, lambda: self.transports, metrics)
+        self.transports: Callable[[], Transports] = Transports
+        """What else the node listens to now."""
+        self._rest = pages(self.ready_node, lambda: self.transports(), metrics)
 
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""

@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -25,12 +26,13 @@ from edge.fields import with_stream
 from edge.node import EdgeNode
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import NotReady, Overloaded, TooLarge
-from hawkvision.hop import LossyOffer
+from hawkvision.hop import LossyOffer, Transports
 from hawkvision.metrics import EdgeMetrics, LossyCounts
+from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, load_identity, own_identity
+from hawkvision.transport.identity import Identity, identity_for
 from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
@@ -54,46 +56,74 @@ _encode = msgspec.json.encode
 class LossyDoor:
     """A node's end of the lossy transport. Made by `open`; close it."""
 
-    def __init__(self, app: EdgeApp, metrics: EdgeMetrics, max_body_bytes: int) -> None:
+    def __init__(self, app: EdgeApp, metrics: EdgeMetrics, max_body_bytes: int, keys: Keys) -> None:
+        self._keys = keys
         self._app = app
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._outcomes: Counter[str] = Counter()
         self._stopping = False
         self._server: LossyServer
+        self._files: tuple[Path | None, Path | None] = None, None
         self.offer: LossyOffer
         """What `GET /v1/transport` says of this door."""
 
     @classmethod
     async def open(
-        cls, config: EdgeConfig, port: int, app: EdgeApp, metrics: EdgeMetrics, useful_side: int
+        cls, config: EdgeConfig, port: int, app: EdgeApp, metrics: EdgeMetrics, useful_side: int, keys: Keys
     ) -> LossyDoor:
         """Listen on a UDP port of `config.host`; 0 takes a free one.
 
         Args:
-            config: host, key, certificate and bounds.
+            config: host, certificate and bounds.
             port: UDP.
             app: the HTTP door, whose node, bounds and counters this one shares.
             metrics: where to count.
             useful_side: pixels of the shorter side beyond which no rung gains anything.
+            keys: those of the HTTP door.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        door = cls(app, metrics, config.max_body_bytes)
-        identity = _identity(config)
-        door._server = server = await LossyServer.start(
+        door = cls(app, metrics, config.max_body_bytes, keys)
+        door._files = config.lossy_certificate, config.lossy_key
+        identity = identity_for(*door._files)
+        door._server = await LossyServer.start(
             config.host,
             port,
             identity,
             door.answer,
-            api_key=config.api_key,
+            keys=keys,
+            takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side,
             patience=PATIENCE,
         )
-        door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        door._offer(identity)
         metrics.watch_lossy(door._counts)
         return door
+
+    def _offer(self, identity: Identity) -> None:
+        self.offer = LossyOffer(self._server.port, identity.pem, identity.name, VERSION)
+
+    def transports(self) -> Transports:
+        """What `GET /v1/transport` says now."""
+        return Transports(self.offer)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The operator's certificate and key, if there are any; `reload` reads them again."""
+        return tuple(path for path in self._files if path is not None)
+
+    def reload(self) -> None:
+        """Show what the operator's files hold now to new callers, and offer that; callers inside notice nothing.
+
+        Raises:
+            ConfigError: if they cannot be used; then all stays as it was.
+        """
+        if self.files:
+            identity = identity_for(*self._files)
+            self._server.renew(identity)
+            self._offer(identity)
 
     def stop(self) -> None:
         """Take no more pictures; those under way are still answered."""
@@ -111,6 +141,7 @@ class LossyDoor:
         try:
             if self._stopping:
                 raise NotReady("the node is shutting down")
+            self._keys.admit(incoming.caller, INFER)
             node = self._app.ready_node()
             request = _request(incoming)
             arrived = incoming.arrived
@@ -212,9 +243,3 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
         until = max(incoming.deadline, incoming.started + PATIENCE.grace_s)
     await asyncio.wait((incoming.better,), timeout=max(0.0, until - time.monotonic()))
     return incoming.better.result() if incoming.better.done() else incoming
-
-
-def _identity(config: EdgeConfig) -> Identity:
-    if config.lossy_certificate is None or config.lossy_key is None:
-        return own_identity()
-    return load_identity(config.lossy_certificate, config.lossy_key)

@@ -11,7 +11,7 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -70,7 +70,7 @@ class Door:
 
     def __init__(self, catalog: Catalog, limits: DoorLimits) -> None:
         self.tier = Tier(catalog, limits.max_in_flight)
-        self.transports = Transports()
+        self.transports: Callable[[], Transports] = Transports
         """What else the tier listens to, for whoever asks."""
         self._limits = limits
 
@@ -116,11 +116,11 @@ class Door:
         if path == "/readyz":
             self.tier.ready_variants()
             return Response(b"ready", media_type="text/plain")
+        if path == TRANSPORT_PATH:
+            return _json(self.transports())
         self._authorize(request.headers.get("authorization"))
         if path == RUNGS_PATH:
             return _json(self.tier.catalog.listing())
-        if path == TRANSPORT_PATH:
-            return _json(self.transports)
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})

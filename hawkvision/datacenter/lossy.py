@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import time
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,10 +19,11 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import HawkVisionError, InternalError, TooLarge
-from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
+from hawkvision.hop import HopReply, HopRequest, LossyOffer, Transports, parse_hop_datagram
+from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, load_identity, own_identity
+from hawkvision.transport.identity import Identity, identity_for
 from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
@@ -44,33 +46,61 @@ GONE: Final = 499
 class LossyDoor:
     """The tier's end of the lossy transport. Made by `open`; close it."""
 
-    def __init__(self, tier: Tier, max_body_bytes: int) -> None:
+    def __init__(self, tier: Tier, max_body_bytes: int, keys: Keys) -> None:
+        self._keys = keys
         self._tier = tier
         self._max_body_bytes = max_body_bytes
         self._server: LossyServer | None = None
+        self._files: tuple[Path | None, Path | None] = None, None
         self.offer: LossyOffer
         """What `GET /v1/transport` says of this door."""
 
     @classmethod
-    async def open(cls, config: DatacenterConfig, port: int, tier: Tier) -> LossyDoor:
+    async def open(cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys) -> LossyDoor:
         """Listen on a UDP port of `config.host`; 0 takes a free one.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        door = cls(tier, config.max_body_bytes)
-        identity = _identity(config)
-        door._server = server = await LossyServer.start(
+        door = cls(tier, config.max_body_bytes, keys)
+        door._files = config.lossy_certificate, config.lossy_key
+        identity = identity_for(*door._files)
+        door._server = await LossyServer.start(
             config.host,
             port,
             identity,
             door.answer,
-            api_key=config.api_key,
+            keys=keys,
+            takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             patience=Patience(reserve_s=RESERVE_S),
         )
-        door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        door._offer(identity)
         return door
+
+    def _offer(self, identity: Identity) -> None:
+        assert self._server is not None, "made by open"
+        self.offer = LossyOffer(self._server.port, identity.pem, identity.name, VERSION)
+
+    def transports(self) -> Transports:
+        """What `GET /v1/transport` says now."""
+        return Transports(self.offer)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The operator's certificate and key, if there are any; `reload` reads them again."""
+        return tuple(path for path in self._files if path is not None)
+
+    def reload(self) -> None:
+        """Show what the operator's files hold now to new callers, and offer that; callers inside notice nothing.
+
+        Raises:
+            ConfigError: if they cannot be used; then all stays as it was.
+        """
+        if self.files and self._server is not None:
+            identity = identity_for(*self._files)
+            self._server.renew(identity)
+            self._offer(identity)
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         """The reply to one picture.
@@ -81,6 +111,7 @@ class LossyDoor:
         started = time.perf_counter()
         variant, status, trace = None, GONE, None
         try:
+            self._keys.admit(incoming.caller, INFER)
             asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
             variant = asked.variant
             best = await _at_its_best(incoming)
@@ -137,9 +168,3 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
         patience_s = max(0.0, incoming.deadline - asyncio.get_running_loop().time())
     await asyncio.wait((incoming.better,), timeout=patience_s)
     return incoming.better.result() if incoming.better.done() else incoming
-
-
-def _identity(config: DatacenterConfig) -> Identity:
-    if config.lossy_certificate is None or config.lossy_key is None:
-        return own_identity()
-    return load_identity(config.lossy_certificate, config.lossy_key)

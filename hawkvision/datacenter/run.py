@@ -48,8 +48,8 @@ from hawkvision.datacenter.door import Door, make_door
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.hop import Transports
 from hawkvision.manifest import cache_dir
+from hawkvision.servers.keys import Keys
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
@@ -134,9 +134,11 @@ async def _serve(
     if stopping.is_set():
         stop.set()
     door = make_door(config, catalog)
-    lossy = None if config.lossy_port is None else await LossyDoor.open(config, config.lossy_port, door.tier)
-    if lossy is not None:
-        door.transports = Transports(lossy.offer)
+    lossy = None
+    if config.lossy_port is not None:
+        keys = Keys(config.api_key, where="dc.api_key")
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, keys)
+        door.transports = lossy.transports
     server = _Server(
         uvicorn.Config(
             door.asgi,

@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives import hashes
 
 from hawkvision.transport.wire import WireError
 
+KEY_PROOF: Final = b"EXPORTER-hawkvision-key-proof"
+"""The label of what `hello` proves a key over."""
 MASTER_GENERATION: Final = 3
 """Of a key schedule at its master secret: early, handshake, master."""
 

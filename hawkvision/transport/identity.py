@@ -74,6 +74,17 @@ def own_identity() -> Identity:
     return Identity((certificate,), key, SERVER_NAME)
 
 
+def identity_for(certificate: Path | None, key: Path | None) -> Identity:
+    """An operator's, if files are given, else a fresh one.
+
+    Raises:
+        ConfigError: as `load_identity`.
+    """
+    if certificate is None or key is None:
+        return own_identity()
+    return load_identity(certificate, key)
+
+
 def load_identity(certificate: Path, key: Path) -> Identity:
     """An operator's certificate and key.
 

@@ -32,6 +32,8 @@ from hawkvision.transport.wire import WireError
 
 IDLE_S: Final = 30.0
 MAX_CLIENT_TEMPLATES: Final = 255
+MAX_UNREAD: Final = 128 * 1024
+"""Bytes that a client may send out of order before it has shown a key: with `MAX_HALF_OPEN` connections 32 MB."""
 
 
 def server_configuration(identity: Identity) -> QuicConfiguration:
@@ -44,6 +46,8 @@ def server_configuration(identity: Identity) -> QuicConfiguration:
         certificate=identity.chain[0],
         certificate_chain=list(identity.chain[1:]),
         private_key=identity.key,
+        max_data=MAX_UNREAD,
+        max_stream_data=MAX_UNREAD,
     )
 
 

@@ -1,7 +1,7 @@
 """The server of the lossy transport: one UDP port, and who gets in by it.
 
     datagram ─► _Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
-                                └─ QUIC ──► _ServerProtocol ── Hello ─► version, API key, room ─► a `Session`
+                                └─ QUIC ──► _ServerProtocol ── Hello ─► version, key, room ─► a `Session`
 
 Everything that decides is in `channel`, `receiver` and `answering`, which know neither sockets nor clocks.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import ipaddress
 import os
 from collections import Counter
@@ -24,7 +23,20 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
 
 from hawkvision.errors import ConfigError
-from hawkvision.transport.control import VERSION, CloseCode, Hello, Message, Tables, Template, Welcome
+from hawkvision.servers.keys import INFER, Caller, Keys
+from hawkvision.transport.control import (
+    MAX_HELLO,
+    MAX_MESSAGE,
+    SENT_KEY_VERSION,
+    VERSION,
+    CloseCode,
+    Hello,
+    Message,
+    Tables,
+    Template,
+    Welcome,
+)
+from hawkvision.transport.exporter import KEY_PROOF
 from hawkvision.transport.identity import Identity
 from hawkvision.transport.quic import ControlProtocol, server_configuration
 from hawkvision.transport.receiver import STRICT, Budget, Patience, Status
@@ -60,6 +72,7 @@ class _ServerProtocol(ControlProtocol):
 
     def __init__(self, quic: QuicConnection, server: LossyServer, network: str) -> None:
         super().__init__(quic)
+        self._reader.most = MAX_HELLO
         self._server = server
         self.network = network
         """Where it comes from, see `network_of`."""
@@ -93,8 +106,8 @@ class _ServerProtocol(ControlProtocol):
 
     def _take(self, message: Message) -> None:
         match message, self.session:
-            case Hello(version, api_key), None:
-                self._welcome(version, api_key)
+            case Hello() as hello, None:
+                self._welcome(hello)
             case Template(number, request), Session() as session:
                 session.receiver.register_template(number, request)
                 session.soon()
@@ -104,22 +117,40 @@ class _ServerProtocol(ControlProtocol):
             case _:
                 raise WireError(f"a {type(message).__name__} message is out of place here")
 
-    def _welcome(self, version: int, api_key: str | None) -> None:
-        if version != VERSION:
-            self._refuse(CloseCode.VERSION, f"this end speaks version {VERSION}")
+    def _welcome(self, hello: Hello) -> None:
+        keys = self._server.keys
+        if hello.version == VERSION:
+            caller = keys.by_proof(hello.proof or b"", self.exporter.export(KEY_PROOF))
+        elif hello.version == SENT_KEY_VERSION and (self._server.takes_sent_keys or not keys.required):
+            caller = keys.identify(None if hello.api_key is None else hello.api_key.encode())
+        else:
+            self._refuse(CloseCode.VERSION, _version_refusal(hello.version))
             return
-        expected = self._server.api_key
-        if expected is not None and not hmac.compare_digest((api_key or "").encode(), expected.encode()):
+        if caller is None:
+            keys.refused()  # counted
             self._refuse(CloseCode.UNAUTHORIZED, "missing or wrong API key")
             return
-        session = self._server.open(self)
+        if not caller.scopes & INFER:
+            self._refuse(CloseCode.UNAUTHORIZED, f"the API key {caller.name!r} lacks the scope 'infer'")
+            return
+        session = self._server.open(self, caller)
         if session is None:
             self._refuse(CloseCode.TOO_MANY, f"{MAX_SESSIONS} sessions are open")
             return
         self._hello.cancel()
+        self._reader.most = MAX_MESSAGE
         self.session = session
         client, server = session.secrets
         self.tell(Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side))
+
+
+def _version_refusal(version: int) -> str:
+    if version != SENT_KEY_VERSION:
+        return f"this end speaks version {VERSION}, not {version}"
+    return (
+        f"version {version} sends the API key itself to whoever answers; expected version {VERSION}: "
+        "the client needs an update, or this end lossy_accept_sent_keys meanwhile"
+    )
 
 
 def network_of(address: str) -> str:
@@ -167,9 +198,12 @@ class _Demultiplexer(QuicServer):
 class LossyServer:
     """Listens for pictures. Made by `start`; close it."""
 
-    def __init__(self, handler: Handler, *, api_key: str | None, useful_side: int, patience: Patience) -> None:
+    def __init__(
+        self, handler: Handler, *, keys: Keys, takes_sent_keys: bool, useful_side: int, patience: Patience
+    ) -> None:
         self.handler = handler
-        self.api_key = api_key
+        self.keys = keys
+        self.takes_sent_keys = takes_sent_keys
         self.useful_side = useful_side
         self.patience = patience
         self.budget = Budget(TOTAL_BYTES)
@@ -191,7 +225,8 @@ class LossyServer:
         identity: Identity,
         handler: Handler,
         *,
-        api_key: str | None = None,
+        keys: Keys | None = None,
+        takes_sent_keys: bool = False,
         useful_side: int = 256,
         patience: Patience = STRICT,
     ) -> LossyServer:
@@ -202,14 +237,21 @@ class LossyServer:
             port: UDP port.
             identity: the certificate.
             handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
-            api_key: asked of every client, if given.
+            keys: of which every client must have one that may infer; None asks for none. Who `handler` admits, it says.
+            takes_sent_keys: also let in clients of version 1, which send the key itself.
             useful_side: told to clients.
             patience: how long pictures with a deadline are let come in.
 
         Raises:
             ConfigError: if the address cannot be bound.
         """
-        server = cls(handler, api_key=api_key, useful_side=useful_side, patience=patience)
+        server = cls(
+            handler,
+            keys=keys or Keys(),
+            takes_sent_keys=takes_sent_keys,
+            useful_side=useful_side,
+            patience=patience,
+        )
         configuration = server_configuration(identity)
         loop = asyncio.get_running_loop()
 
@@ -229,6 +271,11 @@ class LossyServer:
             raise ConfigError(f"cannot listen on UDP {host}:{port}: {error.strerror or error}") from None
         server.transport, server._endpoint = transport, protocol
         return server
+
+    def renew(self, identity: Identity) -> None:
+        """Show another certificate from now on; connections that are open go on."""
+        assert self._endpoint is not None, "made by start"
+        self._endpoint._configuration = server_configuration(identity)
 
     @property
     def port(self) -> int:
@@ -264,14 +311,14 @@ class LossyServer:
             self._half_open[protocol.network] -= 1
             self._half_open += Counter()  # without those that have none
 
-    def open(self, protocol: _ServerProtocol) -> Session | None:
+    def open(self, protocol: _ServerProtocol, caller: Caller) -> Session | None:
         """A session for a client that said hello; None if there are too many."""
         if len(self.sessions) >= MAX_SESSIONS:
             return None
         number = int.from_bytes(os.urandom(4))
         while number in self.sessions:
             number = int.from_bytes(os.urandom(4))
-        session = self.sessions[number] = Session(self, number, protocol, monotonic())
+        session = self.sessions[number] = Session(self, number, protocol, caller, monotonic())
         self._heard(protocol)
         return session
 

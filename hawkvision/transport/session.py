@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from hawkvision.errors import HawkVisionError, InternalError
+from hawkvision.servers.keys import NOBODY_ASKED, Caller
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived
 from hawkvision.transport.control import CloseCode, StreamAnswer
@@ -51,6 +52,8 @@ class Incoming:
     """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
     say: Callable[[bytes], None] = _said_to_nobody
     """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
+    caller: Caller = NOBODY_ASKED
+    """Whose picture it is: `Keys.admit` says whether it may still be answered."""
 
 
 Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
@@ -70,8 +73,9 @@ class Host(Protocol):
 class Session:
     """One client: its receiver, its addresses, and the tasks that answer its pictures."""
 
-    def __init__(self, server: Host, number: int, protocol: ControlProtocol, now: float) -> None:
+    def __init__(self, server: Host, number: int, protocol: ControlProtocol, caller: Caller, now: float) -> None:
         self.number = number
+        self.caller = caller
         self.secrets = (Secret.random(), Secret.random())  # the client's, ours
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
         self.receiver = Receiver(channel, server.budget)
@@ -149,6 +153,7 @@ class Session:
             picture.started,
             picture.deadline,
             say=partial(self._say, picture.number),
+            caller=self.caller,
         )
         if better is not None:
             if not better.done():

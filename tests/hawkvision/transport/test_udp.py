@@ -23,7 +23,7 @@ from hawkvision.transport.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.wire import WireError
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
-from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK, connected, echo, serving
+from tests.hawkvision.transport.lossy_peers import IDENTITY, connected, echo, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until
 
@@ -87,28 +87,6 @@ def test_the_handlers_refusal_is_the_callers_and_its_defect_is_nobody_elses() ->
             status, body = await client.ask(b"defect", PICTURE)
             assert (status, b"ZeroDivision" in body) == (Status.REFUSED, False)
             assert await client.ask(b"other", PICTURE) == (Status.OK, b"fine")
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("given", [None, "", "wrong", "sésame"])
-def test_a_wrong_key_is_unauthorized(given: str | None) -> None:
-    async def scenario() -> LossyClient:
-        client = LossyClient()
-        async with serving(api_key="sesame") as server:
-            with pytest.raises(ConnectionLost, match="API key"):
-                await client._open(server.port, IDENTITY.pem, IDENTITY.name, [LOOPBACK], given)
-            await client.close()
-            assert not server.sessions
-        return client
-
-    assert asyncio.run(scenario()).unauthorized
-
-
-def test_the_right_key_lets_in() -> None:
-    async def scenario() -> None:
-        async with serving(api_key="sésame") as server, connected(server.port, api_key="sésame") as client:
-            assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
 
     asyncio.run(scenario())
 
