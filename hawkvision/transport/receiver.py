@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from hawkvision.transport.addresses import Address
 from hawkvision.transport.answering import MAX_ANSWER_BYTES, Answering, Interims, Part
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived, Complete, Expired, Kind, PictureFormat, decode, missing
@@ -178,9 +179,9 @@ class Receiver:
         self._registered_bytes += len(content)
         known[number] = content
 
-    def receive(self, header: Header, datagram: bytes, now: float) -> bool:
-        """Take a datagram in; whether it was authentic."""
-        frames = self.channel.receive(header, datagram, now)
+    def receive(self, header: Header, datagram: bytes, now: float, address: Address = None) -> bool:
+        """Take a datagram in that came from there; whether it was authentic."""
+        frames = self.channel.receive(header, datagram, now, address)
         if frames is None:
             return False
         for frame in frames:

@@ -1,6 +1,6 @@
 """One client, as the server has it: its receiver, its addresses, and a task for every picture that is being answered.
 
-    sealed datagrams ─► Receiver ─► Incoming ─► handler ─► answer ─► datagrams, to each path's newest address
+    sealed datagrams ─► Receiver ─► Incoming ─► handler ─► answer ─► datagrams, to each path's address (`addresses.py`)
                                                               └────► the control stream, if no report confirms them
 
 A session is opened by a client's hello and ends with its QUIC connection (`server.py`).
@@ -82,7 +82,6 @@ class Session:
         self.receiver.patience = server.patience
         self._server = server
         self._protocol = protocol
-        self._addresses: dict[int, Any] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._better: dict[int, asyncio.Future[Incoming]] = {}
         self._loop = asyncio.get_running_loop()
@@ -92,15 +91,8 @@ class Session:
 
     def datagram(self, header: Header, data: bytes, address: Any) -> None:
         """Take a sealed datagram in."""
-        if not self.receiver.receive(header, data, monotonic()):
-            return
-        known = self._addresses.get(header.path)
-        if known != address:
-            # Only authentic datagrams come here; the newest address counts once it has proven that it receives.
-            if known is not None:
-                self.receiver.channel.moved(header.path, len(data), monotonic())
-            self._addresses[header.path] = address
-        self.soon()
+        if self.receiver.receive(header, data, monotonic(), address):
+            self.soon()
 
     @property
     def answering(self) -> bool:
@@ -139,8 +131,13 @@ class Session:
         self._server.stirred.set()
 
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
+        channel = self.receiver.channel
+        for address, datagram in channel.asides:
+            self._server.sent_bytes += len(datagram)
+            send(transport, datagram, address)
+        channel.asides.clear()
         for path, datagram in self.receiver.poll(now):
-            if (address := self._addresses.get(path)) is not None:
+            for address in channel.paths[path].where.destinations(len(datagram), now):
                 self._server.sent_bytes += len(datagram)
                 send(transport, datagram, address)
 

@@ -15,9 +15,9 @@ import pytest
 from hawkvision.errors import ConfigError, Overloaded
 from hawkvision.transport.client import ConnectionLost, LossyClient
 from hawkvision.transport.coding import Complete, Partial
-from hawkvision.transport.frames import Fragment, encode
+from hawkvision.transport.frames import Fragment, Ping, encode
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.seal import MAX_SEALED, Sealer
+from hawkvision.transport.seal import MAX_SEALED, Sealer, peek
 from hawkvision.transport.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
 from hawkvision.transport.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.wire import WireError
@@ -281,15 +281,35 @@ def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> No
         async with serving() as server, connected(server.port) as client:
             await client.ask(b"cats", PICTURE)
             (session,) = server.sessions.values()
-            before = dict(session._addresses)
+            before = session.receiver.channel.paths[0].where.used.address
             forger = Sealer(session.number, type(session.secrets[0]).random())
             fragment = encode(Fragment(99, 0, PICTURE.format, 0, 0, 0, b"", PICTURE.symbols[0]))
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 for sequence in range(100):
                     stranger.sendto(forger.seal(0, 1000 + sequence, fragment), ("127.0.0.1", server.port))
                 await until(lambda: session.receiver.channel.dropped >= 100)
-            assert session._addresses == before
+            assert session.receiver.channel.paths[0].where.used.address == before
+            assert session.receiver.channel.paths[0].where.claim is None
             assert not session.receiver._assembling
+
+    asyncio.run(scenario())
+
+
+def test_an_overtaken_datagram_from_elsewhere_does_not_move_the_session() -> None:
+    async def scenario() -> None:
+        async with serving() as server, connected(server.port) as client:
+            await client.ask(b"cats", PICTURE)
+            (session,) = server.sessions.values()
+            channel, where = session.receiver.channel, session.receiver.channel.paths[0].where
+            await until(lambda: where.used.proven)
+            late = client.sender.channel.tell(client.sender.channel.paths[0], encode(Ping()))
+            await client.ask(b"cats", PICTURE)  # overtakes it
+            received = channel.paths[0].received
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as elsewhere:
+                elsewhere.sendto(late, ("127.0.0.1", server.port))
+                await until(lambda: peek(late).sequence in received)
+            assert where.claim is None
+            assert where.used.address[1] == client._sockets[0].transport.get_extra_info("sockname")[1]
 
     asyncio.run(scenario())
 
@@ -311,7 +331,8 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
                         datagram = channel.send(channel.paths[0], encode(fragment), time.monotonic())
                         sent += victim.sendto(datagram, ("127.0.0.1", server.port))
                     await asyncio.sleep(0)
-                await until(lambda: session._addresses[0][1] == victim.getsockname()[1])
+                where = session.receiver.channel.paths[0].where
+                await until(lambda: where.claim is not None and where.claim.address[1] == victim.getsockname()[1])
                 deadline = time.monotonic() + 1.0
                 while time.monotonic() < deadline:
                     await asyncio.sleep(0.02)
@@ -319,6 +340,8 @@ def test_an_unproven_address_gets_at_most_three_times_what_it_sent() -> None:
                         while True:
                             received += len(victim.recv(2000))
             assert 0 < received <= 3 * sent
+            assert where.used.address[1] == client._sockets[0].transport.get_extra_info("sockname")[1]
+            assert await client.ask(b"cats", PICTURE) == (Status.OK, b"cats ")
 
     asyncio.run(scenario())
 
