@@ -206,7 +206,8 @@ class LossyDoor:
         return LossyCounts(
             {**self._outcomes, **refused},
             len(self._server.sessions),
-            traffic.dropped,
+            {str(reason): n for reason, n in traffic.drops.items()},
+            self._server.refused_callers,
             traffic.received_bytes,
             traffic.sent_bytes,
         )

@@ -28,9 +28,19 @@ class LossyCounts:
     pictures: Mapping[str, int]
     """By what came of them: complete, partial, cancelled, and the transport's refusals."""
     sessions: int
-    dropped_datagrams: int
+    dropped_datagrams: Mapping[str, int]
+    """By why."""
+    refused_callers: Mapping[str, int]
+    """By why their hello was not welcome."""
     received_bytes: int
     sent_bytes: int
+
+
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=("reason",))
+    for reason, n in sorted(counts.items()):
+        family.add_metric((reason,), n)
+    return family
 
 
 class _LossyDoor(Collector):
@@ -49,8 +59,11 @@ class _LossyDoor(Collector):
             pictures.add_metric((outcome,), n)
         yield pictures
         yield GaugeMetricFamily("hawkvision_lossy_sessions", "Callers connected for datagrams", counts.sessions)
-        yield CounterMetricFamily(
-            "hawkvision_lossy_dropped_datagrams", "Datagrams of no session, or broken", counts.dropped_datagrams
+        yield _by_reason(
+            "hawkvision_lossy_dropped_datagrams", "Datagrams of strangers, or broken", counts.dropped_datagrams
+        )
+        yield _by_reason(
+            "hawkvision_lossy_refused_callers", "Callers that were not let in for datagrams", counts.refused_callers
         )
         yield CounterMetricFamily(
             "hawkvision_lossy_received_bytes", "Bytes of datagrams received", counts.received_bytes

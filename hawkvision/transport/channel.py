@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -35,7 +36,7 @@ from hawkvision.transport.frames import (
 )
 from hawkvision.transport.pacing import Arrival, RateController
 from hawkvision.transport.seal import Header, Opener, Sealer, Secret
-from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
+from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, Drop, WireError
 
 REORDERING: Final = 8
 """Datagrams that may overtake one before it counts as lost. QUIC takes 3; jitter on radio links reorders more, and a
@@ -182,7 +183,7 @@ class Channel(Generic[Token]):
         """Datagrams that answer the peer at once: (path, datagram)."""
         self.asides: list[tuple[Address, bytes]] = []
         """Datagrams to addresses that claim to be a path's; the owner sends them before all others."""
-        self.dropped = 0
+        self.drops = Counter[Drop]()
         """Datagrams that were forged, damaged, replayed or malformed."""
         self._made_at = now
 
@@ -204,8 +205,8 @@ class Channel(Generic[Token]):
         `address` is where it came from; an end whose sockets hear one peer only gives none.
         """
         payload = self._opener.open(header, datagram)
-        if payload is None:
-            self.dropped += 1
+        if isinstance(payload, Drop):
+            self.drops[payload] += 1
             return None
         path = self.path(header.path, now, proven=False)
         place = path.where.came(address, len(datagram), now, newest=header.sequence > path.largest)
@@ -233,7 +234,7 @@ class Channel(Generic[Token]):
                         frames.append(frame)
                 eliciting = True
         except WireError:
-            self.dropped += 1
+            self.drops[Drop.MALFORMED] += 1
         self._note_arrival(path, header.sequence, now, eliciting=eliciting)
         if place is not None:
             if challenged is not None and place.may_send(SMALL):  # one of a datagram's: 130 fit, and would amplify

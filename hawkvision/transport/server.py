@@ -19,8 +19,10 @@ from time import monotonic
 from typing import Any, Final
 
 from aioquic.asyncio.server import QuicServer
+from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # its stub does not re-export it
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataReceived
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 from hawkvision.errors import ConfigError
 from hawkvision.servers.keys import INFER, Caller, Keys
@@ -37,13 +39,14 @@ from hawkvision.transport.control import (
     Welcome,
 )
 from hawkvision.transport.exporter import KEY_PROOF
+from hawkvision.transport.gate import Gate
 from hawkvision.transport.identity import Identity
 from hawkvision.transport.quic import ControlProtocol, server_configuration
 from hawkvision.transport.receiver import STRICT, Budget, Patience, Status
 from hawkvision.transport.seal import is_sealed, peek
 from hawkvision.transport.session import Handler, Session
 from hawkvision.transport.udp import bind
-from hawkvision.transport.wire import WireError
+from hawkvision.transport.wire import Drop, WireError
 
 MAX_SESSIONS: Final = 1024
 MAX_HALF_OPEN: Final = 256
@@ -51,6 +54,19 @@ MAX_HALF_OPEN: Final = 256
 MAX_HALF_OPEN_EACH: Final = 32
 """Of those, from one address, or one /64 of IPv6: Retry has shown that it is theirs, and one must not keep all out."""
 HELLO_TIMEOUT_S: Final = 5.0
+SMALLEST_INITIAL: Final = 1200
+"""Bytes of a datagram that begins a connection (RFC 9000 §14.1)."""
+SHORTEST_QUIC: Final = 21
+"""Bytes of a packet (RFC 9000 §10.3, RFC 9001 §5.4.2)."""
+REASONS: Final = {
+    CloseCode.PROTOCOL: "protocol",
+    CloseCode.UNAUTHORIZED: "unauthorized",
+    CloseCode.VERSION: "version",
+    CloseCode.TOO_MANY: "too_many",
+}
+"""What metrics call the refusal of a caller."""
+LONG_HEADER: Final = 0x80
+FIXED_BIT: Final = 0x40
 TOTAL_BYTES: Final = 128 * 1024 * 1024
 """Unfinished pictures of all sessions."""
 
@@ -63,8 +79,8 @@ class Traffic:
     """QUIC's included."""
     sent_bytes: int
     """Sealed datagrams."""
-    dropped: int
-    """Datagrams that were no session's, forged, damaged, replayed or malformed."""
+    drops: Mapping[Drop, int]
+    """Datagrams that were of no use, by why."""
 
 
 class _ServerProtocol(ControlProtocol):
@@ -102,6 +118,8 @@ class _ServerProtocol(ControlProtocol):
 
     def _refuse(self, code: int, why: str) -> None:
         self._refused = True
+        if self.session is None:
+            self._server.refused_callers[REASONS[code]] += 1
         self.close(code, why)
 
     def _take(self, message: Message) -> None:
@@ -170,29 +188,70 @@ class _Demultiplexer(QuicServer):
     network = ""
     """Where the datagram comes from that is being taken in."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._gate = Gate(self._loop.time())
+
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
-        """Route one datagram; what cannot be is dropped, for its sender may be forged."""
+        """Route one datagram; what cannot be is dropped and counted, for its sender may be forged."""
         assert isinstance(data, bytes)
         self.lossy.received_bytes += len(data)
         if not is_sealed(data):
-            # Long headers carry connection ids with their length. Those half open already may finish.
-            long = len(data) > 5 and data[0] & 0x80
-            if long and data[6 : 6 + data[5]] not in self._protocols:
-                self.network = network_of(addr[0])
-                if self.lossy.is_full(self.network):
-                    return
-            super().datagram_received(data, addr)
+            drop = self._stranger(data, addr)
+            if drop is None:
+                super().datagram_received(data, addr)
+            else:
+                self.lossy.drops[drop] += 1
             return
         try:
             header = peek(data)
         except WireError:
-            self.lossy.dropped += 1
+            self.lossy.drops[Drop.MALFORMED] += 1
             return
         session = self.lossy.sessions.get(header.session)
         if session is None:
-            self.lossy.dropped += 1
+            self.lossy.drops[Drop.NO_SESSION] += 1
         else:
             session.datagram(header, data, addr)
+
+    def _stranger(self, data: bytes, addr: Any) -> Drop | None:
+        """Why QUIC is not given a datagram; None for those of its connections, and of whoever may begin one."""
+        if len(data) < SHORTEST_QUIC or not data[0] & FIXED_BIT:
+            return Drop.MALFORMED
+        long = bool(data[0] & LONG_HEADER)
+        # Long headers carry connection ids with their length; short ones have ours, which are of one length.
+        length = data[5] if long else self._configuration.connection_id_length
+        begin = 6 if long else 1
+        if data[begin : begin + length] in self._protocols:
+            return None
+        if not long:
+            return Drop.NO_CONNECTION
+        try:
+            header = pull_quic_header(Buffer(data=data))
+        except ValueError:  # a buffer that ends too soon is one as well
+            return Drop.MALFORMED
+        if not header.version:  # an answer to a version of ours that was none; we ask nothing
+            return Drop.MALFORMED
+        known = header.version in self._configuration.supported_versions
+        if known and header.packet_type != QuicPacketType.INITIAL:
+            return Drop.NO_CONNECTION
+        if len(data) < SMALLEST_INITIAL:  # no answer may be larger than what asks for it (RFC 9000 §14.1, §6.1)
+            return Drop.MALFORMED
+        now = self._loop.time()
+        if known and header.token:
+            assert self._retry is not None, "tokens are what was asked for"
+            try:
+                self._retry.validate_token(
+                    address=addr, destination_cid=header.destination_cid, token=header.token, now=now
+                )
+            except ValueError:
+                self.lossy.drops[Drop.BAD_TOKEN] += 1  # which QUIC says to him, lest he wait
+                return None if self._gate.may_retry(now) else Drop.CROWDED
+            self.network = network_of(addr[0])
+            may = not self.lossy.is_full(self.network) and self._gate.may_begin(self.network, now)
+        else:
+            may = self._gate.may_retry(now)
+        return None if may else Drop.CROWDED
 
 
 class LossyServer:
@@ -208,7 +267,10 @@ class LossyServer:
         self.patience = patience
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, Session] = {}
-        self.received_bytes = self.sent_bytes = self.dropped = 0
+        self.received_bytes = self.sent_bytes = 0
+        self.drops = Counter[Drop]()
+        """Datagrams that were nobody's, and those of sessions that are over."""
+        self.refused_callers: dict[str, int] = dict.fromkeys(REASONS.values(), 0)
         self.stirred = asyncio.Event()
         """Set by every session that did something: what `drain` waits for."""
         self._protocols: set[_ServerProtocol] = set()
@@ -256,7 +318,7 @@ class LossyServer:
         loop = asyncio.get_running_loop()
 
         def endpoint() -> _Demultiplexer:
-            made = _Demultiplexer(
+            made: _Demultiplexer = _Demultiplexer(
                 configuration=configuration,
                 create_protocol=lambda quic, **_: server.connect(quic, made.network),
                 retry=True,
@@ -352,13 +414,16 @@ class LossyServer:
 
     def traffic(self) -> Traffic:
         """What came and went so far."""
-        dropped = self.dropped + sum(session.receiver.channel.dropped for session in self.sessions.values())
-        return Traffic(self.received_bytes, self.sent_bytes, dropped)
+        drops = Counter(dict.fromkeys(Drop, 0))
+        drops.update(self.drops)
+        for session in self.sessions.values():
+            drops.update(session.receiver.channel.drops)
+        return Traffic(self.received_bytes, self.sent_bytes, drops)
 
     def forget(self, session: Session) -> None:
         """The client is gone."""
         if self.sessions.pop(session.number, None) is not None:
-            self.dropped += session.receiver.channel.dropped
+            self.drops.update(session.receiver.channel.drops)
         session.close()
         self.stirred.set()
 

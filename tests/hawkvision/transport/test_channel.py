@@ -30,7 +30,7 @@ from hawkvision.transport.frames import (
     encode,
 )
 from hawkvision.transport.seal import peek
-from hawkvision.transport.wire import MAX_DATAGRAM
+from hawkvision.transport.wire import MAX_DATAGRAM, Drop
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, SESSION, Peer
 from tests.hawkvision.transport.test_frames import reports
 
@@ -189,7 +189,7 @@ def test_a_report_of_what_was_never_sent_changes_nothing() -> None:
     end.receive(*peer.seal(report_of(range(2))), BEGIN + 0.01)
     end.receive(*peer.seal(report_of([0], path=3)), BEGIN + 0.01)
     assert not end.delivered
-    assert end.dropped == 2
+    assert end.drops == {Drop.MALFORMED: 2}
     assert end.paths[0].rate.rtt_s is None
 
 
@@ -198,7 +198,7 @@ def test_a_replayed_datagram_counts_once() -> None:
     header, datagram = peer.seal(Ping())
     assert end.receive(header, datagram, BEGIN) == []
     assert end.receive(header, datagram, BEGIN) is None
-    assert end.dropped == 1
+    assert end.drops == {Drop.REPLAYED: 1}
     assert end.paths[0].untold == 1
 
 

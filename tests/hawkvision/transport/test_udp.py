@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
@@ -20,7 +21,8 @@ from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import MAX_SEALED, Sealer, peek
 from hawkvision.transport.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
 from hawkvision.transport.session import MAX_UNACKNOWLEDGED, Incoming
-from hawkvision.transport.wire import WireError
+from hawkvision.transport.udp import Route
+from hawkvision.transport.wire import Drop, WireError
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.transport.lossy_peers import IDENTITY, connected, echo, serving
@@ -276,6 +278,105 @@ def test_garbage_from_many_addresses_harms_nobody() -> None:
     asyncio.run(scenario())
 
 
+def initial(token: bytes = b"", version: bytes = b"\0\0\0\1", size: int = 1200) -> bytes:
+    """What looks like the first datagram of a QUIC connection."""
+    ids = b"\x08" + os.urandom(8) + b"\x08" + os.urandom(8)
+    head = b"\xc0" + version + ids + (0x4000 | len(token)).to_bytes(2) + token
+    return head + (0x4000 | size - len(head) - 2).to_bytes(2) + bytes(size - len(head) - 2)
+
+
+@pytest.mark.parametrize(
+    ("stranger", "reason", "answer_bytes"),
+    [
+        (b"", Drop.MALFORMED, 0),
+        (b"\x11" + bytes(20), Drop.MALFORMED, 0),
+        (b"\x11" + bytes(1300), Drop.MALFORMED, 0),
+        (b"\x11" + b"none" + bytes(60), Drop.NO_SESSION, 0),
+        (b"\x20" + bytes(1199), Drop.MALFORMED, 0),
+        (b"\x40" + bytes(1199), Drop.NO_CONNECTION, 0),
+        (b"\x40" + bytes(10), Drop.MALFORMED, 0),
+        (b"\xe0\0\0\0\1\x08" + bytes(8) + b"\0\x40\x20" + bytes(32), Drop.NO_CONNECTION, 0),
+        (b"\xc0\0\0\0\1\xff" + bytes(1200), Drop.MALFORMED, 0),
+        (initial(size=1199), Drop.MALFORMED, 0),
+        (initial(version=b"\0\0\0\0"), Drop.MALFORMED, 0),
+        (initial(version=b"\0\0\0\x09", size=60), Drop.MALFORMED, 0),
+        (initial(version=b"\0\0\0\x09"), None, 100),
+        (initial(), None, 200),
+        (initial(b"forged token"), Drop.BAD_TOKEN, 100),
+    ],
+)
+def test_what_a_stranger_sends_is_counted_by_what_is_wrong_and_answered_by_less(
+    stranger: bytes, reason: Drop | None, answer_bytes: int
+) -> None:
+    async def scenario() -> tuple[dict[Drop, int], int]:
+        async with serving() as server:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.connect(("127.0.0.1", server.port))
+                sender.send(stranger)
+                if answer_bytes:
+                    answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sender, 2000), 10.0)
+                else:
+                    await until(lambda: sum(server.traffic().drops.values()) > 0)
+                    answer = b""
+                assert (server.half_open, len(server.sessions)) == (0, 0)
+                return {why: n for why, n in server.traffic().drops.items() if n}, len(answer)
+
+    drops, answered = asyncio.run(scenario())
+    assert drops == ({} if reason is None else {reason: 1})
+    assert answered <= answer_bytes < len(stranger) or answered == answer_bytes == 0
+
+
+def test_while_strangers_flood_those_inside_are_answered_and_new_ones_get_in() -> None:
+    """From a thread, as fast as it can: first datagrams without a token, with a forged one, sealed ones, and noise."""
+    stop = threading.Event()
+
+    def flood_port(port: int) -> None:
+        kinds = [initial(), initial(b"forged token"), b"\x11" + os.urandom(4) + bytes(1100), b"\x40" + os.urandom(600)]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            while not stop.is_set():
+                for kind in kinds:
+                    sender.sendto(kind, ("127.0.0.1", port))
+                stop.wait(0.001)
+
+    async def scenario() -> dict[Drop, int]:
+        async with serving() as server, connected(server.port) as inside:
+            flooding = threading.Thread(target=flood_port, args=(server.port,))
+            flooding.start()
+            try:
+                await until(lambda: server.traffic().drops[Drop.NO_SESSION] > 50)
+                for _ in range(20):
+                    assert (await inside.ask(b"cats", PICTURE))[0] is Status.OK
+                async with connected(server.port, timeout_s=20.0) as new:
+                    assert (await new.ask(b"cats", PICTURE))[0] is Status.OK
+                assert server.half_open == 0
+            finally:
+                stop.set()
+                flooding.join()
+            return dict(server.traffic().drops)
+
+    drops = asyncio.run(scenario())
+    assert all(drops[why] for why in (Drop.BAD_TOKEN, Drop.NO_SESSION, Drop.NO_CONNECTION))
+
+
+def test_handshakes_of_one_network_beyond_its_share_wait_and_others_do_not() -> None:
+    async def scenario() -> None:
+        async with serving() as server:
+            assert server._endpoint is not None
+            gate, loop = server._endpoint._gate, asyncio.get_running_loop()
+            while gate.may_begin("127.0.0.1", loop.time() + 0.5):
+                pass
+            async with connected(server.port, routes=[Route("127.0.0.3", "127.0.0.1")]) as other:
+                assert (await other.ask(b"cats", PICTURE))[0] is Status.OK
+            while gate.may_begin("127.0.0.1", loop.time() + 0.5):
+                pass
+            async with connected(server.port) as late:
+                assert (await late.ask(b"cats", PICTURE))[0] is Status.OK
+            assert server.traffic().drops[Drop.CROWDED] > 0
+
+    asyncio.run(scenario())
+
+
 def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
@@ -287,7 +388,7 @@ def test_forged_and_replayed_datagrams_of_a_session_change_nothing_of_it() -> No
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
                 for sequence in range(100):
                     stranger.sendto(forger.seal(0, 1000 + sequence, fragment), ("127.0.0.1", server.port))
-                await until(lambda: session.receiver.channel.dropped >= 100)
+                await until(lambda: session.receiver.channel.drops[Drop.BAD_SEAL] >= 100)
             assert session.receiver.channel.paths[0].where.used.address == before
             assert session.receiver.channel.paths[0].where.claim is None
             assert not session.receiver._assembling
