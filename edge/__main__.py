@@ -28,8 +28,12 @@ from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import BackendError, ConfigError, HawkVisionError
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
 from hawkvision.servers.protocol import Limits, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -61,10 +65,16 @@ async def serve(config: EdgeConfig) -> None:
         HawkVisionError: if the node cannot be loaded.
     """
     clock, metrics = MonotonicClock(), EdgeMetrics()
-    app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
+    keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
+    certificates = server_certificates(config, "edge")
+    datacenter = datacenter_certificates(config)
+    app = EdgeApp(metrics, clock, keys, config.max_body_bytes)
+    if certificates is not None:
+        metrics.watch_tls(certificates.state)
+    reloads = Reloads.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
-    limits = Limits(connections_for(raise_open_files()))
-    server = _server(app, limits, config.drain_timeout_s)
+    limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
+    server = _server(app, limits, config.drain_timeout_s, certificates)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
     given_up: Future[None] = Future()
@@ -79,19 +89,22 @@ async def serve(config: EdgeConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         loaded = await asyncio.to_thread(load_parts, config, given_up)
-        node = await open_node(config, loaded, metrics, clock)
+        node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
         if config.lossy_port is not None:
-            keys = Keys(config.api_key, where="edge.api_key")
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
             app.transports = lossy.transports
+            reloads.add("edge.lossy_certificate", lossy.files, lossy.reload)
+            reloads.start()
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
         app.open_door(node)
-        _announce(listener, node, lossy)
+        _announce(listener, node, lossy, tls=certificates is not None)
         await serving
     except BackendError as error:
         if not given_up.done():
@@ -100,6 +113,7 @@ async def serve(config: EdgeConfig) -> None:
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+        await reloads.close()
         if lossy is not None:
             await lossy.close(config.drain_timeout_s)
         app.close_door()
@@ -108,13 +122,16 @@ async def serve(config: EdgeConfig) -> None:
         listener.close()
 
 
-def _server(app: EdgeApp, limits: Limits, drain_s: float) -> _Server:
+def _server(app: EdgeApp, limits: Limits, drain_s: float, certificates: Certificates | None) -> _Server:
     """The server of the HTTP door; it does not listen by itself."""
+    protocol = bounded_express(limits, app)
+    if certificates is not None:
+        protocol = behind_tls(protocol, certificates)
     return _Server(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http=bounded_express(limits, app),
+            http=protocol,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -128,11 +145,11 @@ def _server(app: EdgeApp, limits: Limits, drain_s: float) -> _Server:
     )
 
 
-def _announce(listener: socket.socket, node: EdgeNode, lossy: LossyDoor | None) -> None:
+def _announce(listener: socket.socket, node: EdgeNode, lossy: LossyDoor | None, *, tls: bool) -> None:
     """Say on standard output where pictures are taken: who started the node waits for the first line."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201
+    print(f"ready: {'https' if tls else 'http'}://{shown}:{port}", flush=True)  # noqa: T201
     if node.rival is not None:
         print(f"policy: {node.rival.name}", flush=True)  # noqa: T201
     if lossy is not None:
@@ -160,8 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_arguments(
             EdgeConfig, "hawkvision edge up", "Start an edge node.", sys.argv[1:] if argv is None else argv
         )
-        if not is_loopback(config.host):
-            log.warning("listening on %s: put TLS in front of it, keys travel in clear text otherwise", config.host)
+        if not is_loopback(config.host) and config.tls_certificate is None:
+            log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)
         import uvloop
 
         uvloop.run(serve(config))

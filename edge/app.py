@@ -1,16 +1,16 @@
 """The HTTP door: DESIGN §3 as an ASGI application.
 
 `POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette
-(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as `edge.bodies` has
-them; waiting pictures, at most `queue_limit`.
+(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as
+`hawkvision.servers.bodies` has them; waiting pictures, at most `queue_limit`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -20,10 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
-from edge.bodies import Bodies, Body, MemoryFull, WholeBody, read_multipart
-from edge.call import CallerGone
-from edge.express import Headers, Reply
+from edge.express import Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
+from edge.forms import read_multipart
 from edge.node import EdgeNode
 from edge.oip import encode_answers, parse_infer
 from hawkvision.clock import Clock
@@ -37,8 +36,10 @@ from hawkvision.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
-from hawkvision.hop import TRANSPORT_PATH, Transports
+from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull
+from hawkvision.servers.keys import INFER, OPEN_PATHS, Keys, RateExceeded, Scopes, needed_scopes
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 from hawkvision.vision.header import ImageHeader, probe_begun
@@ -46,8 +47,6 @@ from hawkvision.vision.header import ImageHeader, probe_begun
 log = logging.getLogger("hawkvision.edge")
 
 CLASSIFY_PATH: Final = "/v1/classify"
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH})
-"""Answered without a key: they say only whether the node is up."""
 
 _encode = msgspec.json.encode
 _NOT_PICTURES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
@@ -59,10 +58,12 @@ class EdgeApp:
     express_path: Final = CLASSIFY_PATH.encode()
     """See `Express`."""
 
-    def __init__(self, metrics: EdgeMetrics, clock: Clock, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(self, metrics: EdgeMetrics, clock: Clock, keys: Keys, max_body_bytes: int) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._key = None if api_key is None else api_key.encode()
+        self.keys = keys
+        """Of all doors together."""
+        metrics.watch_keys(keys.counts)
         self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
         """Those of all doors together."""
         self._in_flight = 0
@@ -104,7 +105,7 @@ class EdgeApp:
             return
         try:
             if path not in OPEN_PATHS:
-                self._authorize(scope["headers"])
+                self._authorize(scope["headers"], needed_scopes(scope["method"], path))
         except HawkVisionError as error:
             await _reply(send, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
@@ -134,7 +135,7 @@ class EdgeApp:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
-            self._authorize(scope["headers"])
+            self._authorize(scope["headers"], INFER)
             answered = await work(self.ready_node(), scope, body, started, trace)
         except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
             return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
@@ -196,14 +197,8 @@ class EdgeApp:
         header = probe_begun(body.begun())
         return await body.read(declared), request, header
 
-    def _authorize(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if self._key is None:
-            return
-        written = _header(headers, b"authorization") or ""
-        scheme, _, given = written.partition(" ")
-        # Compared in constant time, so that the key cannot be guessed byte by byte.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
-            raise Unauthorized("expected this node's key in the header 'Authorization: Bearer KEY'")
+    def _authorize(self, headers: Iterable[tuple[bytes, bytes]], needed: Scopes) -> None:
+        self.keys.authorize(_header(headers, b"authorization"), needed)
 
     def _refusal(self, error: Exception, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
@@ -221,7 +216,14 @@ class EdgeApp:
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
         if isinstance(error, Overloaded):
-            self._metrics.shed.labels("memory" if isinstance(error, MemoryFull) else "queue_full").inc()
+            bound = (
+                "memory"
+                if isinstance(error, MemoryFull)
+                else "rate"
+                if isinstance(error, RateExceeded)
+                else "queue_full"
+            )
+            self._metrics.shed.labels(bound).inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
         return error
 
@@ -262,7 +264,7 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
 
 def _error_headers(error: HawkVisionError) -> Headers:
     if isinstance(error, Overloaded):
-        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+        return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
     if isinstance(error, NotReady | BackendUnavailable):
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):

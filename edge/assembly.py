@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -232,8 +233,10 @@ def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -
     return Rung(name, model, variant.temperature, Score.TOP1, ranking=_ranking(backend))
 
 
-async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
-    """A node, warm.
+async def open_node(
+    config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock, dc_tls: ssl.SSLContext | None = None
+) -> EdgeNode:
+    """A node, warm. `dc_tls` is for connections to the datacenter; None trusts whom the system trusts.
 
     Raises:
         HawkVisionError: if the backend cannot run the model.
@@ -256,6 +259,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
             give_up_below=config.give_up_below,
             reducer=loaded.reducer,
             metrics=metrics,
+            tls=dc_tls,
         )
         if config.dc_url
         else None

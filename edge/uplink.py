@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -85,6 +86,7 @@ class Uplink:
         give_up_below: float = GIVE_UP_BELOW,
         reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
 
@@ -98,11 +100,12 @@ class Uplink:
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
+            tls: for an ingress of https; None trusts whom the system trusts.
         """
         self.url = url.rstrip("/")
         self.lost = asyncio.Event()
         """Set when a link goes down, for whoever watches the datacenter."""
-        http = HttpHop(self.url, api_key, connections)
+        http = HttpHop(self.url, api_key, connections, tls=tls)
         self._ways = Ways(http, api_key, transport, clock, self._switched, metrics)
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:

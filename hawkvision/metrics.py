@@ -71,6 +71,52 @@ class _LossyDoor(Collector):
         yield CounterMetricFamily("hawkvision_lossy_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
 
 
+class KeyRequests(Collector):
+    """Reads the requests of each key when Prometheus asks. Names are those of the keys there are, and a few more."""
+
+    def __init__(self, name: str, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        self._name = name
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of one scrape."""
+        family = CounterMetricFamily(
+            self._name, "Requests by the name of their key and whether they were let in", labels=("key", "outcome")
+        )
+        for labels, n in sorted(self._read().items()):
+            family.add_metric(labels, n)
+        yield family
+
+
+@dataclass(frozen=True, slots=True)
+class TlsState:
+    """What a server's TLS has come to."""
+
+    expires: float
+    """When its certificate's time is over, in seconds since 1970."""
+    handshakes_failed: int
+
+
+class Tls(Collector):
+    """Reads the state of a server's TLS when Prometheus asks."""
+
+    def __init__(self, prefix: str, read: Callable[[], TlsState]) -> None:
+        self._prefix = prefix
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of one scrape."""
+        state = self._read()
+        yield GaugeMetricFamily(
+            f"{self._prefix}_tls_certificate_expiry_timestamp_seconds",
+            "When the server's certificate expires",
+            state.expires,
+        )
+        yield CounterMetricFamily(
+            f"{self._prefix}_tls_handshake_failures", "Callers whose TLS handshake failed", state.handshakes_failed
+        )
+
+
 Cycles: TypeAlias = Literal["simulated", "modelled", "reported"]
 """How clock cycles were come by: counted in the RTL; from the folding; said by a device."""
 Seconds: TypeAlias = Literal["simulated", "modelled", "round_trip"]
@@ -242,6 +288,14 @@ class EdgeMetrics:
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
         """Have a lossy door's counts on the page."""
         self.registry.register(_LossyDoor(read))
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Have the requests of each key on the page."""
+        self.registry.register(KeyRequests("hawkvision_key_requests", read))
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Have the state of the server's TLS on the page."""
+        self.registry.register(Tls("hawkvision", read))
 
     def watch_fpga(self, read: Callable[[], FpgaCounts]) -> None:
         """Have an FPGA backend's counts on the page."""

@@ -29,12 +29,13 @@ L1 = frozenset(
         "hawkvision.pictures_idx",
         "hawkvision.process",
         "hawkvision.servers",
+        "hawkvision.terminal",
         "hawkvision.onnx_graph",
         "hawkvision.opencv",
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
-CLIENT = frozenset({"hawkvision.client", "hawkvision.client_replies"})
+CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
@@ -44,9 +45,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.lossy_connections": L0 | L1 | L2,
     "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
     "hawkvision.client_question": L0,
+    "hawkvision.client_batch": L0 | {"hawkvision.client_question"},
+    "hawkvision.client_loop": L0,
     "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
     "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},
-    "hawkvision.client": L0 | L1 | CLIENT | {"hawkvision.client_question", "hawkvision.client_lossy"},
+    "hawkvision.client": L0
+    | L1
+    | CLIENT
+    | {"hawkvision.client_loop", "hawkvision.client_question", "hawkvision.client_lossy"},
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
     "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},
@@ -58,7 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
     "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
     "hawkvision.cli": frozenset({*PACKAGES}),
-    "hawkvision": CLIENT,
+    "hawkvision": L0 | CLIENT,
 }
 ONLY_IMPORTERS_OF = {
     # The second is plain Ray Serve as a rival, a process of its own that nothing imports.

@@ -31,6 +31,7 @@ from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.replica import Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
+from hawkvision.servers.reload import Reloads
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
@@ -185,9 +186,11 @@ class Ingress:
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
         self._door = make_door(config, catalog)
         self._door.tier.variants = HandleVariants(catalog.groups, handles)
+        self._reloads = Reloads.of(self._door.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
+        self._reloads.start()  # the first time, for only now there is a loop for sure
         return await self._door.respond(request)
 
 

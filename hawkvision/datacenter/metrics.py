@@ -7,11 +7,12 @@ that exist and status codes; no caller's text becomes one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from hawkvision.metrics import LATENCY_BUCKETS_S
+from hawkvision.metrics import LATENCY_BUCKETS_S, KeyRequests, Tls, TlsState
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -66,6 +67,14 @@ class DatacenterMetrics:
         self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
         self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
         self.batch_size = histogram("batch_size", "Pictures inferred together", "variant", BATCH_BUCKETS)
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Have the requests of each key on the page."""
+        self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Have the state of the server's TLS on the page."""
+        self._registry.register(Tls("hawkvision_dc", read))
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -49,7 +49,11 @@ from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.manifest import cache_dir
-from hawkvision.servers.keys import Keys
+from hawkvision.servers.access import server_certificates
+from hawkvision.servers.handshake import behind_tls
+from hawkvision.servers.protocol import Limits, bounded, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
@@ -86,10 +90,12 @@ def up(config: DatacenterConfig, stopping: threading.Event) -> None:
     a second line `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
 
     Raises:
-        ConfigError: if the address cannot be listened on or the rungs are unknown.
+        ConfigError: if the address cannot be listened on, or rungs, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
     """
     catalog = load_catalog(config)
+    door = make_door(config, catalog)
+    certificates = server_certificates(config, "dc")
     if config.backend != "noop":
         for variant in catalog.variants:  # each replica checks again; here it fails at once, and says why
             load_variant(cache_dir(config.cache_dir), config.task, variant)
@@ -106,7 +112,7 @@ def up(config: DatacenterConfig, stopping: threading.Event) -> None:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     _adopt_orphans()
     with listener:
-        asyncio.run(_serve(config, catalog, listener, stopping))
+        asyncio.run(_serve(config, catalog, door, certificates, listener, stopping))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -127,22 +133,31 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _serve(
-    config: DatacenterConfig, catalog: Catalog, listener: socket.socket, stopping: threading.Event
+    config: DatacenterConfig,
+    catalog: Catalog,
+    door: Door,
+    certificates: Certificates | None,
+    listener: socket.socket,
+    stopping: threading.Event,
 ) -> None:
     stop = asyncio.Event()
     _stop_on_signal(stop)
     if stopping.is_set():
         stop.set()
-    door = make_door(config, catalog)
     lossy = None
     if config.lossy_port is not None:
-        keys = Keys(config.api_key, where="dc.api_key")
-        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, keys)
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys)
         door.transports = lossy.transports
+    reloads = Reloads.of(door.keys, certificates)
+    if lossy is not None:
+        reloads.add("dc.lossy_certificate", lossy.files, lossy.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     server = _Server(
         uvicorn.Config(
             door.asgi,
             interface="asgi3",
+            http="auto" if certificates is None else _behind_tls(door, certificates),
             lifespan="off",
             ws="none",
             access_log=False,
@@ -158,12 +173,13 @@ async def _serve(
         try:
             variants = await _open(door, config, catalog, ray_thread, stop)
             if variants is not None:
-                _say_ready(listener, lossy)
+                _say_ready(listener, lossy, tls=certificates is not None)
                 await stop.wait()
         finally:
             door.tier.variants = None
             server.should_exit = True
             await serving
+            await reloads.close()
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
             if variants is not None:
@@ -210,10 +226,15 @@ async def _open(
     return None
 
 
-def _say_ready(listener: socket.socket, lossy: LossyDoor | None) -> None:
+def _behind_tls(door: Door, certificates: Certificates) -> type[asyncio.Protocol]:
+    door.tier.metrics.watch_tls(certificates.state)
+    return behind_tls(bounded(Limits(connections_for(raise_open_files()))), certificates)
+
+
+def _say_ready(listener: socket.socket, lossy: LossyDoor | None, *, tls: bool) -> None:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201  the contract
+    print(f"ready: {'https' if tls else 'http'}://{shown}:{port}", flush=True)  # noqa: T201  the contract
     if lossy is not None:
         print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -38,6 +38,8 @@ from hawkvision.servers.keyfile import (
 )
 
 log = logging.getLogger("hawkvision.keys")
+
+Scopes: TypeAlias = frozenset[Scope]
 
 ALL: Final = frozenset(Scope)
 INFER: Final = frozenset({Scope.INFER})
@@ -68,7 +70,11 @@ _PROOF_BYTES: Final = 32 + 64
 _PROOF_DOMAIN: Final = b"hawkvision datagram proof 1\0"
 
 
-def needed_scopes(method: str, path: str) -> frozenset[Scope]:
+class RateExceeded(Overloaded):
+    """A key's rate is used up."""
+
+
+def needed_scopes(method: str, path: str) -> Scopes:
     """The scopes of which a key must have one for a request."""
     for known, pattern, needed in _RULES:
         if known == method and pattern.fullmatch(path):
@@ -81,7 +87,7 @@ class Caller:
     """Who a key belongs to."""
 
     name: str
-    scopes: frozenset[Scope]
+    scopes: Scopes
     digest: bytes
     """Of the key; empty where none is asked for."""
 
@@ -206,13 +212,13 @@ class Keys:
             "missing or wrong key; expected one of this server's in the header 'Authorization: Bearer KEY'"
         )
 
-    def admit(self, caller: Caller, needed: frozenset[Scope]) -> None:
+    def admit(self, caller: Caller, needed: Scopes) -> None:
         """Let a request of the caller pass, and count it.
 
         Raises:
             Unauthorized: if the key has been removed since.
             Forbidden: if it has none of the scopes that are needed.
-            Overloaded: if its rate is used up; says how long.
+            RateExceeded: if its rate is used up; says how long.
         """
         if not self.required:
             self._anybody += 1
@@ -227,10 +233,10 @@ class Keys:
             raise Forbidden(f"the key {entry.name!r} may {has}; this needs a key that may {wants}")
         if entry.rate is not None and (wait_s := account.wait_s(entry.rate, self._clock())) > 0.0:
             account.limited += 1
-            raise Overloaded(f"the key {entry.name!r} has used up its {entry.rate:g} requests a second", wait_s)
+            raise RateExceeded(f"the key {entry.name!r} has used up its {entry.rate:g} requests a second", wait_s)
         account.accepted += 1
 
-    def authorize(self, authorization: str | None, needed: frozenset[Scope]) -> Caller:
+    def authorize(self, authorization: str | None, needed: Scopes) -> Caller:
         """The caller of an HTTP request, let pass and counted.
 
         Args:
@@ -238,7 +244,7 @@ class Keys:
             needed: see `needed_scopes`.
 
         Raises:
-            Unauthorized, Forbidden, Overloaded: as `admit`.
+            Unauthorized, Forbidden, RateExceeded: as `admit`.
         """
         if not self.required:
             self._anybody += 1

@@ -18,6 +18,7 @@ from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
+KEY = "a-key-that-was-filled-in"
 DEPLOY = ROOT / "edge" / "deploy"
 SETTINGS = {f"HAWKVISION_EDGE_{f.name.upper()}" for f in msgspec.structs.fields(EdgeConfig)} | {
     f"HAWKVISION_DC_{f.name.upper()}" for f in msgspec.structs.fields(DatacenterConfig)
@@ -203,7 +204,7 @@ def test_compose_settings_load_once_the_keys_are_filled_in() -> None:
     services = compose()["services"]
 
     def filled(name: str) -> dict[str, str]:
-        return {k: re.sub(r"\$\{\w+:\?.*\}", "key", str(v)) for k, v in services[name]["environment"].items()}
+        return {k: re.sub(r"\$\{\w+:\?.*\}", KEY, str(v)) for k, v in services[name]["environment"].items()}
 
     edge = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | filled("edge"))
     tier = load_config(DatacenterConfig, environ=filled("datacenter"))
@@ -281,7 +282,7 @@ def test_kubernetes_keys_come_from_a_secret_and_mounts_from_volumes() -> None:
 
 
 def test_kubernetes_waits_longer_than_the_node_drains() -> None:
-    values = {v["name"]: v.get("value", "key") for v in pod()["containers"][0]["env"]}
+    values = {v["name"]: v.get("value", KEY) for v in pod()["containers"][0]["env"]}
     config = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | values)
     assert config.drain_timeout_s < pod()["terminationGracePeriodSeconds"]
 

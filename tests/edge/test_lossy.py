@@ -58,7 +58,7 @@ async def door(peer: Peer | None, lead: float, max_body_bytes: int = 100_000) ->
         if peer is not None:
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes)
-        app = EdgeApp(it.node.metrics, it.clock, None, max_body_bytes)
+        app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
         app.open_door(it.node)
         lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
         try:

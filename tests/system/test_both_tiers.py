@@ -195,7 +195,7 @@ def test_listening_beyond_loopback_needs_a_key() -> None:
 
 
 def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "secret") as edge:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "a-secret-of-ours") as edge:
         from tests.edge.conftest import Caller
 
         caller = Caller(edge)
@@ -204,5 +204,5 @@ def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:
             assert caller.get(path).status == 401
         refused = caller.classify(CAT.read_bytes())
         assert (refused.status, refused.json["code"]) == (401, "unauthorized")
-        assert caller.classify(CAT.read_bytes(), Authorization="Bearer secret").status == 200
+        assert caller.classify(CAT.read_bytes(), Authorization="Bearer a-secret-of-ours").status == 200
         caller.close()
