@@ -201,16 +201,7 @@ class LossyDoor:
         return _encode(body)
 
     def _counts(self) -> LossyCounts:
-        refused = {status.name.lower(): n for status, n in self._server.refused.items()}
-        traffic = self._server.traffic()
-        return LossyCounts(
-            {**self._outcomes, **refused},
-            len(self._server.sessions),
-            {str(reason): n for reason, n in traffic.drops.items()},
-            self._server.refused_callers,
-            traffic.received_bytes,
-            traffic.sent_bytes,
-        )
+        return self._server.counts(self._outcomes)
 
 
 def _request(incoming: Incoming) -> ClassifyRequest:

@@ -76,6 +76,8 @@ class LossyDoor:
             patience=Patience(reserve_s=RESERVE_S),
         )
         door._offer(identity)
+        server = door._server
+        tier.metrics.watch_lossy(lambda: server.counts({}))
         return door
 
     def _offer(self, identity: Identity) -> None:

@@ -25,6 +25,7 @@ from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataRecei
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 from hawkvision.errors import ConfigError
+from hawkvision.metrics import LossyCounts
 from hawkvision.servers.keys import INFER, Caller, Keys
 from hawkvision.transport.control import (
     MAX_HELLO,
@@ -42,7 +43,7 @@ from hawkvision.transport.exporter import KEY_PROOF
 from hawkvision.transport.gate import Gate
 from hawkvision.transport.identity import Identity
 from hawkvision.transport.quic import ControlProtocol, server_configuration
-from hawkvision.transport.receiver import STRICT, Budget, Patience, Status
+from hawkvision.transport.receiver import STRICT, Budget, Patience
 from hawkvision.transport.seal import is_sealed, peek
 from hawkvision.transport.session import Handler, Session
 from hawkvision.transport.udp import bind
@@ -385,11 +386,6 @@ class LossyServer:
         return session
 
     @property
-    def refused(self) -> Mapping[Status, int]:
-        """Pictures that the transport itself refused, by why."""
-        return self.budget.refused
-
-    @property
     def settled(self) -> bool:
         """Whether no picture is under way, and every answer has reached its client."""
         return all(session.receiver.settled for session in self.sessions.values())
@@ -419,6 +415,18 @@ class LossyServer:
         for session in self.sessions.values():
             drops.update(session.receiver.channel.drops)
         return Traffic(self.received_bytes, self.sent_bytes, drops)
+
+    def counts(self, outcomes: Mapping[str, int]) -> LossyCounts:
+        """For metrics; to the `outcomes` of pictures that the handler has had, the transport adds its refusals."""
+        traffic = self.traffic()
+        return LossyCounts(
+            {**outcomes, **{status.name.lower(): n for status, n in self.budget.refused.items()}},
+            len(self.sessions),
+            {str(why): n for why, n in traffic.drops.items()},
+            self.refused_callers,
+            traffic.received_bytes,
+            traffic.sent_bytes,
+        )
 
     def forget(self, session: Session) -> None:
         """The client is gone."""

@@ -273,6 +273,7 @@ def test_what_came_of_pictures_is_counted() -> None:
             await it.ask(incoming(part(0.3)))
             page = it.bench.node.metrics.exposition().decode()
             assert "hawkvision_lossy_sessions 0.0" in page
+            assert 'hawkvision_lossy_dropped_datagrams_total{reason="no_session"} 0.0' in page
             assert 'hawkvision_lossy_received_fraction_bucket{le="0.75"} 1.0' in page
             return it.count("complete"), it.count("partial"), it.count("expired")
 

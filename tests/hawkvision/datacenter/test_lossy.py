@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.lossy import LossyDoor, useful_side
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.tier import Tier
-from hawkvision.errors import ConfigError
+from hawkvision.errors import ConfigError, Unauthorized
 from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
@@ -304,3 +305,26 @@ def test_a_picture_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
         (Status.REFUSED, "overloaded"),
         (Status.REFUSED, "unauthorized"),
     ]
+
+
+def test_what_strangers_send_and_who_is_refused_is_counted(config: DatacenterConfig) -> None:
+    async def scenario() -> str:
+        async with open_door(config, Keys("a-key-of-some-length")) as (door, tier, _):
+            with pytest.raises(Unauthorized):
+                async with connected(door, api_key="another-key-than-that"):
+                    pass
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                stranger.sendto(b"\x11none" + bytes(60), ("127.0.0.1", door.offer.port))
+                stranger.sendto(b"?" * 30, ("127.0.0.1", door.offer.port))
+                await until(lambda: b'_datagrams_total{reason="malformed"} 1.0' in tier.metrics.exposition())
+            return tier.metrics.exposition().decode()
+
+    page = asyncio.run(scenario())
+    for line in (
+        'hawkvision_dc_lossy_dropped_datagrams_total{reason="no_session"} 1.0',
+        'hawkvision_dc_lossy_dropped_datagrams_total{reason="malformed"} 1.0',
+        'hawkvision_dc_lossy_dropped_datagrams_total{reason="bad_seal"} 0.0',
+        'hawkvision_dc_lossy_refused_callers_total{reason="unauthorized"} 1.0',
+        "hawkvision_dc_lossy_sessions 0.0",
+    ):
+        assert line in page
