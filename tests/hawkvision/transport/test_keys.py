@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hawkvision.errors import Unauthorized
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
@@ -148,6 +150,23 @@ def test_a_proof_is_of_its_own_connection_and_not_of_the_next() -> None:
                 assert "API key" in await answer_to(server.port, Hello(2, broken))
 
     asyncio.run(scenario())
+
+
+def test_a_proof_is_made_as_the_specification_says() -> None:
+    """By `WIRE.md` §4 alone."""
+
+    async def scenario() -> bytes:
+        async with serving(keys=Keys(KEY)) as server, connected(server.port, api_key=KEY) as client:
+            assert client._protocol is not None
+            value = client._protocol.exporter.export(b"EXPORTER-hawkvision-key-proof", b"", 32)
+            pair = Ed25519PrivateKey.from_private_bytes(
+                hmac.digest(b"hawkvision datagram proof 1", KEY.encode(), "sha256")
+            )
+            proof = pair.public_key().public_bytes_raw() + pair.sign(b"hawkvision datagram proof 1\0" + value)
+            assert proof == prove(KEY, client._protocol.exporter.export(KEY_PROOF))
+            return proof
+
+    assert len(asyncio.run(scenario())) == 96
 
 
 def test_the_previous_version_is_let_in_where_it_need_not_send_a_key() -> None:

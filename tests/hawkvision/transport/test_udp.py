@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError, Overloaded
 from hawkvision.transport.client import ConnectionLost, LossyClient
@@ -325,6 +327,30 @@ def test_what_a_stranger_sends_is_counted_by_what_is_wrong_and_answered_by_less(
     drops, answered = asyncio.run(scenario())
     assert drops == ({} if reason is None else {reason: 1})
     assert answered <= answer_bytes < len(stranger) or answered == answer_bytes == 0
+
+
+def test_any_bytes_of_a_stranger_are_dropped_for_a_reason_or_answered_without_a_connection() -> None:
+    """The parser that decides is given bytes of any kind, and what looks like QUIC's first datagram, bent."""
+    parts = st.lists(st.one_of(st.binary(max_size=40), st.just(initial()), st.just(bytes(1200))), max_size=4)
+
+    async def scenario() -> None:
+        async with serving() as server:
+            assert server._endpoint is not None
+            decide = server._endpoint._stranger
+
+            @given(
+                st.sampled_from([b"", b"\xc0\0\0\0\1\x08", b"\x40", b"\xe0\0\0\0\1", b"\xd0\x6b\x33\x43\xcf"]), parts
+            )
+            @settings(max_examples=300, deadline=None)
+            def check(begin: bytes, rest: list[bytes]) -> None:
+                data = begin + b"".join(rest)
+                drop = decide(data, ("127.0.0.1", 9))
+                assert drop is not None or len(data) >= 1200
+
+            check()
+            assert (server.half_open, len(server.sessions)) == (0, 0)
+
+    asyncio.run(scenario())
 
 
 def test_while_strangers_flood_those_inside_are_answered_and_new_ones_get_in() -> None:
