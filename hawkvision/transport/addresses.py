@@ -68,9 +68,8 @@ class Whereabouts:
         is known.
         """
         used, claim = self.used, self.claim
-        if used.address is None:
+        if address == used.address or used.address is None:
             used.address = address
-        if address == used.address:
             used.bytes_in += size
             return used
         if claim is not None and claim.address == address and now < claim.since + CLAIM_S:
