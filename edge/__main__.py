@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 import uvicorn
@@ -22,25 +23,26 @@ import uvicorn
 from edge.app import EdgeApp
 from edge.assembly import load_parts, open_node
 from edge.express import bounded_express
+from edge.loading import Loading
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
-from hawkvision.errors import BackendError, ConfigError, HawkVisionError
+from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.process import exit_on_sigterm
 from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.protocol import Limits, connections_for, raise_open_files
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
+from hawkvision.telemetry import warn_if_allowed
 
 log = logging.getLogger("hawkvision.edge")
 
 LISTEN_BACKLOG: Final = 1024
-KEEP_ALIVE_S: Final = 75
-"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
-and no request is sent into a closing connection."""
 
 
 class _Server(uvicorn.Server):
@@ -57,13 +59,14 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(config: EdgeConfig) -> None:
-    """Listen, load, answer until told to stop, drain.
+async def serve(config: EdgeConfig) -> bool:
+    """Listen, load, answer until told to stop, drain. Whether nothing is left at work, so that the process can end.
 
     Raises:
-        ConfigError: if the address cannot be bound.
+        ConfigError: if the address cannot be bound, or an origin is none.
         HawkVisionError: if the node cannot be loaded.
     """
+    check_origins("edge.cors_origins", config.cors_origins)
     clock, metrics = MonotonicClock(), EdgeMetrics()
     keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
     certificates = server_certificates(config, "edge")
@@ -74,16 +77,15 @@ async def serve(config: EdgeConfig) -> None:
     reloads = Reloads.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-    server = _server(app, limits, config.drain_timeout_s, certificates)
+    server = _server(app, limits, config, certificates)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
-    given_up: Future[None] = Future()
 
     def stop() -> None:
         server.stop()
-        # Nothing was accepted before there is a node, so nobody waits for what a device might still say.
-        if node is None and not given_up.done():
-            given_up.set_result(None)
+        # Nothing was accepted before there is a node, so nobody waits for models, compilers or devices.
+        if node is None:
+            loading.give_up()
         if lossy is not None:
             lossy.stop()
 
@@ -91,25 +93,28 @@ async def serve(config: EdgeConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
     reloads.start()
+    loading = Loading(partial(load_parts, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        loaded = await asyncio.to_thread(load_parts, config, given_up)
+        loaded = await loading.result()
+        if loaded is None:
+            log.info("told to stop while models were loading")
+            return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
             app.transports = lossy.transports
             reloads.add("edge.lossy_certificate", lossy.files, lossy.reload)
             reloads.start()
+        if server.should_exit:  # told to stop meanwhile; the socket is closed
+            return True
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
         app.open_door(node)
         _announce(listener, node, lossy, tls=certificates is not None)
         await serving
-    except BackendError as error:
-        if not given_up.done():
-            raise
-        log.info("told to stop while it was loading: %s", error)
+        return True
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
@@ -122,14 +127,14 @@ async def serve(config: EdgeConfig) -> None:
         listener.close()
 
 
-def _server(app: EdgeApp, limits: Limits, drain_s: float, certificates: Certificates | None) -> _Server:
+def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
     """The server of the HTTP door; it does not listen by itself."""
-    protocol = bounded_express(limits, app)
+    protocol = bounded_express(limits, app, answers_pages=not config.cors_origins)
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
     return _Server(
         uvicorn.Config(
-            app,
+            with_cors(app, config.cors_origins) if config.cors_origins else app,
             loop="uvloop",
             http=protocol,
             ws="none",
@@ -140,7 +145,7 @@ def _server(app: EdgeApp, limits: Limits, drain_s: float, certificates: Certific
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(drain_s)),
+            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )
 
@@ -172,6 +177,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    exit_on_sigterm(0)  # until there is something to drain
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         config = parse_arguments(
@@ -179,9 +185,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if not is_loopback(config.host) and config.tls_certificate is None:
             log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)
+        warn_if_allowed()
         import uvloop
 
-        uvloop.run(serve(config))
+        if not uvloop.run(serve(config)):
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)  # a model is being read by a thread that cannot be told to end
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import ssl
@@ -24,13 +25,13 @@ from edge.policies.registration import Registration, register
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
 from edge.rung import EdgeResult, Look, Model, Others, Rung, check_rung
-from edge.state import StateFile
+from edge.state import StateError, StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
 from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.cascade.profile import load_profile_of, load_site
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig
@@ -45,6 +46,8 @@ from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+log = logging.getLogger("hawkvision.edge")
 
 BRIEF_PIXELS: Final = 2**20
 """Of this size a JPEG takes 5 ms to decode, a WebP 16, a PNG 18 (one photograph, a Xeon)."""
@@ -79,7 +82,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     manifest = load_manifest(config.task, models)
     name = _rung_of(config, manifest)
     first = manifest.members(name)[0].name
-    profile = load_profile(config.profile or models / config.task / "profile.json")
+    profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
     registration = None
     if config.policy == "infaas":
@@ -240,13 +243,13 @@ async def open_node(
 
     Raises:
         HawkVisionError: if the backend cannot run the model.
-        ConfigError: if the state file cannot be used.
+        ConfigError: if the state file is another node's or of another kind.
     """
     rung, best = loaded.rung, loaded.best
     _watch_backend(rung.first.backend, metrics)
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit
-    state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
+    state = _open_state(config, metrics)
     workers = config.workers or usable_cores() + waiting_workers(config)
     uplink = (
         Uplink(
@@ -292,6 +295,32 @@ async def open_node(
         source=loaded.source,
         rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),
     )
+
+
+def _open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
+    """The state file; None if none is wanted, or it is worn out: a node that forgets serves, one that ends does not.
+
+    Raises:
+        ConfigError: if it is another node's or of another kind.
+    """
+    if config.state_file is None:
+        return None
+    kept, failures = metrics.state_kept.labels(config.task), metrics.state_failures.labels(config.task, "open")
+    kept.set(0)
+    try:
+        state = StateFile(config.state_file, ROWS_PER_STREAM * config.streams_limit, DEFAULT_STREAM)
+    except StateError as error:
+        failures.inc()
+        log.error(
+            "serving without what was known of streams, and forgetting what is learnt at the next stop: %s", error
+        )
+        return None
+    if state.unwritable is None:
+        kept.set(1)
+    else:
+        failures.inc()
+        log.error("state_file %s: read, but nothing more is kept there: %s", config.state_file, state.unwritable)
+    return state
 
 
 def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:

@@ -17,7 +17,7 @@ import msgspec
 
 from edge.arrival import Connector, sending, tracing
 from hawkvision.cascade.link import LinkEstimate
-from hawkvision.errors import EscalationFailed, NotFound
+from hawkvision.errors import MALFORMED, EscalationFailed, NotFound
 from hawkvision.hop import (
     INFER_PATH,
     PROGRESSIVE_TYPE,
@@ -269,7 +269,7 @@ class HttpHop:
             return decoder.decode(payload)
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
             raise EscalationFailed(self._why_not(error)) from None
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError, *MALFORMED) as error:
             raise EscalationFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
 
 

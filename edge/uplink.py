@@ -189,10 +189,12 @@ class Uplink:
     async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:
         """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
 
+        Formats that not every tier reads are left behind.
+
         Raises:
             BadImage, TooLarge: if it must be made smaller, and cannot be read.
         """
-        if self._reducer is None or not self._reducer.saves(header):
+        if self._reducer is None or (header.format.native and not self._reducer.saves(header)):
             return body
         return await asyncio.to_thread(self._reducer.reduced, body, header)
 

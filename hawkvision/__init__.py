@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+import hawkvision.telemetry  # noqa: F401  before any library that would report to its maker
+
 if TYPE_CHECKING:
     from hawkvision.client import AsyncClient, Client, Health
     from hawkvision.client_batch import Outcome

@@ -14,6 +14,7 @@ import typer
 
 from hawkvision import __version__
 from hawkvision.errors import HawkVisionError
+from hawkvision.process import exit_on_sigterm
 from hawkvision.terminal import write_anything
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; def
 def main() -> None:
     """Entry point of the console script."""
     write_anything()
+    exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
         app()
     except HawkVisionError as error:
@@ -322,6 +324,19 @@ def certify(
     console = Console()
     console.print(table)
     console.print(f"certified on {site.data.n} pictures; written to {path}; `hawkvision edge up --certificates {path}`")
+
+
+@app.command("seal")
+def seal_file(
+    files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
+) -> None:
+    """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
+    from hawkvision.artifacts import write_atomic
+    from hawkvision.cascade.profile import seal
+
+    for path in files:
+        write_atomic(path, seal(path))
+        typer.echo(f"sealed: {path}")
 
 
 @report_app.command("calibration")

@@ -33,7 +33,12 @@ Every error survives pickling, because Ray carries them between processes.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What `msgspec` raises for a document from outside that is not what it should be; the last for deep nesting."""
 
 
 class HawkVisionError(Exception):

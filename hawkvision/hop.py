@@ -71,7 +71,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.errors import BadField
+from hawkvision.errors import MALFORMED, BadField
 from hawkvision.trace import TraceContext
 from hawkvision.types import Score
 
@@ -292,7 +292,7 @@ def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceC
     """
     try:
         shared = _template_decoder.decode(template)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise BadField(f"template: {error}") from None
     if len(meta) < _META.size or meta[0] != META_VERSION:
         raise BadField(f"meta: expected version {META_VERSION} and {_META.size} bytes or more, got {meta[:8].hex()!r}…")

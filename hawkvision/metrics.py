@@ -256,7 +256,13 @@ class EdgeMetrics:
         self.streams_void = gauge("streams_void", "Controllers whose promise is void", "task")
         self.accuracy_debt = gauge("accuracy_debt", "Wrong answers, in expectation, that all streams owe", "task")
         self.state_failures = counter(
-            "state_failures", "Controller states that could not be read, written or kept", "task", "operation"
+            "state_failures",
+            "Controller states, or files of them, that could not be opened, read, written or kept",
+            "task",
+            "operation",
+        )
+        self.state_kept = gauge(
+            "state_kept", "1 while what is known of streams is kept in the state file, 0 if it cannot be", "task"
         )
         self.model_loads = counter("model_loads", "Variants loaded while running, on demand", "task", "variant")
         self.incomplete_answers = counter(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import time
 from pathlib import Path
 from typing import Final
@@ -56,8 +57,10 @@ class LossyDoor:
         """What `GET /v1/transport` says of this door."""
 
     @classmethod
-    async def open(cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys) -> LossyDoor:
-        """Listen on a UDP port of `config.host`; 0 takes a free one.
+    async def open(
+        cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys, bound: socket.socket | None = None
+    ) -> LossyDoor:
+        """Listen on a UDP port of `config.host`; 0 takes a free one. With `bound`, at that socket.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
@@ -74,6 +77,7 @@ class LossyDoor:
             takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             patience=Patience(reserve_s=RESERVE_S),
+            bound=bound,
         )
         door._offer(identity)
         server = door._server

@@ -67,6 +67,9 @@ MAX_OPEN_FILES: Final = 65_536
 PER_ADDRESS: Final = 256
 """Connections from one address, unless set: eight edge nodes behind one translated address, or as many browsers as a
 company has. A sixteenth of all connections."""
+KEEP_ALIVE_S: Final = 75
+"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
+and no request is sent into a closing connection."""
 MAX_LEAVING: Final = 16
 """Refused connections that are still listened to, so that their callers get to read why; beyond this the oldest is cut
 off, which may lose the explanation but nothing else."""

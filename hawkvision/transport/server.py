@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -292,12 +293,14 @@ class LossyServer:
         takes_sent_keys: bool = False,
         useful_side: int = 256,
         patience: Patience = STRICT,
+        bound: socket.socket | None = None,
     ) -> LossyServer:
         """Listen on a UDP port; 0 takes a free one.
 
         Args:
             host: address to bind.
             port: UDP port.
+            bound: a socket that is bound already (`udp.bind`), in place of one for `host` and `port`.
             identity: the certificate.
             handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
             keys: of which every client must have one that may infer; None asks for none. Who `handler` admits, it says.
@@ -328,8 +331,7 @@ class LossyServer:
             return made
 
         try:
-            bound = bind(host, port)
-            transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound)
+            transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound or bind(host, port))
         except OSError as error:
             raise ConfigError(f"cannot listen on UDP {host}:{port}: {error.strerror or error}") from None
         server.transport, server._endpoint = transport, protocol

@@ -15,6 +15,7 @@ from time import monotonic
 import cv2
 import pytest
 
+from hawkvision.cascade.profile import seal
 from hawkvision.client import Client
 from hawkvision.errors import BadImage, TargetUnreachable
 from hawkvision.process import ServerProcess, running
@@ -180,6 +181,7 @@ def test_certificates_for_other_models_are_refused(tmp_path: Path, ladder: None)
     name = '"efficientnet_lite0_int8": "'
     place = text.index(name) + len(name)
     (tmp_path / "profile.json").write_text(text[:place] + "0" * 64 + text[place + 64 :])
+    (tmp_path / "profile.json").write_bytes(seal(tmp_path / "profile.json"))
     said = refuses_to_start("--profile", str(tmp_path / "profile.json"))
     assert "certificates were made for efficientnet_lite0_int8 with sha256 000000" in said
 
