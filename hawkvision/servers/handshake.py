@@ -16,7 +16,7 @@ import time
 from typing import Any, Final, cast
 
 from hawkvision.servers.protocol import BoundedProtocol
-from hawkvision.servers.tls import Certificates
+from hawkvision.servers.tls import Certificates, ServerContext
 
 log = logging.getLogger("hawkvision.tls")
 
@@ -83,11 +83,12 @@ class Handshake(asyncio.Protocol):
     async def _shake(self, first: bytes) -> None:
         inner, raw = self.inner, self._raw
         peer = raw.get_extra_info("peername")
+        context = self.certificates.context
         starting = inner.loop.create_task(
             inner.loop.start_tls(
                 raw,
                 self,
-                self.certificates.context,
+                context,
                 server_side=True,
                 ssl_handshake_timeout=inner.book.limits.head_s,
                 ssl_shutdown_timeout=GOODBYE_S,
@@ -96,6 +97,8 @@ class Handshake(asyncio.Protocol):
         # Once it has put its protocol in place, and once that has begun: callbacks run in the order of their making.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+        if isinstance(context, ServerContext):
+            context.over(raw)
         try:
             if not starting.done() and not raw.is_closing():
                 _feed(cast(asyncio.BufferedProtocol, raw.get_protocol()), first)

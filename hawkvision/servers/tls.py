@@ -8,8 +8,11 @@ Connections keep what they were made with. A context is never changed, so no han
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import logging
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +129,9 @@ class Certificates:
 
     def _made(self) -> ssl.SSLContext:
         files = self.files
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._server else ssl.PROTOCOL_TLS_CLIENT)
+        context = ServerContext(ssl.PROTOCOL_TLS_SERVER) if self._server else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if isinstance(context, ServerContext):
+            context.begun = []
         context.minimum_version = _VERSIONS[files.minimum]
         context.set_alpn_protocols(["http/1.1"])
         # A caller that renegotiates makes the server work for nothing; TLS 1.3 has done away with it.
@@ -175,6 +180,49 @@ class _Renewing(ssl.SSLContext):
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
         """See `ssl.SSLContext.wrap_bio`."""
         return self.certificates.context.wrap_bio(*args, **kwargs)
+
+
+class _Handshake(ssl.SSLObject):
+    """One end of TLS that says why it ends a handshake: event loops drop the alert, and callers would have to guess."""
+
+    outgoing: ssl.MemoryBIO
+    raw: asyncio.Transport | None = None
+
+    def do_handshake(self) -> None:
+        """See `ssl.SSLObject.do_handshake`."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError:
+            sock = None if self.raw is None else self.raw.get_extra_info("socket")
+            if self.raw is not None and sock is not None and self.raw.get_write_buffer_size() == 0:
+                # Past the transport, which the loop will abort at once. An alert is some bytes; if it finds no room,
+                # or nobody, it is lost.
+                with contextlib.suppress(OSError):
+                    os.write(sock.fileno(), self.outgoing.read())
+            raise
+
+
+class ServerContext(ssl.SSLContext):
+    """A server's: refused callers hear why, where `over` was told whom it has to do with."""
+
+    sslobject_class = _Handshake
+    begun: list[_Handshake]
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """See `ssl.SSLContext.wrap_bio`."""
+        made = super().wrap_bio(incoming, outgoing, *args, **kwargs)
+        assert isinstance(made, _Handshake)
+        made.outgoing = outgoing
+        self.begun.append(made)
+        return made
+
+    def over(self, raw: asyncio.Transport) -> None:
+        """The one handshake that was begun since the last call is over this transport."""
+        if len(self.begun) == 1:
+            self.begun[0].raw = raw
+        self.begun.clear()
 
 
 def _certificates(path: Path, setting: str) -> list[x509.Certificate]:
