@@ -103,8 +103,8 @@ async def serve(config: EdgeConfig) -> bool:
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
-            app.transports = lossy.transports
-            reloads.add("edge.lossy_certificate", lossy.files, lossy.reload)
+            app.transports = lossy.offered.transports
+            reloads.add("edge.lossy_certificate", lossy.offered.files, lossy.offered.reload)
             reloads.start()
         if server.should_exit:  # told to stop meanwhile; the socket is closed
             return True

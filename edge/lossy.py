@@ -16,7 +16,6 @@ import logging
 import time
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -26,13 +25,13 @@ from edge.fields import with_stream
 from edge.node import EdgeNode
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import NotReady, Overloaded, TooLarge
-from hawkvision.hop import LossyOffer, Transports
+from hawkvision.hop import LossyOffer
 from hawkvision.metrics import EdgeMetrics, LossyCounts
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, identity_for
+from hawkvision.transport.identity import identity_for
+from hawkvision.transport.offer import Offered
 from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
@@ -64,9 +63,7 @@ class LossyDoor:
         self._outcomes: Counter[str] = Counter()
         self._stopping = False
         self._server: LossyServer
-        self._files: tuple[Path | None, Path | None] = None, None
-        self.offer: LossyOffer
-        """What `GET /v1/transport` says of this door."""
+        self.offered: Offered
 
     @classmethod
     async def open(
@@ -86,8 +83,8 @@ class LossyDoor:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
         door = cls(app, metrics, config.max_body_bytes, keys)
-        door._files = config.lossy_certificate, config.lossy_key
-        identity = identity_for(*door._files)
+        files = config.lossy_certificate, config.lossy_key
+        identity = identity_for(*files)
         door._server = await LossyServer.start(
             config.host,
             port,
@@ -98,32 +95,14 @@ class LossyDoor:
             useful_side=useful_side,
             patience=PATIENCE,
         )
-        door._offer(identity)
+        door.offered = Offered(door._server, *files, identity)
         metrics.watch_lossy(door._counts)
         return door
 
-    def _offer(self, identity: Identity) -> None:
-        self.offer = LossyOffer(self._server.port, identity.pem, identity.name, VERSION)
-
-    def transports(self) -> Transports:
-        """What `GET /v1/transport` says now."""
-        return Transports(self.offer)
-
     @property
-    def files(self) -> tuple[Path, ...]:
-        """The operator's certificate and key, if there are any; `reload` reads them again."""
-        return tuple(path for path in self._files if path is not None)
-
-    def reload(self) -> None:
-        """Show what the operator's files hold now to new callers, and offer that; callers inside notice nothing.
-
-        Raises:
-            ConfigError: if they cannot be used; then all stays as it was.
-        """
-        if self.files:
-            identity = identity_for(*self._files)
-            self._server.renew(identity)
-            self._offer(identity)
+    def offer(self) -> LossyOffer:
+        """What `GET /v1/transport` says of this door."""
+        return self.offered.offer
 
     def stop(self) -> None:
         """Take no more pictures; those under way are still answered."""

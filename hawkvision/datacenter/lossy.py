@@ -11,7 +11,6 @@ import logging
 import math
 import socket
 import time
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,11 +19,11 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import HawkVisionError, InternalError, TooLarge
-from hawkvision.hop import HopReply, HopRequest, LossyOffer, Transports, parse_hop_datagram
+from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, identity_for
+from hawkvision.transport.identity import identity_for
+from hawkvision.transport.offer import Offered
 from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
@@ -52,9 +51,7 @@ class LossyDoor:
         self._tier = tier
         self._max_body_bytes = max_body_bytes
         self._server: LossyServer | None = None
-        self._files: tuple[Path | None, Path | None] = None, None
-        self.offer: LossyOffer
-        """What `GET /v1/transport` says of this door."""
+        self.offered: Offered
 
     @classmethod
     async def open(
@@ -66,8 +63,8 @@ class LossyDoor:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
         door = cls(tier, config.max_body_bytes, keys)
-        door._files = config.lossy_certificate, config.lossy_key
-        identity = identity_for(*door._files)
+        files = config.lossy_certificate, config.lossy_key
+        identity = identity_for(*files)
         door._server = await LossyServer.start(
             config.host,
             port,
@@ -79,34 +76,15 @@ class LossyDoor:
             patience=Patience(reserve_s=RESERVE_S),
             bound=bound,
         )
-        door._offer(identity)
+        door.offered = Offered(door._server, *files, identity)
         server = door._server
         tier.metrics.watch_lossy(lambda: server.counts({}))
         return door
 
-    def _offer(self, identity: Identity) -> None:
-        assert self._server is not None, "made by open"
-        self.offer = LossyOffer(self._server.port, identity.pem, identity.name, VERSION)
-
-    def transports(self) -> Transports:
-        """What `GET /v1/transport` says now."""
-        return Transports(self.offer)
-
     @property
-    def files(self) -> tuple[Path, ...]:
-        """The operator's certificate and key, if there are any; `reload` reads them again."""
-        return tuple(path for path in self._files if path is not None)
-
-    def reload(self) -> None:
-        """Show what the operator's files hold now to new callers, and offer that; callers inside notice nothing.
-
-        Raises:
-            ConfigError: if they cannot be used; then all stays as it was.
-        """
-        if self.files and self._server is not None:
-            identity = identity_for(*self._files)
-            self._server.renew(identity)
-            self._offer(identity)
+    def offer(self) -> LossyOffer:
+        """What `GET /v1/transport` says of this door."""
+        return self.offered.offer
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         """The reply to one picture.

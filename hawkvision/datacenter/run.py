@@ -160,10 +160,10 @@ async def _serve(
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
         lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
-        door.transports = lossy.transports
+        door.transports = lossy.offered.transports
     reloads = Reloads.of(door.keys, certificates)
     if lossy is not None:
-        reloads.add("dc.lossy_certificate", lossy.files, lossy.reload)
+        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
     reloads.start()
     server = _Server(

@@ -265,11 +265,11 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
         async with open_door(config) as (door, _, _), connected(door) as before:
             offers = [door.offer.certificate]
             files(tmp_path, [x509.DNSName("tier.example")])
-            door.reload()
+            door.offered.reload()
             offers.append(door.offer.certificate)
             key.write_text("no key")
             with pytest.raises(ConfigError, match=r"node\.key"):
-                door.reload()
+                door.offered.reload()
             offers.append(door.offer.certificate)
             async with connected(door) as after:
                 for client in (before, after):
