@@ -125,7 +125,11 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
     lossy_certificate: Path | None = None
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
+    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the node
+    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    lossy_accept_sent_keys: bool = False
+    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
     drain_timeout_s: Seconds = 20.0
     log_level: LogLevel = "info"
     """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
@@ -204,7 +208,11 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     a cluster's HTTP proxies there is no one process that datagrams could go to."""
     lossy_certificate: Path | None = None
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
+    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the tier
+    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    lossy_accept_sent_keys: bool = False
+    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
     log_level: LogLevel = "info"

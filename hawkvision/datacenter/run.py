@@ -62,7 +62,6 @@ from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
 from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.hop import Transports
 from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
 from hawkvision.servers.access import server_certificates
@@ -168,13 +167,15 @@ async def _serve(
     if stopping.is_set():
         stop.set()
     door.tier.metrics.restarts.set(restarts)
-    reloads = Reloads.of(door.keys, certificates)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
-    reloads.start()
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
-        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, sockets.datagrams)
-        door.transports = Transports(lossy.offer)
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
+        door.transports = lossy.offered.transports
+    reloads = Reloads.of(door.keys, certificates)
+    if lossy is not None:
+        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     server = _Server(
         uvicorn.Config(
             door.asgi,
