@@ -23,6 +23,7 @@ L1 = frozenset(
         "hawkvision.trace",
         "hawkvision.hop",
         "hawkvision.artifacts",
+        "hawkvision.memory",
         "hawkvision.command",
         "hawkvision.compiled",
         "hawkvision.pictures",

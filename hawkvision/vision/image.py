@@ -32,7 +32,17 @@ from hawkvision.types import Pixels
 from hawkvision.vision import bicubic
 from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, png_chunks, probe
 
-__all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "load_inputs", "preprocess", "probe"]
+__all__ = [
+    "ImageFormat",
+    "ImageHeader",
+    "decode",
+    "least_side",
+    "load_input",
+    "load_inputs",
+    "preprocess",
+    "probe",
+    "scale_of",
+]
 
 _Raster: TypeAlias = NDArray[Any]
 
@@ -78,7 +88,7 @@ def load_input(
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
     """
     header = header or probe(body)
-    return preprocess(decode(body, header, max_pixels=max_pixels, min_side=_min_side(spec)), spec), header
+    return preprocess(decode(body, header, max_pixels=max_pixels, min_side=least_side(spec)), spec), header
 
 
 def load_inputs(
@@ -95,19 +105,19 @@ def load_inputs(
     header = header or probe(body)
     decoded: dict[int, Pixels] = {}
     for spec in specs:
-        min_side = _min_side(spec)
-        scale = _scale(header, min_side)
+        min_side = least_side(spec)
+        scale = scale_of(header, min_side)
         if scale not in decoded:
             decoded[scale] = decode(body, header, max_pixels=max_pixels, min_side=min_side)
         yield preprocess(decoded[scale], spec)
 
 
-def _min_side(spec: InputSpec) -> int:
+def least_side(spec: InputSpec) -> int:
     """Pixels of the shorter side below which a model would miss what was not decoded."""
     return math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
 
 
-def _scale(header: ImageHeader, min_side: int) -> int:
+def scale_of(header: ImageHeader, min_side: int) -> int:
     """By what a picture's sides are divided while it is decoded: 1, 2, 4 or 8, of a JPEG."""
     shorter = min(header.width, header.height)
     factors = (8, 4, 2) if header.format is ImageFormat.JPEG else ()
@@ -174,7 +184,7 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
 def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: int) -> Pixels:
     if header.multiscan:
         _check_scans(data, header, max_pixels)
-    factor = _scale(header, min_side)
+    factor = scale_of(header, min_side)
     height, width = math.ceil(header.height / factor), math.ceil(header.width / factor)
     colourspace = "CMYK" if header.components == 4 else "RGB"
     options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
