@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
-from edge.bodies import Bodies, Body, MemoryFull, WholeBody, read_multipart
+from edge.admission import WorkFull
+from edge.bodies import Bodies, Body, MemoryFull, WholeBody, bodies_limit, read_multipart
 from edge.call import CallerGone
 from edge.express import Headers, Reply
 from edge.fields import parse_request, read_headers, read_query, read_request
@@ -67,6 +68,7 @@ class EdgeApp:
         """Those of all doors together."""
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
+        metrics.bodies_bytes.set_function(lambda: self.bodies.held_bytes)
         self._node: EdgeNode | None = None
         self.transports = Transports()
         """What else the node listens to."""
@@ -75,6 +77,8 @@ class EdgeApp:
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""
         self._node = node
+        if node.admission.parts is not None:
+            self.bodies.limit_bytes = bodies_limit(node.admission.parts)
 
     def close_door(self) -> None:
         """Stop taking pictures; those under way are still answered."""
@@ -221,7 +225,7 @@ class EdgeApp:
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
         if isinstance(error, Overloaded):
-            self._metrics.shed.labels("memory" if isinstance(error, MemoryFull) else "queue_full").inc()
+            self._metrics.shed.labels(_shed_by(error)).inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
         return error
 
@@ -239,6 +243,13 @@ class EdgeApp:
         """The two series of an answer; a ladder has a handful of rungs."""
         metrics = self._metrics
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
+
+
+def _shed_by(error: Overloaded) -> str:
+    """The bound that was reached."""
+    if isinstance(error, MemoryFull):
+        return "memory"
+    return "work" if isinstance(error, WorkFull) else "queue_full"
 
 
 class _Answered(NamedTuple):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from edge.admission import Admission
 from edge.audits import Auditor
 from edge.node import EdgeNode, Source
 from edge.policies.registration import Registration, register
@@ -34,16 +36,21 @@ from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ManifestError
-from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.memory import divided
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend
+from hawkvision.vision.cost import Rates, Scales
+from hawkvision.vision.image import least_side
 from hawkvision.vision.int8 import ranking
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+log = logging.getLogger("hawkvision.edge")
 
 BRIEF_PIXELS: Final = 2**20
 """Of this size a JPEG takes 5 ms to decode, a WebP 16, a PNG 18 (one photograph, a Xeon)."""
@@ -64,6 +71,8 @@ class Loaded:
     reducer: Reducer
     """Makes pictures as small as the datacenter looks at them."""
     source: Source
+    inputs: tuple[InputSpec, ...]
+    """Of the models that look at one picture here."""
     registration: Registration | None = None
     """What `infaas` knows of all variants."""
 
@@ -103,8 +112,11 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
+    looking = tuple(member.input for member in manifest.members(name))
+    if registration is not None:
+        looking = (max((each.input for each in manifest.variants), key=least_side),)
     labels = load_labels(manifest, models)
-    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
+    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, looking, registration)
 
 
 def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
@@ -245,6 +257,9 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     limit = config.streams_limit
     state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
     workers = config.workers or usable_cores() + waiting_workers(config)
+    rates = await asyncio.to_thread(Rates)
+    scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
+    admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     uplink = (
         Uplink(
             config.dc_url,
@@ -256,6 +271,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
             give_up_below=config.give_up_below,
             reducer=loaded.reducer,
             metrics=metrics,
+            admission=admission,
         )
         if config.dc_url
         else None
@@ -263,12 +279,15 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     # Our own kernels run pictures one by one anyway.
     together = 1 if isinstance(rung.first.backend, Int8Backend) else MAX_TOGETHER
     pool: WorkerPool[EdgeResult] = WorkerPool(
-        workers, config.queue_limit, on_loop(config, uplink), most_together=together
+        workers, config.queue_limit, on_loop(config, uplink), most_together=together, memory=admission.memory
     )
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.providers):
         await asyncio.to_thread(take_large_pages)
+    parts = divided(config.memory_bytes, config.request_memory_bytes)
+    admission.divide(parts)
+    log.info("memory for bodies and decoding: %d MB, by %s", parts.total // 1_000_000, parts.basis)
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
@@ -280,6 +299,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         clock=clock,
         metrics=metrics,
         max_pixels=config.max_pixels,
+        admission=admission,
         dc_timeout_s=config.dc_timeout_s,
         streams=Streams(config.task, limit, config.audit_share, metrics, state),
         auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311

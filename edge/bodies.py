@@ -1,7 +1,7 @@
 """Request bodies, received within their bounds, and the pictures that come in forms.
 
 Bounds: a body has at most `max_body_bytes` and must arrive within `BODY_TIMEOUT_S`; all bodies together have at most
-`MAX_BUFFERED_BYTES`, whichever door they come by.
+`Bodies.limit_bytes`, whichever door they come by.
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ from starlette.types import Receive
 from edge.call import CallerGone
 from edge.fields import Source
 from hawkvision.errors import BadField, BadImage, Overloaded, RequestTimeout, TooLarge
+from hawkvision.memory import Parts
 
 BODY_TIMEOUT_S: Final = 30.0
 """A 10 MiB picture at 3 Mbit/s; slower senders hold a connection for nothing."""
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
+
+
+COPIES: Final = 2
+"""Of a body at once: its pieces, and what is made of them."""
+
+
+def bodies_limit(parts: Parts) -> int:
+    """Bytes that all bodies together may have, of a budget of memory."""
+    return min(MAX_BUFFERED_BYTES, parts.bodies // COPIES)
 
 
 class MemoryFull(Overloaded):
@@ -40,22 +50,29 @@ class Bodies:
             received: where to count bytes.
         """
         self.max_body_bytes = max_body_bytes
+        self.limit_bytes = MAX_BUFFERED_BYTES
+        """Of all bodies together; less where there is less memory."""
         self._received = received
         self._buffered_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What all bodies take up now."""
+        return self._buffered_bytes
 
     def reserve(self, size: int) -> None:
         """Account for body bytes received and held in memory; `give_back` undoes it.
 
         Raises:
-            Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
+            Overloaded: if all bodies together would exceed `limit_bytes`.
         """
         self.hold(size)
         self._received.inc(size)
 
     def hold(self, size: int) -> None:
         """As `reserve`, for bytes that were made here and not received."""
-        if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
-            raise MemoryFull(f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received", 1.0)
+        if self._buffered_bytes + size > self.limit_bytes:
+            raise MemoryFull(f"{self.limit_bytes} bytes of pictures are already being received", 1.0)
         self._buffered_bytes += size
 
     def give_back(self, size: int) -> None:

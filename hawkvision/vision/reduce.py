@@ -79,11 +79,15 @@ class Reducer:
         """
         if not self.saves(header):
             return body
-        side = self._window(*_upright(header)).scale * min(header.height, header.width)
-        min_side = round(side * max(1.0, OVERSAMPLING / self.detail))
+        min_side = self.least_side(header)
         pixels = self._cut(decode(body, header, max_pixels=self.max_pixels, min_side=min_side))
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=self.quality, colorsubsampling="420")
         return encoded if len(encoded) < len(body) else body
+
+    def least_side(self, header: ImageHeader) -> int:
+        """At what size a picture is decoded that is made smaller; see `decode`, `min_side`."""
+        side = self._window(*_upright(header)).scale * min(header.height, header.width)
+        return round(side * max(1.0, OVERSAMPLING / self.detail))
 
     def _window(self, height: int, width: int) -> Window:
         """Of a picture this large.
