@@ -33,6 +33,7 @@ from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
+from hawkvision.memory import to_the_end
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 from hawkvision.vision.image import ImageHeader
@@ -207,7 +208,8 @@ class Uplink:
             return await asyncio.to_thread(reducer.reduced, body, header)
         try:
             async with self._admission.beside(body, header, reducer.least_side(header), until):
-                return await asyncio.to_thread(reducer.reduced, body, header)
+                running = asyncio.get_running_loop().run_in_executor(None, reducer.reduced, body, header)
+                return await to_the_end(running)
         except (Overloaded, DeadlineMissed) as error:
             raise EscalationFailed(f"the picture could not be made smaller: {error}") from None
 

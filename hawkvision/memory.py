@@ -19,9 +19,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from hawkvision.errors import DeadlineMissed, Overloaded
+
+ResultT = TypeVar("ResultT")
 
 SHARE: Final = 0.75
 """Of the room, what is budgeted. The rest is for what is not counted: connections, answers, threads' stacks, inference
@@ -266,6 +268,15 @@ class Budget:
     def _took(self, size: int) -> None:
         self.in_use += size
         self.peak = max(self.peak, self.in_use)
+
+
+async def to_the_end(running: asyncio.Future[ResultT]) -> ResultT:
+    """What a thread gives; who is cancelled meanwhile leaves when it has ended, for until then it uses its memory."""
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def _done(served: asyncio.Future[None]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias
 
 import cv2
@@ -93,7 +93,7 @@ def load_input(
 
 def load_inputs(
     body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int, header: ImageHeader | None = None
-) -> Iterator[Pixels]:
+) -> Generator[Pixels]:
     """An encoded picture as each of several models takes it in, one by one, to the byte as `load_input` has it.
 
     It is decoded once for all models that want it at the same scale, and not for those that are not asked for. A caller
