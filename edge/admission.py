@@ -65,6 +65,8 @@ class Admission:
         self._workers = workers
         self._limit_s = limit_s
         self._work_s = 0.0
+        self._inside = 0
+        """Requests that brought some of it."""
         self._metrics = metrics
         self._refused = metrics.refused_costs
         metrics.decoding_bytes.set_function(lambda: self.memory.in_use)
@@ -144,16 +146,20 @@ class Admission:
                 f"to decode the request's {len(costs)} picture(s) takes about {alone_s:.1f} s of processor time; "
                 f"one request may take {self._limit_s:g} s"
             )
-        if self._work_s and self._work_s + work_s > self._limit_s * self._workers:
+        if self._inside and self._work_s + work_s > self._limit_s * self._workers:
             self._refuse("waiting_work")
             wait_s = max(1.0, math.ceil(self._work_s / self._workers))
             raise WorkFull(f"pictures that take about {self._work_s:.1f} s to decode are waiting already", wait_s)
         self._work_s += work_s
+        self._inside += 1
         admitted = Admitted(work_s)
         try:
             yield admitted
         finally:
             self.decoded(admitted, admitted.left_s)
+            self._inside -= 1
+            if not self._inside:
+                self._work_s = 0.0  # what is left of it was rounded
 
     def decoded(self, admitted: Admitted, heavy_s: float) -> None:
         """So much of a request's work is done."""

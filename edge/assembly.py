@@ -37,7 +37,7 @@ from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.memory import divided
+from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
@@ -252,6 +252,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         ConfigError: if the state file cannot be used.
     """
     rung, best = loaded.rung, loaded.best
+    give_back_at_once()
     _watch_backend(rung.first.backend, metrics)
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit

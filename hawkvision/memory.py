@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import heapq
 import itertools
 import math
@@ -37,6 +38,11 @@ OVERTAKEN_MOST: Final = 16
 """How often who needs more memory than is free is overtaken by who needs less; then nobody gets any before."""
 WAITING_MOST: Final = 1024
 """Who waits in line for memory; a node or replica lets in fewer requests."""
+LARGE_BYTES: Final = 4 * 1024 * 1024
+"""Rasters of JPEGs, which are decoded small, are below, and their memory is used again without asking the kernel."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+"""Of glibc's malloc.h."""
 _UNLIMITED: Final = 1 << 60
 """Kernels write 2⁶³ less a page, or the like, where there is no limit (cgroup v1)."""
 
@@ -136,6 +142,18 @@ def _number(path: Path) -> int | None:
     """None where there is no such file, or no limit ("max")."""
     text = "".join(_lines(path)[:1]).strip()
     return int(text) if text.isdigit() else None
+
+
+def give_back_at_once() -> None:
+    """Have the allocator return what is large as soon as it is free, where it is glibc's.
+
+    It would learn from each large raster that is freed to keep the next, up to 32 MB for every thread (mallopt(3),
+    M_MMAP_THRESHOLD), and so hold for ever what a few large pictures once took.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

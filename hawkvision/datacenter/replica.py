@@ -36,7 +36,7 @@ from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
 from hawkvision.manifest import Variant, artifact_path, cache_dir
-from hawkvision.memory import Budget, divided, to_the_end
+from hawkvision.memory import Budget, divided, give_back_at_once, to_the_end
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.backend import Backend
@@ -111,6 +111,7 @@ class Replica:
         # The largest first: the others fit beside and after it (Graham, 1969), and it is worth the most by itself.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
+        give_back_at_once()
         self._rates = Rates()
         inputs = self._specs.values()
         self._scales = Scales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)

@@ -102,6 +102,10 @@ class Bench:
         """A metric's value, 0 before it was first counted."""
         return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits", **labels}) or 0.0
 
+    def counted_all(self, name: str, **labels: str) -> float:
+        """As `counted`, of a metric that is not of a task."""
+        return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
+
     async def occupy(self, pictures: int) -> list[asyncio.Task[Answer]]:
         """Close the gate behind one slow picture, so that the pool knows its pace, and queue some more."""
         begun = self.backend.begun
@@ -134,6 +138,7 @@ async def bench(
     wide: Backend | None = None,
     reducer: Reducer | None = None,
     others: Others | None = None,
+    max_pixels: int = 1_000_000,
 ) -> AsyncIterator[Bench]:
     """The node; `config` says under which policy, and `registration` what `infaas` may choose from.
 
@@ -150,7 +155,7 @@ async def bench(
     )
     rung = Rung("small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others)
     rates = measured_rates()
-    scales = Scales([SPEC], rates, 1_000_000, 1_000_000)
+    scales = Scales([SPEC], rates, max_pixels, max_pixels)
     admission = Admission(scales, rates, metrics, 1, config.decode_limit_s)
     admission.divide(divided(256 * 1024 * 1024, None))
     pool: WorkerPool[EdgeResult] = WorkerPool(1, 64, memory=admission.memory)
@@ -171,7 +176,7 @@ async def bench(
         uplink=uplink,
         clock=clock,
         metrics=metrics,
-        max_pixels=1_000_000,
+        max_pixels=max_pixels,
         admission=admission,
         dc_timeout_s=10.0,
         streams=Streams("digits", streams_limit, audit_share, metrics, file),
