@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 import uvicorn
@@ -22,21 +23,21 @@ import uvicorn
 from edge.app import EdgeApp
 from edge.assembly import load_parts, open_node
 from edge.express import bounded_express
+from edge.loading import Loading
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
-from edge.protocol import Limits, connections_for, raise_open_files
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
-from hawkvision.errors import BackendError, ConfigError, HawkVisionError
+from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.process import exit_on_sigterm
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
+from hawkvision.telemetry import warn_if_allowed
 
 log = logging.getLogger("hawkvision.edge")
 
 LISTEN_BACKLOG: Final = 1024
-KEEP_ALIVE_S: Final = 75
-"""Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
-and no request is sent into a closing connection."""
 
 
 class _Server(uvicorn.Server):
@@ -53,8 +54,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def serve(config: EdgeConfig) -> None:
-    """Listen, load, answer until told to stop, drain.
+async def serve(config: EdgeConfig) -> bool:
+    """Listen, load, answer until told to stop, drain. Whether nothing is left at work, so that the process can end.
 
     Raises:
         ConfigError: if the address cannot be bound.
@@ -63,39 +64,41 @@ async def serve(config: EdgeConfig) -> None:
     clock, metrics = MonotonicClock(), EdgeMetrics()
     app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
     listener = _listen(config.host, config.port)
-    limits = Limits(connections_for(raise_open_files()))
+    limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
     server = _server(app, limits, config.drain_timeout_s)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
-    given_up: Future[None] = Future()
 
     def stop() -> None:
         server.stop()
-        # Nothing was accepted before there is a node, so nobody waits for what a device might still say.
-        if node is None and not given_up.done():
-            given_up.set_result(None)
+        # Nothing was accepted before there is a node, so nobody waits for models, compilers or devices.
+        if node is None:
+            loading.give_up()
         if lossy is not None:
             lossy.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+    loading = Loading(partial(load_parts, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        loaded = await asyncio.to_thread(load_parts, config, given_up)
+        loaded = await loading.result()
+        if loaded is None:
+            log.info("told to stop while models were loading")
+            return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
             app.transports = Transports(lossy.offer)
+        if server.should_exit:  # told to stop meanwhile; the socket is closed
+            return True
         # What is loaded by now lives as long as the process: keep it out of every later collection.
         gc.collect()
         gc.freeze()
         app.open_door(node)
         _announce(listener, node, lossy)
         await serving
-    except BackendError as error:
-        if not given_up.done():
-            raise
-        log.info("told to stop while it was loading: %s", error)
+        return True
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
@@ -154,6 +157,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    exit_on_sigterm(0)  # until there is something to drain
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         config = parse_arguments(
@@ -161,9 +165,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if not is_loopback(config.host):
             log.warning("listening on %s: put TLS in front of it, keys travel in clear text otherwise", config.host)
+        warn_if_allowed()
         import uvloop
 
-        uvloop.run(serve(config))
+        if not uvloop.run(serve(config)):
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)  # a model is being read by a thread that cannot be told to end
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1

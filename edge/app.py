@@ -1,8 +1,8 @@
 """The HTTP door: DESIGN §3 as an ASGI application.
 
 `POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette
-(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as `edge.bodies` has
-them; waiting pictures, at most `queue_limit`.
+(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as
+`hawkvision.servers.bodies` has them; waiting pictures, at most `queue_limit`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import functools
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -21,12 +22,12 @@ from starlette.types import Receive, Scope, Send
 from edge import oip_door
 from edge.about import pages
 from edge.admission import WorkFull
-from edge.bodies import Bodies, Body, MemoryFull, WholeBody, bodies_limit, read_multipart
-from edge.call import CallerGone
-from edge.express import Headers, Reply
+from edge.express import Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
+from edge.forms import read_form
 from edge.node import EdgeNode
-from edge.oip import encode_answers, parse_infer
+from edge.oip import encode_answers
+from edge.oip_extensions import extension_routes
 from hawkvision.clock import Clock
 from hawkvision.errors import (
     BackendUnavailable,
@@ -40,6 +41,7 @@ from hawkvision.errors import (
 )
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull, bodies_limit
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 from hawkvision.vision.header import ImageHeader, probe_begun
@@ -68,11 +70,14 @@ class EdgeApp:
         """Those of all doors together."""
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
-        metrics.bodies_bytes.set_function(lambda: self.bodies.held_bytes)
+        metrics.bodies_bytes.set_function(lambda: self.bodies.held)
         self._node: EdgeNode | None = None
         self.transports = Transports()
         """What else the node listens to."""
-        self._rest = pages(self.ready_node, lambda: self.transports, metrics)
+        self._last_answer: float | None = None
+        """When (the clock's time)."""
+        more = extension_routes(self.ready_node, metrics, self.bodies, self._last_answer_ms)
+        self._rest = pages(self.ready_node, lambda: self.transports, metrics, more)
 
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""
@@ -169,13 +174,14 @@ class EdgeApp:
             data = await asyncio.to_thread(oip_door.inflate, data, encoding, self.bodies.max_body_bytes)
             body.hold(len(data))
         elsewhere = read_query(scope["query_string"]) + read_headers(headers)
-        asked = parse_infer(task, data, _header(headers, b"inference-header-content-length"), elsewhere)
+        json_bytes = _header(headers, b"inference-header-content-length")
+        asked = await oip_door.read_infer(task, data, json_bytes, elsewhere)
         del data  # the pictures have been copied out of it
         answers = await oip_door.classify_all(node, asked, started, trace, body.hang_up)
-        written, json_bytes = encode_answers(asked, answers)
-        if json_bytes is None:
+        written, json_written = encode_answers(asked, answers)
+        if json_written is None:
             return _Answered(answers, written, [])
-        length = (b"inference-header-content-length", b"%d" % json_bytes)
+        length = (b"inference-header-content-length", b"%d" % json_written)
         return _Answered(answers, written, [length], b"application/octet-stream")
 
     async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest, ImageHeader | None]:
@@ -189,7 +195,7 @@ class EdgeApp:
         declared = _header(raw_headers, b"content-length")
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
-            picture, fields = await read_multipart(raw_headers, data)
+            picture, fields = await read_form(_header(raw_headers, b"content-type") or "", data)
             return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
         if content_type.startswith(_NOT_PICTURES):
             raise UnsupportedMedia(
@@ -234,9 +240,15 @@ class EdgeApp:
 
     def count(self, answer: Answer) -> None:
         """Count an answer and how long it took."""
+        self._last_answer = self._clock.now()
         counted, observed = self._counters(answer.task, answer.model, answer.tier)
         counted.inc()
         observed.observe(answer.timing_ms.total * 1e-3)
+
+    def _last_answer_ms(self) -> int:
+        if self._last_answer is None:
+            return 0
+        return round((time.time() - (self._clock.now() - self._last_answer)) * 1e3)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - an app lives as long as its process
     def _counters(self, task: str, model: str, tier: Tier) -> tuple[Counter, Histogram]:

@@ -20,6 +20,7 @@ from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
+from hawkvision.servers.bodies import CallerGone
 from hawkvision.trace import TraceContext
 from hawkvision.types import Answer, ClassifyRequest, OnMiss, Reason, Received
 from hawkvision.vision.cost import Cost
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from edge.node import EdgeNode, Watched
 
 log = logging.getLogger("hawkvision.edge")
-
-
-class CallerGone(Exception):
-    """The caller hung up; nobody waits for the answer."""
 
 
 class Call:

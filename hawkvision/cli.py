@@ -14,6 +14,8 @@ import typer
 
 from hawkvision import __version__
 from hawkvision.errors import HawkVisionError
+from hawkvision.process import exit_on_sigterm
+from hawkvision.terminal import write_anything
 
 if TYPE_CHECKING:
     from hawkvision.zoo.build import Artifact
@@ -53,6 +55,8 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; def
 
 def main() -> None:
     """Entry point of the console script."""
+    write_anything()
+    exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
         app()
     except HawkVisionError as error:
@@ -339,7 +343,7 @@ def report_calibration(
 
 @app.command()
 def classify(
-    pictures: Annotated[list[Path], typer.Argument(help="Pictures: JPEG, PNG or WebP.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
     url: Annotated[str, typer.Option(envvar="HAWKVISION_URL", help="The edge node.")] = "http://127.0.0.1:8080",
     min_accuracy: Annotated[float | None, typer.Option(help="At least this share of answers right.")] = None,
     max_accuracy_drop: Annotated[float | None, typer.Option(help="At most this far below the best rung.")] = None,
@@ -352,37 +356,45 @@ def classify(
     task: Annotated[str | None, typer.Option(help="Default: the node's.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="HAWKVISION_API_KEY", help="The node's key.")] = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Send pictures as datagrams, for links that lose.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Pictures under way at once.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON answer a line.")] = False,
 ) -> None:
     """Ask an edge node what is on pictures."""
+    from rich.console import Console
+    from rich.progress import track
+
     from hawkvision.client import Client
     from hawkvision.demo import AnswerTable
+    from hawkvision.pictures import picture_files
 
+    files = picture_files(pictures)
     table = AnswerTable()
     failures = 0
     with Client(url, api_key=api_key, transport="lossy" if lossy else "http") as client:
-        for picture in pictures:
-            try:
-                answer = client.classify(
-                    picture,
-                    min_accuracy=min_accuracy,
-                    max_accuracy_drop=max_accuracy_drop,
-                    quality=quality,
-                    min_confidence=min_confidence,
-                    deadline_ms=deadline_ms,
-                    on_miss=on_miss,
-                    stream=stream,
-                    top_k=top_k,
-                    task=task,
-                )
-            except (HawkVisionError, OSError) as error:
+        outcomes = client.classify_batch(
+            files,
+            concurrency=concurrency,
+            min_accuracy=min_accuracy,
+            max_accuracy_drop=max_accuracy_drop,
+            quality=quality,
+            min_confidence=min_confidence,
+            deadline_ms=deadline_ms,
+            on_miss=on_miss,
+            stream=stream,
+            top_k=top_k,
+            task=task,
+        )
+        on_stderr = Console(stderr=True)
+        hidden = len(files) == 1 or not on_stderr.is_terminal
+        shown = track(outcomes, "classifying", len(files), console=on_stderr, transient=True, disable=hidden)
+        for file, outcome in zip(files, shown, strict=True):
+            if isinstance(outcome, Exception):
                 failures += 1
-                typer.echo(f"error: {picture}: {error}", err=True)
-                continue
-            if as_json:
-                typer.echo(json.dumps({"picture": str(picture), **answer.to_json()}))
+                typer.echo(f"error: {file}: {outcome}", err=True)
+            elif as_json:
+                typer.echo(json.dumps({"picture": str(file), **outcome.to_json()}))
             else:
-                table.add(picture.name, answer)
+                table.add(file.name, outcome)
     if not as_json and table.rows:
         table.show()
     if failures:

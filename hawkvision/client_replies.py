@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from hawkvision import errors
-from hawkvision.client_question import TARGETS
+from hawkvision.client_question import TARGETS, TimeLimit
 from hawkvision.errors import HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,
@@ -28,8 +28,8 @@ from hawkvision.types import (
 
 Reply: TypeAlias = tuple[int, float | None, bytes]
 """Status, Retry-After in seconds, body."""
-Exchange: TypeAlias = Callable[[], Awaitable[Reply]]
-"""One attempt."""
+Exchange: TypeAlias = Callable[[TimeLimit], Awaitable[Reply]]
+"""One attempt within a limit."""
 
 
 class Unreachable(ServiceError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import logging
 import os
 import tomllib
 import types
@@ -20,6 +21,10 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.service_links import without_service_links
+from hawkvision.text import read_text
+
+log = logging.getLogger("hawkvision.config")
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -73,6 +78,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 256
+    """HTTP connections from one address (IPv6: one /64 network) other than loopback; 0 for no bound, as behind a proxy
+    on another machine, whose address all callers share."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
@@ -152,6 +160,9 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """How long a free model waits for company. Batches form by themselves while it is busy, so 0 costs nothing."""
     max_ongoing_requests: Count = 32
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
+    connections_per_address: Annotated[int, Meta(ge=0)] = 256
+    """As `edge.connections_per_address`. An edge node has up to `edge.dc_connections`; not for clusters, where Serve's
+    own proxies take the connections."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     max_pixels_whole: Annotated[int, Meta(ge=1)] = 16_777_216
@@ -169,6 +180,10 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
+    ray_network: Literal["private", "auto", "shared"] = "private"
+    """Where Ray's own ports are: in a network namespace of their own, out of everybody's reach; `shared` leaves them in
+    this machine's, on loopback but for one port of each replica, which asks for a token; `auto` takes what the kernel
+    allows."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
 
@@ -198,10 +213,14 @@ def load_config(
         values |= _file_section(path, section)
         _convert(kind, values, f"{path}: [{section}]")
     environ = os.environ if environ is None else environ
-    for variable, text in environ.items():
-        if variable.startswith(prefix):
-            key = variable.removeprefix(prefix).lower()
-            values[key] = _listed(text) if _is_tuple(kind, key) else text
+    settings, links = without_service_links(environ, prefix)
+    if links:
+        log.warning(
+            "%s: passed over, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links))
+        )
+    for name, text in settings.items():
+        key = name.lower()
+        values[key] = _listed(text) if _is_tuple(kind, key) else text
     _convert(kind, values, f"environment {prefix}*")
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
@@ -263,7 +282,7 @@ def is_loopback(host: str) -> bool:
 
 def _file_section(path: Path, section: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

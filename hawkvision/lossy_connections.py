@@ -41,6 +41,10 @@ MAX_HEADERS: Final = 64
 """JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
 
 
+class NotConnectedInTime(ConnectionLost):
+    """There is no connection yet, and the caller's time is up; it may come about all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """A connection, and the JPEG headers that were registered on it."""
@@ -93,7 +97,7 @@ class Connections:
         """The connection, made if there is none.
 
         Raises:
-            ConnectionLost: if `MAX_CONNECTS` attempts failed, or time is up.
+            ConnectionLost: if `MAX_CONNECTS` attempts failed; `NotConnectedInTime` if time is up.
             HawkVisionError: for what trying again does not mend.
         """
         loop = asyncio.get_running_loop()
@@ -105,7 +109,7 @@ class Connections:
             connecting = self._begin()
             await asyncio.wait({connecting}, timeout=max(0.0, until - loop.time()))
             if not connecting.done():
-                raise ConnectionLost(f"no connection to {self._host} came about in time")
+                raise NotConnectedInTime(f"no connection to {self._host} came about in time")
             if connecting.cancelled():
                 raise ConnectionLost("the link was closed at this end")
             error = connecting.exception()

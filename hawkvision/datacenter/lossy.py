@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import logging
 import math
+import socket
 import time
 from typing import Final
 
@@ -53,8 +54,10 @@ class LossyDoor:
         """What `GET /v1/transport` says of this door."""
 
     @classmethod
-    async def open(cls, config: DatacenterConfig, port: int, tier: Tier) -> LossyDoor:
-        """Listen on a UDP port of `config.host`; 0 takes a free one.
+    async def open(
+        cls, config: DatacenterConfig, port: int, tier: Tier, bound: socket.socket | None = None
+    ) -> LossyDoor:
+        """Listen on a UDP port of `config.host`; 0 takes a free one. With `bound`, at that socket.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
@@ -69,6 +72,7 @@ class LossyDoor:
             api_key=config.api_key,
             useful_side=useful_side(tier.catalog),
             patience=Patience(reserve_s=RESERVE_S),
+            bound=bound,
         )
         door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         return door

@@ -54,10 +54,24 @@ class DatacenterMetrics:
             ("rung",),
             registry=self._registry,
         )
+        self.replicas = Gauge(
+            "hawkvision_dc_live_replicas",
+            "Replicas that answer, by the group of variants that they run; in a cluster 1 or 0",
+            ("group",),
+            registry=self._registry,
+        )
+        self.restarts = Gauge(
+            "hawkvision_dc_restarts",
+            "Tier processes that ended unasked and were replaced, within the last ten minutes, by this tier's launcher",
+            registry=self._registry,
+        )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",
             registry=self._registry,
+        )
+        self.received_bytes = Counter(
+            "hawkvision_dc_received_bytes", "Bytes of bodies received over HTTP", registry=self._registry
         )
         self.duration = histogram(
             "request_duration_seconds", "Headers in to answer out, of status 200, by rung asked", "rung"

@@ -31,7 +31,7 @@ import numpy as np
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
-from hawkvision.datacenter.direct import Address, ReplicaSocket
+from hawkvision.datacenter.direct import Address, Reported, report
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
@@ -70,9 +70,12 @@ class GroupSettings:
     replicas: int
     """That may share a machine's memory, all groups together."""
     intra_op_threads: int
+    group: str = ""
+    door: Address | None = None
+    """Where to report, if the door is on this machine."""
 
 
-def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> GroupSettings:
+def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig, door: Address | None = None) -> GroupSettings:
     """A group's part of the tier's settings."""
     return GroupSettings(
         task=catalog.task,
@@ -89,6 +92,8 @@ def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig) -> Gro
         request_memory_bytes=config.request_memory_bytes,
         replicas=config.max_replicas * len(catalog.groups),
         intra_op_threads=config.intra_op_threads,
+        group=group.name,
+        door=door,
     )
 
 
@@ -123,11 +128,25 @@ class Replica:
         """Threads that heavy pictures may take."""
         self._inside = 0
         """Pictures."""
-        self._socket = ReplicaSocket(lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal))
+        self._reported: Reported | None = None
 
-    async def listen(self) -> Address | None:
-        """Where the socket is at which a process on this machine may ask without Ray (`datacenter.direct`)."""
-        return await self._socket.listen()
+    async def check_health(self) -> None:
+        """Report to a door on this machine. Serve asks this before it calls the replica started, and ever again.
+
+        Raises:
+            OSError: if the door is gone, which makes the replica of no use.
+        """
+        door = self._settings.door
+        if door is not None and (self._reported is None or self._reported.closed):
+            self._reported = await report(
+                door,
+                self._settings.group,
+                lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal),
+            )
+
+    async def present(self) -> bool:
+        """That a replica is there, for a door that asks through Ray."""
+        return True
 
     async def classify(
         self, picture: bytes, errands: Sequence[Errand], expires_at: float

@@ -13,6 +13,7 @@ import contextlib
 import hmac
 import ipaddress
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -194,12 +195,14 @@ class LossyServer:
         api_key: str | None = None,
         useful_side: int = 256,
         patience: Patience = STRICT,
+        bound: socket.socket | None = None,
     ) -> LossyServer:
         """Listen on a UDP port; 0 takes a free one.
 
         Args:
             host: address to bind.
             port: UDP port.
+            bound: a socket that is bound already (`udp.bind`), in place of one for `host` and `port`.
             identity: the certificate.
             handler: answers pictures; its errors (`HawkVisionError`) become the caller's.
             api_key: asked of every client, if given.
@@ -223,8 +226,7 @@ class LossyServer:
             return made
 
         try:
-            bound = bind(host, port)
-            transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound)
+            transport, protocol = await loop.create_datagram_endpoint(endpoint, sock=bound or bind(host, port))
         except OSError as error:
             raise ConfigError(f"cannot listen on UDP {host}:{port}: {error.strerror or error}") from None
         server.transport, server._endpoint = transport, protocol

@@ -17,20 +17,20 @@ from __future__ import annotations
 
 import math
 import sys
-import zlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
 from hawkvision.errors import BadImage, TooLarge
 from hawkvision.manifest import InputSpec
 from hawkvision.types import Pixels
 from hawkvision.vision import bicubic
-from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, png_chunks, probe
+from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, probe
+from hawkvision.vision.jpeg_decoding import decode_jpeg
+from hawkvision.vision.png_repair import rewritten_png, sound_png, sound_webp
 
 __all__ = [
     "ImageFormat",
@@ -151,11 +151,9 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
         case ImageFormat.JPEG:
             pixels = _decode_jpeg(data, header, max_pixels, min_side)
         case ImageFormat.PNG:
-            _check_png(memoryview(data))
-            pixels = _decode_opencv(data, header)
+            pixels = _decode_png(data, header)
         case ImageFormat.WEBP:
-            _check_webp(data)
-            pixels = _decode_opencv(data, header)
+            pixels = _decode_opencv(sound_webp(data), header)
     return _upright(pixels, header.orientation)
 
 
@@ -184,30 +182,8 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
 def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: int) -> Pixels:
     if header.multiscan:
         _check_scans(data, header, max_pixels)
-    factor = scale_of(header, min_side)
-    height, width = math.ceil(header.height / factor), math.ceil(header.width / factor)
-    colourspace = "CMYK" if header.components == 4 else "RGB"
-    options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
-    try:
-        pixels = _decompress(data, options)
-    except ValueError as error:
-        raise BadImage(f"JPEG: {error}") from None
-    if pixels.shape[:2] != (height, width):
-        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header promised {width}x{height}")
-    if header.components == 4:
-        return _fold(pixels, pixels, _multiplied_out)
-    return pixels
-
-
-def _decompress(data: bytes, options: dict[str, Any]) -> Pixels:
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
-    except ValueError as error:
-        if "extraneous bytes before marker 0xd9" not in str(error):
-            raise
-        # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
-        pixels = simplejpeg.decode_jpeg(data, strict=False, **options)
-    return pixels
+    pixels = decode_jpeg(data, header, scale_of(header, min_side))
+    return _fold(pixels, pixels, _multiplied_out) if pixels.shape[2] == 4 else pixels
 
 
 def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
@@ -218,20 +194,13 @@ def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
         raise TooLarge(f"JPEG: {scans} scans of {header.width}x{header.height} pixels are more work than is done here")
 
 
-def _check_png(view: memoryview) -> None:
-    """Refuse what libpng would complain of on stderr, or fill up silently: bad checksums and missing ends."""
-    kind = b""
-    for kind, start, end in png_chunks(view):
-        if zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-            raise BadImage(f"PNG: the checksum of chunk {kind!r} at byte {start - 8} is wrong")
-    if kind != b"IEND":
-        raise BadImage(f"PNG: the data end at byte {len(view)}, before the end chunk (IEND)")
-
-
-def _check_webp(data: bytes) -> None:
-    declared = int.from_bytes(data[4:8], "little") + 8
-    if declared > len(data):
-        raise BadImage(f"WebP: the data end at byte {len(data)}; the header promised {declared}")
+def _decode_png(data: bytes, header: ImageHeader) -> Pixels:
+    sound = sound_png(data)
+    try:
+        return _decode_opencv(sound, header)
+    except BadImage:
+        # The checksum of the raster, or what follows it, may be all that is wrong.
+        return _decode_opencv(rewritten_png(sound), header)
 
 
 def _decode_opencv(data: bytes, header: ImageHeader) -> Pixels:

@@ -96,7 +96,12 @@ async def _call_lossy(job: Job, chosen: Sequence[tuple[bytes, int]]) -> list[Ask
     asked: list[Asked] = []
     ends = time.monotonic() + job.phase_s
     async with AsyncClient(
-        f"http://{job.host}:{PORT}", api_key=KEY, transport=LOSSY, paths=job.paths, timeout_s=job.limit_s
+        f"http://{job.host}:{PORT}",
+        api_key=KEY,
+        transport=LOSSY,
+        paths=job.paths,
+        timeout_s=job.limit_s,
+        late_s=job.limit_s,
     ) as client:
         for number, (body, label) in enumerate(chosen):
             started = time.monotonic()

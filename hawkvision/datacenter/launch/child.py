@@ -1,0 +1,48 @@
+"""The tier process: `python -m hawkvision.datacenter.launch.child FD`, which only the launcher starts.
+
+It takes over the public sockets and enters a network of its own while it has a single thread, then serves.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hawkvision.datacenter.launch.network import enter_private_network
+from hawkvision.datacenter.launch.sockets import take_over
+
+if TYPE_CHECKING:
+    from hawkvision.config import DatacenterConfig
+
+
+def main(number: int) -> int:
+    """Serve until told to stop; the exit status is 0 after a clean stop, 1 for an error that was explained."""
+    stopping = threading.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: stopping.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with socket.socket(fileno=number) as launcher:
+        sockets, message = take_over(launcher)
+        config: DatacenterConfig
+        config, folder, restarts = pickle.loads(message)  # noqa: S301 - from the process that started us, over its socket
+        if config.ray_network == "private":
+            enter_private_network()
+        # Imported only now: NumPy starts threads, and a process that has several cannot enter a user namespace.
+        from hawkvision.datacenter.run import serve
+        from hawkvision.errors import HawkVisionError
+
+        try:
+            serve(config, sockets, Path(folder), launcher, stopping, restarts=restarts)
+        except HawkVisionError as error:
+            print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
