@@ -30,7 +30,7 @@ Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 """A secret. An empty one is an error: a variable left unset in a template must not open the door to everybody."""
-Memory: TypeAlias = Annotated[int, Meta(ge=16 * 1024 * 1024)]
+Memory: TypeAlias = Annotated[int, Meta(ge=32 * 1024 * 1024)]
 """Bytes; with less, hardly a picture can be decoded."""
 Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]

@@ -1,10 +1,12 @@
 """What decoding a picture will cost, from its header: bytes at its peak, and seconds.
 
-    JPEG                       raster at the chosen scale (3 bytes a pixel, 4 of CMYK), twice if it is turned upright
+    JPEG                       raster at the chosen scale (3 bytes a pixel, 4 of CMYK); three of them, where it may be
+                               mended (`jpeg_decoding`); two where it may not, and is turned upright
       of several scans         and 2 bytes for every coefficient of the whole picture
     PNG, WebP                  the decoder's raster and a copy of it, of the whole picture: 3 bytes a pixel each,
                                4 with alpha, 8 with alpha of 16 bits; lossless WebP 4 for its own
       animated                 and the decoder's canvas
+    all                        the body some times over, where it is taken apart and put together anew
 
 Bytes are an upper bound (`tests/hawkvision/vision/test_cost.py` compares them with what a process takes): a JPEG's
 sampling is not looked at, so that its coefficients are taken to be as many as there are samples. Seconds are pixels
@@ -27,11 +29,16 @@ from hawkvision.errors import TooLarge
 from hawkvision.manifest import InputSpec
 from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, probe
 from hawkvision.vision.image import decode, least_side, scale_of
+from hawkvision.vision.jpeg_decoding import MAX_MENDED_BYTES
 
 BASE_BYTES: Final = 256 * 1024
 """Tables, inflating windows and strips, of any picture."""
 ROW_BYTES: Final = 256
 """For each pixel of a row: the rows that a decoder has at once, of all components."""
+BODIES: Final = 6
+"""Copies of a body at most, and what is noted of its bytes, while it is mended."""
+MENDED: Final = 3
+"""Rasters of a JPEG at most while it is mended."""
 BLOCK: Final = 32
 """Coefficients are held for whole units of a JPEG, of at most four blocks of eight pixels a side."""
 ALPHA_BYTES: Final = 16
@@ -41,6 +48,7 @@ HEAVY_S: Final = 0.03
 as queues are concerned, and callers who are late have their answers."""
 SMALL_PIXELS: Final = 1 << 19
 SMALL_SIDE: Final = 4096
+SMALL_BODY: Final = 512 * 1024
 """A JPEG of one scan within these bounds takes no time that is reckoned with, and its bytes are not worth counting one
 by one."""
 LEARN_FROM: Final = 1 << 16
@@ -86,7 +94,9 @@ class Cost:
         return self.heavy_s > 0.0
 
 
-SMALL: Final = Cost(BASE_BYTES + ROW_BYTES * SMALL_SIDE + 8 * SMALL_PIXELS, 0.0, Kind.JPEG, 0)
+SMALL: Final = Cost(
+    BASE_BYTES + ROW_BYTES * SMALL_SIDE + 4 * MENDED * SMALL_PIXELS + BODIES * SMALL_BODY, 0.0, Kind.JPEG, 0
+)
 """Of any small JPEG, from which nothing is learned."""
 
 
@@ -142,6 +152,7 @@ class Scales:
             and not header.multiscan
             and header.pixels <= SMALL_PIXELS
             and header.width <= SMALL_SIDE
+            and len(body) <= SMALL_BODY
             and self._scales_once
         ):
             return SMALL
@@ -177,17 +188,24 @@ def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates:
         kind, work = _kind_whole(header), pixels
         size = _bytes_whole(header)
     else:
-        turned = 2 if header.orientation != 1 else 1
         of_pixel = 4 if header.components == 4 else 3
         factors = {scale_of(header, side) for side in min_sides}
-        size = sum(-(-header.width // each) * -(-header.height // each) for each in factors) * of_pixel * turned
+        rasters = [-(-header.width // each) * -(-header.height // each) * of_pixel for each in factors]
+        size = sum(rasters) + max(_beside(each, header) for each in rasters)
         kind, work = Kind.JPEG if min(factors) < 4 else Kind.JPEG_SMALL, pixels * len(factors)
         if header.multiscan:
             size += 2 * header.components * _padded(header.width) * _padded(header.height)
             kind, work = Kind.JPEG_SCANS, work * _scans(body)
     seconds = rates.seconds(kind, work)
-    size += BASE_BYTES + ROW_BYTES * header.width
+    size += BASE_BYTES + ROW_BYTES * header.width + BODIES * len(body)
     return Cost(size, seconds if seconds >= HEAVY_S else 0.0, kind, work)
+
+
+def _beside(raster: int, header: ImageHeader) -> int:
+    """Beside the raster that is left in the end."""
+    if raster <= MAX_MENDED_BYTES:
+        return (MENDED - 1) * raster
+    return raster if header.orientation != 1 else 0
 
 
 def _kind_whole(header: ImageHeader) -> Kind:

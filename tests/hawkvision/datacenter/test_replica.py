@@ -211,7 +211,7 @@ def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
 def test_pictures_that_cost_too_much_are_refused_before_they_are_decoded(
     manifest: Manifest, config: DatacenterConfig
 ) -> None:
-    tight = msgspec.structs.replace(config, memory_bytes=24 * 2**20, max_pixels_whole=1_500_000)
+    tight = msgspec.structs.replace(config, request_memory_bytes=9 * 2**20, max_pixels_whole=1_500_000)
 
     async def each() -> tuple[list[object], int]:
         loaded = replica(manifest, tight)
@@ -222,7 +222,7 @@ def test_pictures_that_cost_too_much_are_refused_before_they_are_decoded(
     (many, much, fine), in_use = asyncio.run(each())
     assert isinstance(many, TooLarge)
     assert "at most 1500000 are decoded, for a PNG" in str(many)
-    # A quarter is for bodies, and half of the rest for one picture: 9 MiB. With alpha it takes eight bytes a pixel.
+    # With alpha it takes eight bytes a pixel.
     assert isinstance(much, TooLarge)
     assert "of memory; one picture may have 9437184" in str(much)
     assert isinstance(fine, tuple)
