@@ -32,6 +32,7 @@ from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.process import exit_on_sigterm
+from hawkvision.servers.bodies import bodies_limit
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.telemetry import warn_if_allowed
 
@@ -87,6 +88,8 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock)
+        if node.admission.parts is not None:
+            app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
             app.transports = Transports(lossy.offer)

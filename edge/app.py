@@ -41,7 +41,7 @@ from hawkvision.errors import (
 )
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
-from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull, bodies_limit
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 from hawkvision.vision.header import ImageHeader, probe_begun
@@ -82,8 +82,6 @@ class EdgeApp:
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""
         self._node = node
-        if node.admission.parts is not None:
-            self.bodies.limit_bytes = bodies_limit(node.admission.parts)
 
     def close_door(self) -> None:
         """Stop taking pictures; those under way are still answered."""

@@ -92,6 +92,8 @@ class LossyDoor:
             useful_side=useful_side,
             patience=PATIENCE,
         )
+        # Fragments become bodies, and may take as much memory.
+        server.budget.limit = min(server.budget.limit, app.bodies.limit_bytes)
         door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         metrics.watch_lossy(door._counts)
         return door
