@@ -26,14 +26,21 @@ from edge.express import bounded_express
 from edge.loading import Loading
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
+from hawkvision import logs
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.process import exit_on_sigterm
+from hawkvision.servers.access import datacenter_certificates, server_certificates
 from hawkvision.servers.bodies import bodies_limit
+from hawkvision.servers.cors import check_origins, with_cors
+from hawkvision.servers.handshake import behind_tls
+from hawkvision.servers.keys import Keys
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
 from hawkvision.telemetry import warn_if_allowed
 
 log = logging.getLogger("hawkvision.edge")
@@ -59,14 +66,21 @@ async def serve(config: EdgeConfig) -> bool:
     """Listen, load, answer until told to stop, drain. Whether nothing is left at work, so that the process can end.
 
     Raises:
-        ConfigError: if the address cannot be bound.
+        ConfigError: if the address cannot be bound, or an origin is none.
         HawkVisionError: if the node cannot be loaded.
     """
+    check_origins("edge.cors_origins", config.cors_origins)
     clock, metrics = MonotonicClock(), EdgeMetrics()
-    app = EdgeApp(metrics, clock, config.api_key, config.max_body_bytes)
+    keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
+    certificates = server_certificates(config, "edge")
+    datacenter = datacenter_certificates(config)
+    app = EdgeApp(metrics, clock, keys, config.max_body_bytes)
+    if certificates is not None:
+        metrics.watch_tls(certificates.state)
+    reloads = Reloads.of(keys, certificates, datacenter)
     listener = _listen(config.host, config.port)
     limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-    server = _server(app, limits, config.drain_timeout_s)
+    server = _server(app, limits, config, certificates)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
 
@@ -80,6 +94,8 @@ async def serve(config: EdgeConfig) -> bool:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     loading = Loading(partial(load_parts, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -87,7 +103,7 @@ async def serve(config: EdgeConfig) -> bool:
         if loaded is None:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
-        node = await open_node(config, loaded, metrics, clock)
+        node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
         if node.admission.parts is not None:
             app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         if config.lossy_port is not None:
@@ -99,12 +115,13 @@ async def serve(config: EdgeConfig) -> bool:
         gc.collect()
         gc.freeze()
         app.open_door(node)
-        _announce(listener, node, lossy)
+        _announce(listener, node, lossy, tls=certificates is not None)
         await serving
         return True
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+        await reloads.close()
         if lossy is not None:
             await lossy.close(config.drain_timeout_s)
         app.close_door()
@@ -113,31 +130,35 @@ async def serve(config: EdgeConfig) -> bool:
         listener.close()
 
 
-def _server(app: EdgeApp, limits: Limits, drain_s: float) -> _Server:
+def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None) -> _Server:
     """The server of the HTTP door; it does not listen by itself."""
+    protocol = bounded_express(limits, app, answers_pages=not config.cors_origins)
+    if certificates is not None:
+        protocol = behind_tls(protocol, certificates)
     return _Server(
         uvicorn.Config(
-            app,
+            with_cors(app, config.cors_origins) if config.cors_origins else app,
             loop="uvloop",
-            http=bounded_express(limits, app),
+            http=protocol,
             ws="none",
             lifespan="off",
             access_log=False,
             proxy_headers=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(drain_s)),
+            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
         )
     )
 
 
-def _announce(listener: socket.socket, node: EdgeNode, lossy: LossyDoor | None) -> None:
+def _announce(listener: socket.socket, node: EdgeNode, lossy: LossyDoor | None, *, tls: bool) -> None:
     """Say on standard output where pictures are taken: who started the node waits for the first line."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201
+    print(f"ready: {'https' if tls else 'http'}://{shown}:{port}", flush=True)  # noqa: T201
     if node.rival is not None:
         print(f"policy: {node.rival.name}", flush=True)  # noqa: T201
     if lossy is not None:
@@ -161,13 +182,14 @@ def _listen(host: str, port: int) -> socket.socket:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
     exit_on_sigterm(0)  # until there is something to drain
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logs.configure()  # until the settings are read
     try:
         config = parse_arguments(
             EdgeConfig, "hawkvision edge up", "Start an edge node.", sys.argv[1:] if argv is None else argv
         )
-        if not is_loopback(config.host):
-            log.warning("listening on %s: put TLS in front of it, keys travel in clear text otherwise", config.host)
+        logs.configure(config.log_level, config.log_format)
+        if not is_loopback(config.host) and config.tls_certificate is None:
+            log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)
         warn_if_allowed()
         import uvloop
 

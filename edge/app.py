@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Histogram
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
@@ -40,8 +40,10 @@ from hawkvision.errors import (
     UnsupportedMedia,
 )
 from hawkvision.hop import Transports
+from hawkvision.logs import about
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull
+from hawkvision.servers.keys import INFER, OPEN_PATHS, Keys, RateExceeded, Scopes, needed_scopes
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 from hawkvision.vision.header import ImageHeader, probe_begun
@@ -49,8 +51,6 @@ from hawkvision.vision.header import ImageHeader, probe_begun
 log = logging.getLogger("hawkvision.edge")
 
 CLASSIFY_PATH: Final = "/v1/classify"
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Answered without a key: they say only whether the node is up."""
 
 _encode = msgspec.json.encode
 _NOT_PICTURES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
@@ -62,10 +62,12 @@ class EdgeApp:
     express_path: Final = CLASSIFY_PATH.encode()
     """See `Express`."""
 
-    def __init__(self, metrics: EdgeMetrics, clock: Clock, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(self, metrics: EdgeMetrics, clock: Clock, keys: Keys, max_body_bytes: int) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._key = None if api_key is None else api_key.encode()
+        self.keys = keys
+        """Of all doors together."""
+        metrics.watch_keys(keys.counts)
         self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
         """Those of all doors together."""
         self._in_flight = 0
@@ -109,13 +111,20 @@ class EdgeApp:
         if oip_door.is_infer(path):
             await _reply(send, await self._answered(self._infer, scope, Body(self.bodies, receive)))
             return
+        _, named = _name(scope["headers"])
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *named]
+            await send(message)
+
         try:
             if path not in OPEN_PATHS:
-                self._authorize(scope["headers"])
+                self._authorize(scope["headers"], needed_scopes(scope["method"], path))
         except HawkVisionError as error:
-            await _reply(send, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
+            await _reply(send_named, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
-        await self._rest(scope, receive, send)
+        await self._rest(scope, receive, send_named)
 
     # ------------------------------------------------------------------------------------------ the hot path
 
@@ -134,14 +143,12 @@ class EdgeApp:
     async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
         started = self._clock.now()
-        caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
-        trace = caller.child() if caller else start_trace()
-        headers = [(b"traceparent", trace.header().encode())]
+        trace, headers = _name(scope["headers"])
         self._in_flight += 1
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
-            self._authorize(scope["headers"])
+            self._authorize(scope["headers"], INFER)
             answered = await work(self.ready_node(), scope, body, started, trace)
         except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
             return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
@@ -204,14 +211,8 @@ class EdgeApp:
         header = probe_begun(body.begun())
         return await body.read(declared), request, header
 
-    def _authorize(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if self._key is None:
-            return
-        written = _header(headers, b"authorization") or ""
-        scheme, _, given = written.partition(" ")
-        # Compared in constant time, so that the key cannot be guessed byte by byte.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
-            raise Unauthorized("expected this node's key in the header 'Authorization: Bearer KEY'")
+    def _authorize(self, headers: Iterable[tuple[bytes, bytes]], needed: Scopes) -> None:
+        self.keys.authorize(_header(headers, b"authorization"), needed)
 
     def _refusal(self, error: Exception, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
@@ -259,6 +260,8 @@ def _shed_by(error: Overloaded) -> str:
     """The bound that was reached."""
     if isinstance(error, MemoryFull):
         return "memory"
+    if isinstance(error, RateExceeded):
+        return "rate"
     return "work" if isinstance(error, WorkFull) else "queue_full"
 
 
@@ -281,9 +284,23 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return None
 
 
+def _name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, Headers]:
+    """The request's span, and the headers that tell the caller of it; the log is told, too."""
+    traceparent = given = None
+    for key, value in headers:
+        if key == b"traceparent":
+            traceparent = value.decode("latin-1")
+        elif key == b"x-request-id":
+            given = value.decode("latin-1")
+    caller = parse_traceparent(traceparent)
+    trace = caller.child() if caller else start_trace()
+    request_id = about(given, trace)
+    return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
+
+
 def _error_headers(error: HawkVisionError) -> Headers:
     if isinstance(error, Overloaded):
-        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+        return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
     if isinstance(error, NotReady | BackendUnavailable):
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):

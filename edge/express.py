@@ -143,6 +143,9 @@ class ExpressProtocol(BoundedProtocol):
     """One connection. Use `bounded_express` to tie the class to a server."""
 
     express: ClassVar[Express]
+    answers_pages: ClassVar[bool] = True
+    """Whether requests of pages in browsers (`Origin`) are answered here; else by uvicorn's application, which adds
+    what browsers ask for."""
 
     _held: _Request | None = None
     """Whose head is held back; None while there is none."""
@@ -180,6 +183,7 @@ class ExpressProtocol(BoundedProtocol):
             and not self.expect_100_continue
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
+            and (self.answers_pages or not any(name == b"origin" for name, _ in self.headers))
         ):
             self._held = held = _Request(self.loop, keep_alive=parser.should_keep_alive())
             task = self.loop.create_task(self._answer(held, url.query or b"", self.headers))
@@ -254,11 +258,12 @@ class ExpressProtocol(BoundedProtocol):
             self.transport.close()
 
 
-def bounded_express(limits: Limits, express: Express) -> type[asyncio.Protocol]:
-    """The protocol class of one server, for `uvicorn.Config(http=…)`."""
+def bounded_express(limits: Limits, express: Express, *, answers_pages: bool = True) -> type[asyncio.Protocol]:
+    """The protocol class of one server, for `uvicorn.Config(http=…)`; `answers_pages` as `ExpressProtocol` has it."""
 
     class Bound(ExpressProtocol):
         book = Connections(limits)
 
     Bound.express = express
+    Bound.answers_pages = answers_pages
     return Bound

@@ -27,7 +27,7 @@ import msgspec
 
 from edge.fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision import __version__
-from hawkvision.errors import BadField
+from hawkvision.errors import MALFORMED, BadField
 from hawkvision.types import Answer, ClassifyRequest, PromiseStatus
 
 Value: TypeAlias = str | bool | int | float
@@ -185,7 +185,7 @@ def _read_head(data: bytes) -> _Head:
         return _decode_head(data)
     except RecursionError:
         raise BadField("body: the JSON is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise BadField(f"body: not an inference request in JSON: {error}") from None
 
 

@@ -19,9 +19,11 @@ from starlette.routing import BaseRoute, Route
 from edge import oip
 from edge.node import EdgeNode
 from edge.oip_door import known
-from hawkvision.errors import BadField, NotFound
+from hawkvision.errors import MALFORMED, BadField, NotFound
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body
+
+log = logging.getLogger("hawkvision.edge")
 
 MAX_ASKED_BYTES: Final = 64 * 1024
 """Of a body that says what to load; a model's configuration is some kilobytes."""
@@ -70,7 +72,7 @@ def extension_routes(
         raise BadField(f"cannot unload {task!r}: a node serves its task until it is stopped")
 
     async def log_settings(_: Request) -> Response:
-        level = logging.getLogger().getEffectiveLevel()
+        level = log.getEffectiveLevel()
         return _json(
             {
                 "log_file": "",
@@ -144,7 +146,7 @@ async def _asks_for_more(request: Request, bodies: Bodies) -> bool:
         if len(data) > MAX_ASKED_BYTES:
             raise BadField(f"body: expected at most {MAX_ASKED_BYTES} bytes, got {len(data)}")
         asked = msgspec.json.decode(data, type=_Load)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadField(f"body: expected JSON with parameters: {type(error).__name__}") from None
     finally:
         body.release()

@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
 from urllib.parse import urlsplit
 
@@ -60,6 +62,7 @@ from hawkvision.client_replies import (
 )
 from hawkvision.errors import ConfigError, DeadlineMissed, NotReady
 from hawkvision.hop import TRANSPORT_PATH
+from hawkvision.servers.key_text import clean_key
 from hawkvision.types import Answer, Pixels
 
 if TYPE_CHECKING:
@@ -111,6 +114,9 @@ class AsyncClient:
         retry_budget_s: float = 0.0,
         transport: Transport = "http",
         paths: Sequence[str] = (),
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        certificate_key: str | Path | None = None,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -125,9 +131,14 @@ class AsyncClient:
             transport: `lossy` sends pictures as datagrams; the node says over HTTP where to.
             paths: this machine's addresses to send datagrams from, each over a link of its own; default: one, the
                 system's choice.
+            ca: PEM file of the authorities that the node's certificate is checked against, for https; default: the
+                system's.
+            certificate: PEM file of this caller's own certificate, for a node that asks for one.
+            certificate_key: PEM file of its private key; default: the same file.
 
         Raises:
-            ConfigError: if the URL is none, or paths are given for HTTP.
+            ConfigError: if the URL is none, a key or a file cannot be used, or what is given belongs to another
+                transport.
         """
         self.url = _checked_url(url)
         if transport not in ("http", "lossy"):
@@ -136,6 +147,15 @@ class AsyncClient:
             raise ConfigError("paths: only transport='lossy' uses several; HTTP goes the way the system chooses")
         self._lossy = transport == "lossy"
         self._paths = tuple(paths)
+        self._tls: ssl.SSLContext | Literal[True] = True
+        if ca is not None or certificate is not None or certificate_key is not None:
+            if not self.url.lower().startswith("https:"):
+                raise ConfigError(f"ca, certificate: only for https://HOST[:PORT], got {url!r}")
+            # Imported here because other callers need no cryptography, which takes a while to load.
+            from hawkvision.servers.tls import caller_context
+
+            self._tls = caller_context(ca, certificate, certificate_key)
+        api_key = clean_key(api_key, "api_key") if api_key else None
         self._api_key = api_key
         self._link: LossyWay | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -330,7 +350,7 @@ class AsyncClient:
         """The session, made on first use because it belongs to the running loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
                 timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -373,6 +393,9 @@ class Client:
         retry_budget_s: float = 0.0,
         transport: Transport = "http",
         paths: Sequence[str] = (),
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        certificate_key: str | Path | None = None,
     ) -> None:
         """See `AsyncClient`."""
         self._async = AsyncClient(
@@ -384,6 +407,9 @@ class Client:
             retry_budget_s=retry_budget_s,
             transport=transport,
             paths=paths,
+            ca=ca,
+            certificate=certificate,
+            certificate_key=certificate_key,
         )
         self.url = self._async.url
         self._loop = BackgroundLoop(f"the client of {self.url}")

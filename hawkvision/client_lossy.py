@@ -12,7 +12,7 @@ import msgspec
 
 from hawkvision.client_question import Question, TimeLimit
 from hawkvision.client_replies import BadReply, Reply, Unreachable, error_from_reply
-from hawkvision.errors import ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
+from hawkvision.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.lossy import LossyLink
 from hawkvision.lossy_connections import NotConnectedInTime
@@ -151,7 +151,7 @@ class LossyWay:
             raise error_from_reply(status, payload, retry_after, where)
         try:
             offer = msgspec.json.decode(payload, type=Transports).lossy
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise BadReply(f"{where}: {error}") from None
         if offer is None:
             raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.lossy_port set")
@@ -176,7 +176,7 @@ def _reply_of(status: str, body: bytes, where: str) -> Reply:
         return 200, None, body
     try:
         refusal = msgspec.json.decode(body, type=_Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         raise BadReply(f"{where}: expected a refusal in JSON, got {body[:120]!r}") from None
     match status:
         case "REFUSED":

@@ -9,7 +9,7 @@ import msgspec
 
 from hawkvision import errors
 from hawkvision.client_question import TARGETS, TimeLimit
-from hawkvision.errors import HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,
     Answer,
@@ -167,5 +167,5 @@ def object_of(payload: bytes, where: str) -> dict[str, Any]:
     """
     try:
         return msgspec.json.decode(payload, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         raise BadReply(f"{where}: expected a JSON object, got {payload[:120]!r}") from None

@@ -21,6 +21,10 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.logs import LogFormat, LogLevel
+from hawkvision.servers.access import check_access, together
+from hawkvision.servers.key_text import clean_key, own_key
+from hawkvision.servers.tls import MinimumVersion
 from hawkvision.service_links import without_service_links
 from hawkvision.text import read_text
 
@@ -44,7 +48,21 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     host: str = "127.0.0.1"
     port: Port = 8080
     api_key: Key | None = None
-    """Required from callers (`Authorization: Bearer …`); obligatory when `host` is not loopback."""
+    """Required from callers (`Authorization: Bearer …`), and allows everything; this or `keys_file` is obligatory when
+    `host` is not loopback."""
+    keys_file: Path | None = None
+    """Keys of several callers, each with a name, scopes and perhaps a rate, as `hawkvision keys add` writes them; read
+    again when it changes."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate chain, leaf first, with which HTTP is served over TLS; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_minimum_version: MinimumVersion = "1.2"
+    """The oldest version of TLS that callers may speak."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities one of which must have certified every caller; None asks for no certificates."""
+    allow_plain_http: bool = False
+    """Serve HTTP without TLS beyond loopback, where something in front ends TLS or the network is nobody else's."""
     task: str = "imagenet"
     variant: Word | None = None
     """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
@@ -81,11 +99,14 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     connections_per_address: Annotated[int, Meta(ge=0)] = 256
     """HTTP connections from one address (IPv6: one /64 network) other than loopback; 0 for no bound, as behind a proxy
     on another machine, whose address all callers share."""
+    cors_origins: tuple[Word, ...] = ()
+    """Origins whose pages may ask this node from a browser, as `https://shop.example`; `*` for all, none by default."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
-    max_pixels_whole: Annotated[int, Meta(ge=1)] = 16_777_216
-    """Of those, a picture whose format cannot be decoded at a smaller size (PNG, WebP): 4096 x 4096 take 100 MB."""
+    max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
+    """Of those, a picture whose format cannot be decoded at a smaller size (all but JPEG): what phones make by default
+    has 24 MP; a PNG of 25 MP takes 150 MB."""
     memory_bytes: Memory | None = None
     """Memory for bodies and decoding together; None takes three quarters of what the process may still use when its
     models are loaded, cgroup limits included (`hawkvision/memory.py`)."""
@@ -97,6 +118,13 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dc_url: str | None = None
     """The datacenter ingress, `http://HOST[:PORT]` or https; None makes a node that answers alone."""
     dc_api_key: Key | None = None
+    """The key that the datacenter asks for; it must allow `infer`."""
+    dc_ca: Path | None = None
+    """PEM file of the authorities that the datacenter's certificate is checked against; None takes the system's."""
+    dc_certificate: Path | None = None
+    """PEM file of this node's own certificate, for a datacenter that asks for one."""
+    dc_key: Path | None = None
+    """PEM file of the private key of `dc_certificate`, unencrypted."""
     dc_transport: Literal["tcp", "lossy", "auto"] = "tcp"
     """How pictures go to the datacenter: over HTTP; as datagrams; or as datagrams while the link loses some, where the
     datacenter offers that (`dc.lossy_port`)."""
@@ -112,6 +140,10 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     lossy_key: Path | None = None
     """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
     drain_timeout_s: Seconds = 20.0
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
     profile: Path | None = None
@@ -140,6 +172,21 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     host: str = "127.0.0.1"
     port: Port = 8090
     api_key: Key | None = None
+    """Required from callers (`Authorization: Bearer …`), and allows everything; this or `keys_file` is obligatory when
+    `host` is not loopback."""
+    keys_file: Path | None = None
+    """Keys of several callers, each with a name, scopes and perhaps a rate, as `hawkvision keys add` writes them; read
+    again when it changes."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate chain, leaf first, with which HTTP is served over TLS; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_minimum_version: MinimumVersion = "1.2"
+    """The oldest version of TLS that callers may speak."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities one of which must have certified every caller; None asks for no certificates."""
+    allow_plain_http: bool = False
+    """Serve HTTP without TLS beyond loopback, where something in front ends TLS or the network is nobody else's."""
     task: str = "imagenet"
     variants: tuple[Word, ...] = ()
     """The rungs to serve; empty takes the manifest's `ladder.dc`."""
@@ -165,8 +212,9 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     own proxies take the connections."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
-    max_pixels_whole: Annotated[int, Meta(ge=1)] = 16_777_216
-    """Of those, a picture whose format cannot be decoded at a smaller size (PNG, WebP): 4096 x 4096 take 100 MB."""
+    max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
+    """Of those, a picture whose format cannot be decoded at a smaller size (all but JPEG): what phones make by default
+    has 24 MP; a PNG of 25 MP takes 150 MB."""
     memory_bytes: Memory | None = None
     """Memory for decoding in each replica; None takes three quarters of what its process may still use when its models
     are loaded, cgroup limits included, divided by all replicas there may be."""
@@ -180,6 +228,10 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     ray_network: Literal["private", "auto", "shared"] = "private"
     """Where Ray's own ports are: in a network namespace of their own, out of everybody's reach; `shared` leaves them in
     this machine's, on loopback but for one port of each replica, which asks for a token; `auto` takes what the kernel
@@ -231,14 +283,42 @@ def load_config(
     if isinstance(config, EdgeConfig):
         _check_policy(config)
         _check_fpga(config)
-    if (config.lossy_certificate is None) != (config.lossy_key is None):
-        raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
-    if config.api_key is None and not is_loopback(config.host):
+    together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
+    check_access(config, section, prefix, loopback=is_loopback(config.host))
+    if isinstance(config, EdgeConfig):
+        _check_datacenter_tls(config)
+    elif config.address is not None and config.tls_certificate is not None:
         raise ConfigError(
-            f"{section}.host = {config.host!r} is reachable from other machines, so {section}.api_key must be set "
-            f"(for example in {prefix}API_KEY); only loopback addresses may go without"
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
+            "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
         )
-    return config
+    return _with_clean_keys(config, section)
+
+
+def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
+    """The settings with keys as they are compared and sent.
+
+    Raises:
+        ConfigError: for a key that is too short, or that no header can carry.
+    """
+    cleaned: dict[str, Any] = {}
+    if config.api_key is not None:
+        cleaned["api_key"] = own_key(config.api_key, f"{section}.api_key")
+    if isinstance(config, EdgeConfig) and config.dc_api_key is not None:
+        cleaned["dc_api_key"] = clean_key(config.dc_api_key, f"{section}.dc_api_key")
+    return msgspec.structs.replace(config, **cleaned)
+
+
+def _check_datacenter_tls(config: EdgeConfig) -> None:
+    """Refuse TLS settings that would not be used.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    together("edge", "dc_certificate", config.dc_certificate, "dc_key", config.dc_key)
+    for key in ("dc_ca", "dc_certificate"):
+        if getattr(config, key) is not None and not (config.dc_url or "").lower().startswith("https:"):
+            raise ConfigError(f"edge.{key} belongs to an edge.dc_url of https://HOST[:PORT], got {config.dc_url!r}")
 
 
 def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequence[str]) -> ConfigT:
@@ -252,11 +332,14 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file with a section [{section}]")
     for field in msgspec.structs.fields(kind):
+        # A switch may be given without "true".
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(field.default, bool) else {}
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             dest=field.name,
             metavar=field.name.upper(),
             help=f"default: {_shown(field.default)} (or {prefix}{field.name.upper()})",
+            **switch,
         )
     values: dict[str, Any] = vars(parser.parse_args(argv))
     path = values.pop("config")
@@ -267,6 +350,8 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
 def _shown(default: Any) -> str:
     if default is None or default == ():
         return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 

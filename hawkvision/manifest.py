@@ -151,6 +151,10 @@ class Manifest(_Strict, frozen=True):
     committees: tuple[Committee, ...] = ()
     training: Training | None = None
     """Of ladders that `hawkvision models train` made; None where others trained the models."""
+    labels_sha256: Sha256 | None = None
+    """Of the label file, its lines ending in a newline; None does not check it."""
+    profile_sha256: Sha256 | None = None
+    """Of `profile.json`; None leaves it to the digest that the file carries."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -310,12 +314,20 @@ def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
     """The class names in index order, one a line in `models/<task>/<labels>`.
 
     Raises:
-        ManifestError: if the file is missing or its length is not `manifest.classes`.
+        ManifestError: if the file is missing, is not the one that is pinned, or its length is not `manifest.classes`.
     """
     path = models / manifest.task / manifest.labels
     if not path.is_file():
         raise ManifestError(f"{path}: label file of task {manifest.task!r} is missing")
-    labels = tuple(_read(path).splitlines())
+    text = _read(path)
+    if manifest.labels_sha256 is not None:
+        found = hashlib.sha256(text.encode()).hexdigest()
+        if found != manifest.labels_sha256:
+            raise ManifestError(
+                f"{path}: these are not the labels that the manifest pins: expected SHA-256 {manifest.labels_sha256}, "
+                f"found {found}; restore them"
+            )
+    labels = tuple(text.splitlines())
     if len(labels) != manifest.classes:
         raise ManifestError(f"{path}: expected {manifest.classes} lines, one per class, found {len(labels)}")
     return labels

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import time
@@ -46,7 +45,9 @@ from hawkvision.hop import (
     Transports,
     parse_hop_headers,
 )
+from hawkvision.logs import REQUEST_ID_HEADER, about
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
+from hawkvision.servers.keys import Keys, needed_scopes
 from hawkvision.trace import parse_traceparent, start_trace
 
 log = logging.getLogger(__name__)
@@ -58,18 +59,19 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """What a caller may send: bytes of one body, requests inside the tier at once, and the key that is asked for."""
+    """What a caller may send: bytes of one body, and requests inside the tier at once."""
 
     max_body_bytes: int
     max_in_flight: int
-    api_key: str | None
 
 
 class Door:
     """Parses, checks, hands pictures to the tier and answers."""
 
-    def __init__(self, catalog: Catalog, limits: DoorLimits) -> None:
+    def __init__(self, catalog: Catalog, limits: DoorLimits, keys: Keys) -> None:
         self.tier = Tier(catalog, limits.max_in_flight)
+        self.keys = keys
+        self.tier.metrics.watch_keys(keys.counts)
         self.transports = Transports()
         """What else the tier listens to, for whoever asks."""
         self._limits = limits
@@ -84,6 +86,7 @@ class Door:
         """The reply to one request; errors become their documented bodies and statuses."""
         trace = parse_traceparent(request.headers.get(TRACE_HEADER))
         span = trace.child() if trace else start_trace()
+        request_id = about(request.headers.get(REQUEST_ID_HEADER), span)
         started = time.perf_counter()
         try:
             response = await self._route(request)
@@ -92,9 +95,10 @@ class Door:
         except (CallerGone, ClientDisconnect):
             response = Response(status_code=499)  # nobody reads it; nginx's number, for the metrics
         except Exception:  # process boundary: one request's defect must not reach the next
-            log.exception("trace %s: unexpected failure", span.trace_id)
+            log.exception("unexpected failure")
             response = _error(InternalError("internal error; the datacenter's log has the details"))
         response.headers[TRACE_HEADER] = span.header()
+        response.headers[REQUEST_ID_HEADER] = request_id
         self._count(request, response.status_code, time.perf_counter() - started)
         return response
 
@@ -117,7 +121,7 @@ class Door:
         if path == "/readyz":
             self.tier.check_ready()
             return Response(b"ready", media_type="text/plain")
-        self._authorize(request.headers.get("authorization"))
+        self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
         if path == RUNGS_PATH:
             self.tier.check_ready()
             return _json(self.tier.catalog.listing())
@@ -127,11 +131,6 @@ class Door:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         return await self._infer(request)
-
-    def _authorize(self, header: str | None) -> None:
-        key = self._limits.api_key
-        if key is not None and not hmac.compare_digest((header or "").encode(), f"Bearer {key}".encode()):
-            raise Unauthorized("missing or wrong key; expected the header Authorization: Bearer KEY")
 
     async def _infer(self, request: Request) -> Response:
         asked = parse_hop_headers(request.headers)
@@ -214,8 +213,13 @@ _PATHS = {
 
 
 def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
-    """The door that the settings describe; it says 503 until its tier is given its variants."""
-    return Door(catalog, DoorLimits(config.max_body_bytes, max_in_flight(config, catalog), config.api_key))
+    """The door that the settings describe; it says 503 until its tier is given its variants.
+
+    Raises:
+        ConfigError: if the keys cannot be read.
+    """
+    keys = Keys(config.api_key, config.keys_file, where="dc.api_key")
+    return Door(catalog, DoorLimits(config.max_body_bytes, max_in_flight(config, catalog)), keys)
 
 
 def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:

@@ -21,6 +21,8 @@ from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
+from hawkvision.logs import about
+from hawkvision.trace import start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.control import VERSION
 from hawkvision.transport.identity import Identity, load_identity, own_identity
@@ -84,9 +86,10 @@ class LossyDoor:
             HawkVisionError: as over HTTP.
         """
         started = time.perf_counter()
-        variant, status, trace = None, GONE, None
+        variant, status = None, GONE
         try:
             asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
+            about(None, trace or start_trace())
             variant = asked.variant
             best = await _at_its_best(incoming)
             reply = await self._look(best, asked)
@@ -97,7 +100,7 @@ class LossyDoor:
             raise
         except Exception:  # process boundary: one picture's defect must not reach the next
             status = InternalError.status
-            log.exception("trace %s: unexpected failure", "none" if trace is None else trace.trace_id)
+            log.exception("unexpected failure")
             raise InternalError("internal error; the datacenter's log has the details") from None
         finally:
             self._tier.count(PATH, variant, status, time.perf_counter() - started)

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import uvicorn
 
+from hawkvision import logs
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
@@ -55,8 +56,13 @@ from hawkvision.datacenter.tier import Tier
 from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.hop import Transports
+from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
+from hawkvision.servers.access import server_certificates
+from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
 from hawkvision.telemetry import SILENCED
 
 if TYPE_CHECKING:
@@ -114,11 +120,13 @@ def serve(
         restarts: how many tier processes came before this one; for the metrics.
 
     Raises:
-        ConfigError: if the rungs are unknown.
+        ConfigError: if rungs, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
         BackendError: if a variant does not start.
     """
     catalog = load_catalog(config)
+    door = make_door(config, catalog)
+    certificates = server_certificates(config, "dc")
     if config.backend != "noop":
         for variant in catalog.variants:  # each replica checks again; here it fails at once, and says why
             load_variant(cache_dir(config.cache_dir), config.task, variant)
@@ -133,12 +141,14 @@ def serve(
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
     with home_for_ray():
-        asyncio.run(_serve(config, catalog, sockets, folder, launcher, stopping, restarts))
+        asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
     config: DatacenterConfig,
     catalog: Catalog,
+    door: Door,
+    certificates: Certificates | None,
     sockets: PublicSockets,
     folder: Path,
     launcher: socket.socket,
@@ -149,8 +159,10 @@ async def _serve(
     _stop_on_signal(stop)
     if stopping.is_set():
         stop.set()
-    door = make_door(config, catalog)
     door.tier.metrics.restarts.set(restarts)
+    reloads = Reloads.of(door.keys, certificates)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
         lossy = await LossyDoor.open(config, config.lossy_port, door.tier, sockets.datagrams)
@@ -158,12 +170,13 @@ async def _serve(
     server = _Server(
         uvicorn.Config(
             door.asgi,
-            http=bounded(Limits(connections_for(raise_open_files()), config.connections_per_address)),
+            http=_protocol(config, door, certificates),
             interface="asgi3",
             timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",
             ws="none",
             access_log=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             timeout_graceful_shutdown=_DRAIN_S,
         )
@@ -174,7 +187,7 @@ async def _serve(
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
         opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
@@ -191,6 +204,7 @@ async def _serve(
             door.tier.variants = None
             server.should_exit = True
             await serving
+            await reloads.close()
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
             replicas.close()
@@ -291,11 +305,21 @@ async def _open(
     while not stop.is_set():
         if await step(lambda: _all_running(catalog)) and (config.min_replicas == 0 or not replicas.absent):
             await _connect(variants, config, catalog)
+            door.tier.metrics.describe(config.task, await variants.backends())
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)
     return False
+
+
+def _protocol(config: DatacenterConfig, door: Door, certificates: Certificates | None) -> type[asyncio.Protocol]:
+    """What speaks HTTP with callers, within bounds, and behind TLS where there is a certificate."""
+    protocol = bounded(Limits(connections_for(raise_open_files()), config.connections_per_address))
+    if certificates is None:
+        return protocol
+    door.tier.metrics.watch_tls(certificates.state)
+    return behind_tls(protocol, certificates)
 
 
 async def _connect(variants: HandleVariants, config: DatacenterConfig, catalog: Catalog) -> None:
@@ -361,8 +385,10 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog, replicas: Replicas)
     from hawkvision.datacenter.app import HandleVariants, group_apps
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    logs.adopt("ray", logging.ERROR)
+    logs.adopt("ray.serve")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logs.adopt("ray.serve")  # once more, for the start has set it up again
     apps = group_apps(config, catalog, replicas.address)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],

@@ -37,6 +37,7 @@ from typing import ClassVar, Final
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from hawkvision.errors import (
     BadField,
@@ -229,6 +230,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     address: str | None = None
     """Whom it counts for; None for nobody."""
+    _taken_in = False
+    """It counts since before its handshake."""
     _begun = False
     """A head has begun and is not complete."""
     _head_bytes = 0
@@ -237,6 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """Complete heads so far."""
     _hosts = 0
     """`Host` lines in the head under way."""
+    _host = b""
+    """The latest that was found well-formed."""
     _offered = False
     """The head under way offers another protocol."""
     _in_body = False
@@ -253,11 +258,26 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection in, or turn it away."""
         super().connection_made(transport)
+        if self._taken_in:  # before its handshake: it owes its first head within the same time
+            return
+        refusal = self._take_in()
+        if refusal is not None:
+            self._leave(refusal)
+
+    def handshaking(self, transport: asyncio.Transport) -> bool:
+        """Take the connection in before its TLS handshake; False if there is no room, which nobody can be told."""
+        self.transport = transport
+        self.client = get_remote_addr(transport)
+        self.connections.add(self)
+        self._taken_in = self._take_in() is None
+        return self._taken_in
+
+    def _take_in(self) -> HawkVisionError | None:
+        """Count the connection, which owes its first head from now on; else why not."""
         refusal = self.book.enters(self)
         if refusal is None:
             self.book.owes(self, self.book.limits.head_s)
-        else:
-            self._leave(refusal)
+        return refusal
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -352,8 +372,9 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
-            if self._hosts > 1 or not _HOST(value):
+            if self._hosts > 1 or (value != self._host and not _HOST(value)):
                 raise BadField(f"Host: expected one header HOST[:PORT], got {value[:60]!r} (RFC 9112 §3.2)")
+            self._host = value
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadField(f"Transfer-Encoding: expected 'chunked', got {value[:60]!r}")
         elif name == b"expect" and value.lower() == b"100-continue":

@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from hawkvision.errors import MALFORMED
 from hawkvision.transport.wire import WireError
 
 ALPN: Final = "hawkvision/1"
@@ -113,5 +114,5 @@ class MessageReader:
             del self._buffer[:end]
             try:
                 yield _decoder.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except MALFORMED as error:
                 raise WireError(f"control message: {error}") from None

@@ -6,6 +6,7 @@
     PNG, WebP                  the decoder's raster and a copy of it, of the whole picture: 3 bytes a pixel each,
                                4 with alpha, 8 with alpha of 16 bits; lossless WebP 4 for its own
       animated                 and the decoder's canvas
+    others (`formats`)         24 bytes a pixel: Pillow's raster of 4, what it is made of, conversions and copies
     all                        the body some times over, where it is taken apart and put together anew
 
 Bytes are an upper bound (`tests/hawkvision/vision/test_cost.py` compares them with what a process takes): a JPEG's
@@ -41,8 +42,8 @@ MENDED: Final = 3
 """Rasters of a JPEG at most while it is mended."""
 BLOCK: Final = 32
 """Coefficients are held for whole units of a JPEG, of at most four blocks of eight pixels a side."""
-ALPHA_BYTES: Final = 16
-"""A pixel's two rasters at most, where alpha comes with samples of 16 bits."""
+OTHER_BYTES: Final = 24
+"""A pixel of a format that Pillow reads."""
 HEAVY_S: Final = 0.03
 """From so long on a picture is heavy: its time is reckoned with. Others take as long as the mean picture does, as far
 as queues are concerned, and callers who are late have their answers."""
@@ -74,6 +75,8 @@ class Kind(StrEnum):
     """16 bits."""
     PNG_DEEP_ALPHA = "png_deep_alpha"
     WEBP = "webp"
+    OTHER = "other"
+    """Of `formats`; until one was decoded, as slow as the slowest of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class Rates:
 
     def __init__(self) -> None:
         """Measure the start: a photograph-like picture of each kind. Takes less than 0.1 s."""
-        self._start = {kind: _measured(kind) for kind in Kind}
+        self._start: dict[Kind, float] = {kind: _measured(kind) for kind in Kind if kind is not Kind.OTHER}
+        self._start[Kind.OTHER] = max(self._start.values())
         self._seconds = dict(self._start)
 
     def seconds(self, kind: Kind, work: int) -> float:
@@ -165,7 +169,7 @@ def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) ->
     Args:
         header: what the picture says of itself.
         max_pixels: of any picture.
-        max_pixels_whole: of one that can only be decoded at its full size (PNG and WebP); half, of 16 bits with alpha.
+        max_pixels_whole: of one that can only be decoded at its full size (all but JPEG); half, of 16 bits with alpha.
 
     Raises:
         TooLarge: with the bound that it exceeds.
@@ -209,6 +213,8 @@ def _beside(raster: int, header: ImageHeader) -> int:
 
 
 def _kind_whole(header: ImageHeader) -> Kind:
+    if not header.format.native:
+        return Kind.OTHER
     if header.format is ImageFormat.WEBP:
         return Kind.WEBP
     if header.depth == 16:
@@ -217,6 +223,8 @@ def _kind_whole(header: ImageHeader) -> Kind:
 
 
 def _bytes_whole(header: ImageHeader) -> int:
+    if not header.format.native:
+        return OTHER_BYTES * header.pixels
     raster = (8 if header.depth == 16 else 4) if header.alpha else 3
     most = 2 * raster
     if header.format is ImageFormat.WEBP:

@@ -39,12 +39,17 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
 _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
 
+_EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
+"""Field types that cameras have been seen to give the orientation; the standard wants 3."""
+_MORE = "JPEG, PNG and WebP pictures are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
+
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"GIF8", "GIF"),
     (b"BM", "BMP"),
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
     (b"II+\0", "BigTIFF"),
+    (b"MM\0+", "BigTIFF"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\0\0\0\x0cJXL ", "JPEG XL"),
@@ -58,15 +63,42 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"\x93NUMPY", "a NumPy array"),
 )
 
-_ISO_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF", b"avif": "AVIF"}
+_ISO_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"), "HEIC"),
+    **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
+}
+"""Brands of still images in ISO files, surest first."""
+_MAX_BRANDS = 16
 
 
 class ImageFormat(StrEnum):
-    """The formats that are read."""
+    """The formats that are read: three always, the others by `vision.formats`."""
 
     JPEG = "jpeg"
     PNG = "png"
     WEBP = "webp"
+    GIF = "gif"
+    BMP = "bmp"
+    TIFF = "tiff"
+    HEIF = "heif"
+    AVIF = "avif"
+
+    @property
+    def native(self) -> bool:
+        """Whether every node and every tier reads it, whatever is installed."""
+        return self in (ImageFormat.JPEG, ImageFormat.PNG, ImageFormat.WEBP)
+
+
+_OTHERS = {
+    "GIF": ImageFormat.GIF,
+    "BMP": ImageFormat.BMP,
+    "TIFF": ImageFormat.TIFF,
+    "BigTIFF": ImageFormat.TIFF,
+    "HEIC": ImageFormat.HEIF,
+    "HEIF": ImageFormat.HEIF,
+    "AVIF": ImageFormat.AVIF,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +139,7 @@ def probe(body: Encoded) -> ImageHeader:
     head = bytes(view[:32])
     if not head:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
-    if head.startswith(_JPEG_SIGNATURE):
+    if head.startswith(_JPEG_SIGNATURE[:2]):
         return _probe_jpeg(view)
     if head.startswith(PNG_SIGNATURE):
         return _probe_png(view)
@@ -115,7 +147,7 @@ def probe(body: Encoded) -> ImageHeader:
         return _probe_webp(view)
     if any(signature.startswith(head[: len(signature)]) for signature in _SIGNATURES) and len(head) < 12:
         raise BadImage(f"the picture ends after {len(head)} bytes, inside its header")
-    raise UnsupportedMedia(f"the body looks like {_recognise(head)}; JPEG, PNG and WebP pictures are read")
+    raise UnsupportedMedia(f"the body looks like {_recognise(bytes(view[:128]))}; {_MORE}")
 
 
 def probe_begun(begun: bytes) -> ImageHeader | None:
@@ -155,9 +187,17 @@ def png_chunk_is_sound(view: memoryview, start: int, end: int) -> bool:
     return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
 
 
+def other_format(body: Encoded) -> ImageFormat | None:
+    """Which of the formats that not every node reads a body seems to be in."""
+    name = _recognise(bytes(memoryview(body).cast("B")[:128]))
+    return _OTHERS.get(name)
+
+
 def _recognise(head: bytes) -> str:
     if head[4:8] == b"ftyp":
-        return _ISO_BRANDS.get(head[8:12], "an ISO media file (MP4 or HEIF)")
+        end = min(int.from_bytes(head[:4], "big"), len(head), 16 + 4 * _MAX_BRANDS)
+        brands = {head[8:12], *(head[at : at + 4] for at in range(16, end - 3, 4))}
+        return next((name for brand, name in _ISO_BRANDS.items() if brand in brands), "an ISO media file (MP4)")
     for prefix, name in _FOREIGN:
         if head.startswith(prefix):
             return name
@@ -345,9 +385,11 @@ def _orientation(exif: memoryview) -> int | None:
         entry = at + 2 + 12 * index
         if entry + 12 > len(exif):
             return None
-        tag, kind, count, value = struct.unpack_from(order + "HHIH", exif, entry)
+        tag, kind, count = struct.unpack_from(order + "HHI", exif, entry)
         if tag == 0x0112:
-            return int(value) if kind == 3 and count == 1 and 1 <= value <= 8 else None
+            written = _EXIF_INTEGERS.get(kind) if count == 1 else None
+            value = struct.unpack_from(order + written, exif, entry + 8)[0] if written else 0
+            return value if 1 <= value <= 8 else None
     return None
 
 

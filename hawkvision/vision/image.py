@@ -24,12 +24,14 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.errors import BadImage, TooLarge
+from hawkvision.errors import BadImage, TooLarge, UnsupportedMedia
 from hawkvision.manifest import InputSpec
 from hawkvision.types import Pixels
-from hawkvision.vision import bicubic
-from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, probe
+from hawkvision.vision import bicubic, formats
+from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, other_format
+from hawkvision.vision.header import probe as probe_native
 from hawkvision.vision.jpeg_decoding import decode_jpeg
+from hawkvision.vision.jpeg_repair import scans
 from hawkvision.vision.png_repair import rewritten_png, sound_png, sound_webp
 
 __all__ = [
@@ -75,6 +77,22 @@ STRIP_PIXELS = 1 << 16
 """Pixels of four channels folded to three at a time: intermediates of 200 KB stay in the cache, whatever the shape."""
 
 _INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
+
+
+def probe(body: Encoded) -> ImageHeader:
+    """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those that `vision.formats` reads.
+
+    Raises:
+        BadImage: if the body is empty, or its header is cut off or breaks its format.
+        UnsupportedMedia: if it is something else; the message says what it looks like and what is read.
+    """
+    try:
+        return probe_native(body)
+    except UnsupportedMedia:
+        kind = other_format(body)
+        if kind is None or not formats.readable(kind):
+            raise
+    return formats.probe(body, kind)
 
 
 def load_input(
@@ -127,6 +145,10 @@ def scale_of(header: ImageHeader, min_side: int) -> int:
 def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int) -> Pixels:
     """The picture as RGB (height, width, 3), upright.
 
+    An image that is not all there is refused, however little is missing: no certificate covers what is made of it, as
+    those do that the datagram transport needs, which knows what it lost. What is merely odd about a file is no matter
+    if all of its samples are there (`jpeg_decoding`, `png_repair`).
+
     A JPEG may come out at 1/2, 1/4 or 1/8 of its size, the smallest whose shorter side is at least `min_side`. Alpha is
     laid on white, as a page would show it; grey is repeated; 16-bit samples keep their upper byte; CMYK is taken as
     inverted (Adobe's way, and everybody's) and multiplied out without a colour profile; of an animation the first
@@ -154,6 +176,9 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
             pixels = _decode_png(data, header)
         case ImageFormat.WEBP:
             pixels = _decode_opencv(sound_webp(data), header)
+        case _:
+            raster = formats.decode(data, header)
+            pixels = _on_white(raster) if raster.shape[2] == 4 else raster
     return _upright(pixels, header.orientation)
 
 
@@ -189,9 +214,9 @@ def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: in
 def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
     # 0xff in entropy-coded data is always followed by 0x00 or a restart marker, so this counts scans (and, too high
     # by as many as they have, those of thumbnails inside the metadata). It takes 1 ms per MB.
-    scans = data.count(b"\xff\xda")
-    if scans > MAX_SCANS or scans * header.pixels > MAX_SCANNED_PIXELS_RATIO * max_pixels:
-        raise TooLarge(f"JPEG: {scans} scans of {header.width}x{header.height} pixels are more work than is done here")
+    most = min(MAX_SCANS, MAX_SCANNED_PIXELS_RATIO * max_pixels // header.pixels)
+    if data.count(b"\xff\xda") > most and (count := scans(data)) > most:
+        raise TooLarge(f"JPEG: {count} scans of {header.width}x{header.height} pixels are more work than is done here")
 
 
 def _decode_png(data: bytes, header: ImageHeader) -> Pixels:

@@ -42,7 +42,7 @@ from loadgen.link_spec import LinkSpec
 from loadgen.tun_link import TunLink
 
 PORT: Final = 8080
-KEY: Final = "bench"
+KEY: Final = "only-for-this-bench"
 WARM_UP: Final = 20
 WITHIN_MS: Final = (60.0, 100.0, 200.0)
 PERCENTILES: Final = (50.0, 90.0, 99.0)
@@ -173,7 +173,7 @@ def running_node(link: TunLink, extra: Sequence[str] = ()) -> Iterator[subproces
     """An edge node without a datacenter in the server's namespace, ready."""
     command = [
         sys.executable, "-m", "edge", "--host", link.server_address, "--port", str(PORT), "--lossy-port", "0",
-        "--api-key", KEY, *extra,
+        "--api-key", KEY, "--allow-plain-http", *extra,
     ]  # fmt: skip
     node = link.popen("server", command, stdout=subprocess.PIPE)
     assert node.stdout is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -159,8 +160,10 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running_peer(port: int = 0, *, lossy: bool = False, **behaviour: object) -> Iterator[Peer]:
-    """The peer, listening on loopback until the block ends; for datagrams, too, if `lossy`."""
+def running_peer(
+    port: int = 0, *, lossy: bool = False, tls: ssl.SSLContext | None = None, **behaviour: object
+) -> Iterator[Peer]:
+    """The peer, listening on loopback until the block ends; for datagrams, too, if `lossy`, and over `tls` if given."""
     peer = Peer()
     for name, value in behaviour.items():
         setattr(peer, name, value)
@@ -177,10 +180,10 @@ def running_peer(port: int = 0, *, lossy: bool = False, **behaviour: object) -> 
         datagrams = await peer.open_lossy() if lossy else None
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
         await site.start()
         host, bound = runner.addresses[0][:2]
-        peer.url = f"http://{host}:{bound}"
+        peer.url = f"{'http' if tls is None else 'https'}://{host}:{bound}"
         ready.set()
         await stop.wait()
         if datagrams is not None:

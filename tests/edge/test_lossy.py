@@ -18,6 +18,7 @@ from edge.lossy import LossyDoor
 from hawkvision.config import EdgeConfig
 from hawkvision.hop import LossyOffer
 from hawkvision.lossy import LossyLink
+from hawkvision.servers.keys import Keys
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.session import Incoming
@@ -59,7 +60,7 @@ async def door(
         if peer is not None:
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes)
-        app = EdgeApp(it.node.metrics, it.clock, None, max_body_bytes)
+        app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
         app.open_door(it.node)
         lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64)
         try:

@@ -115,7 +115,10 @@ def test_settings_that_nothing_reads_are_unknown(key: str) -> None:
 def test_nothing_listens_beyond_loopback_without_a_key(kind: type) -> None:
     with pytest.raises(ConfigError, match="api_key must be set"):
         load_config(kind, overrides={"host": "0.0.0.0"}, environ={})
-    assert load_config(kind, overrides={"host": "0.0.0.0", "api_key": "secret"}, environ={}).host == "0.0.0.0"
+    keyed = {"host": "0.0.0.0", "api_key": "a-secret-of-ours"}
+    with pytest.raises(ConfigError, match=r"tls_certificate and .*tls_key, or .*allow_plain_http = true"):
+        load_config(kind, overrides=keyed, environ={})
+    assert load_config(kind, overrides=keyed | {"allow_plain_http": True}, environ={}).host == "0.0.0.0"
 
 
 @pytest.mark.parametrize(

@@ -178,11 +178,11 @@ def test_streams_deadlines_and_targets_arrive(lossy: Client) -> None:
 
 
 def test_a_wrong_key_is_unauthorized_at_either_door() -> None:
-    with running(*NOOP, "--api-key", "secret") as node:
+    with running(*NOOP, "--api-key", "a-secret-of-ours") as node:
         for transport in ("http", "lossy"):
             with Client(node.url, api_key="wrong", transport=transport) as client, pytest.raises(Unauthorized):
                 client.classify(PICTURE)
-        with Client(node.url, api_key="secret", transport="lossy") as client:
+        with Client(node.url, api_key="a-secret-of-ours", transport="lossy") as client:
             assert client.classify(PICTURE).top_k
 
 

@@ -39,10 +39,7 @@ class Listener:
     @property
     def beyond_loopback(self) -> bool:
         """Whether others than this machine's own processes may reach it, where its network has other interfaces."""
-        address = ipaddress.ip_address(self.address)
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            return not address.ipv4_mapped.is_loopback
-        return not address.is_loopback
+        return not ipaddress.ip_address(self.address).is_loopback
 
     def __str__(self) -> str:
         """In a line of a log: where, and whose."""
@@ -130,7 +127,7 @@ def _table(pid: int) -> Iterator[tuple[str, str, int, int]]:
 
 
 def address_of(digits: str) -> str:
-    """An address of /proc/net: words of 32 bits, each in this machine's order of bytes.
+    """An address of /proc/net: words of 32 bits, each in this machine's order of bytes; IPv4 in IPv6 is IPv4.
 
     Raises:
         ValueError: if it is none.
@@ -139,7 +136,9 @@ def address_of(digits: str) -> str:
     words = [raw[start : start + 4] for start in range(0, len(raw), 4)]
     if sys.byteorder == "little":
         words = [word[::-1] for word in words]
-    return str(ipaddress.ip_address(b"".join(words)))
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address if mapped is None else mapped)
 
 
 def _name(pid: int) -> str:

@@ -74,7 +74,8 @@ def _unshare(flags: int) -> None:
     if _LIBC.unshare(flags) != 0:
         number = ctypes.get_errno()
         what = "a network namespace" if flags == _CLONE_NEWNET else "a user and a network namespace"
-        raise OSError(number or errno.EPERM, f"making {what}: {os.strerror(number)}")
+        limits = ", see /proc/sys/user/max_*_namespaces" if number == errno.ENOSPC else ""
+        raise OSError(number, f"making {what}: {os.strerror(number)}{limits}")
 
 
 def _write(name: str, text: str) -> None:

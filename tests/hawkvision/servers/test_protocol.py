@@ -31,13 +31,15 @@ from tests.hawkvision.servers.impatient import PER_ADDRESS
 from tests.pictures import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+KEY = "a-key-of-the-node"
+BEARER = f"Authorization: Bearer {KEY}\r\n".encode()
 FILES = 144
 """Leaves 16 connections."""
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "k") as node:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", KEY) as node:
         yield node
 
 
@@ -284,7 +286,8 @@ def test_a_chunked_request_may_arrive_in_any_pieces(impatient: ServerProcess, cu
 
 def test_a_caller_that_expects_100_continue_gets_it(node: ServerProcess) -> None:
     picture = encoded()
-    head = "POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nConnection: close\r\n"
+    lines = ("POST /v1/classify?quality=fast HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Connection: close")
+    head = "".join(f"{line}\r\n" for line in lines)
     with connect(node, f"{head}Content-Length: {len(picture)}\r\nExpect: 100-continue\r\n\r\n".encode()) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(picture)
@@ -328,7 +331,7 @@ def test_an_offered_upgrade_may_arrive_in_any_pieces(impatient: ServerProcess) -
 
 def test_an_offer_with_100_continue_is_told_to_go_on(node: ServerProcess) -> None:
     picture = encoded()
-    head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n" + OFFERS["h2c"]
+    head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\n" + BEARER + OFFERS["h2c"]
     with connect(node, head + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(picture)) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(picture + GET)
@@ -420,9 +423,9 @@ def test_a_trailer_is_no_header(node: ServerProcess) -> None:
     head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     picture = encoded()
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(picture), picture)
-    trailers = b"Host: y\r\nAuthorization: Bearer k\r\nX-HawkVision-Colour: red\r\n\r\n"
+    trailers = b"Host: y\r\n" + BEARER + b"X-HawkVision-Colour: red\r\n\r\n"
     assert [reply.status for reply in ask(node, head + chunked + trailers)] == [401]
-    allowed = head + b"Authorization: Bearer k\r\n"
+    allowed = head + BEARER
     assert [reply.status for reply in ask(node, allowed + chunked + trailers)] == [200]
 
 

@@ -75,6 +75,13 @@ def test_a_body_that_is_no_message_is_a_wire_error(body: bytes) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("opens", [b"\x91", b"\x81\xa1a"])
+def test_a_message_nested_deeply_is_a_wire_error(opens: bytes) -> None:
+    body = b"\x82\xa4type\xa5hello\xa1x" + opens * 5000
+    with pytest.raises(WireError, match="recursion"):
+        list(MessageReader().feed(struct.pack("!I", len(body)) + body))
+
+
 def test_a_message_too_long_is_refused_before_it_is_held() -> None:
     with pytest.raises(WireError, match=str(MAX_MESSAGE + 1)):
         list(MessageReader().feed(struct.pack("!I", MAX_MESSAGE + 1)))
