@@ -32,6 +32,8 @@ of more pictures at once than at the start, and what an allocator cannot give ba
 BODIES_SHARE: Final = 0.25
 """Of the budget, what bodies may take; each counts twice, for it is in pieces and in one piece for a moment. Bodies
 never take decoding's part, so that a picture that is here can always be decoded, and then leaves."""
+LEAST_BYTES: Final = 32 * 1024 * 1024
+"""Of a budget that is not set: with less no picture at all could be decoded."""
 REQUEST_SHARE: Final = 0.5
 """Of decoding's part, what one request may take: never all of it, so that others' pictures are decoded meanwhile."""
 OVERTAKEN_MOST: Final = 16
@@ -180,6 +182,8 @@ def divided(total: int | None, request: int | None, processes: int = 1) -> Parts
     if total is None:
         left = room()
         total, basis = int(left.free_bytes * SHARE / processes), left.limited_by
+        if total < LEAST_BYTES:
+            total, basis = LEAST_BYTES, f"{basis}, which leaves less than that"
     else:
         basis = "a setting"
     bodies = int(total * BODIES_SHARE)

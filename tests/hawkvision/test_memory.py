@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import DeadlineMissed, Overloaded
-from hawkvision.memory import OVERTAKEN_MOST, WAITING_MOST, Budget, divided, room
+from hawkvision.memory import LEAST_BYTES, OVERTAKEN_MOST, WAITING_MOST, Budget, divided, room
+from hawkvision.vision.cost import SMALL
 from tests.waiting import until
 
 MB = 1024 * 1024
@@ -98,6 +99,12 @@ def test_a_budget_is_divided_so_that_no_request_takes_it_all() -> None:
     assert (parts.bodies, parts.decoding, parts.request) == (100 * MB, 300 * MB, 150 * MB)
     assert divided(400 * MB, 900 * MB).request == 300 * MB
     assert 0 < divided(None, None, processes=4).total < divided(None, None).total
+
+
+def test_with_next_to_nothing_left_small_pictures_are_decoded_all_the_same_and_the_log_can_say_so() -> None:
+    parts = divided(None, None, processes=10**9)
+    assert (parts.total, parts.basis.endswith("which leaves less than that")) == (LEAST_BYTES, True)
+    assert parts.request > SMALL.bytes
 
 
 def test_who_waits_is_served_by_deadline() -> None:
