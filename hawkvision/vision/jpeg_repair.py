@@ -22,11 +22,14 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hawkvision.errors import BadImage
 
 MAX_SEGMENTS: Final = 2048
 """Marker segments of one file: 512 before the first scan, as `probe` allows, and 100 scans with some tables each."""
+MAX_MARKERS: Final = 1 << 20
+"""Of one file: 50 megapixels with a restart marker behind every unit of 8 x 8 pixels have 781,250."""
 TAIL_BYTES: Final = 64
 """What `Stream.body` appends to each stretch of data on demand: more than decoders read ahead (eight bytes)."""
 
@@ -201,7 +204,10 @@ class _Markers:
         self._data = data
         octets = np.frombuffer(data, np.uint8)
         code = octets[1:]
-        self._at = np.flatnonzero((octets[:-1] == 0xFF) & (code != 0x00) & (code != 0xFF))
+        found = (octets[:-1] == 0xFF) & (code != 0x00) & (code != 0xFF)
+        if np.count_nonzero(found) > MAX_MARKERS:
+            raise BadImage(f"JPEG: more than {MAX_MARKERS} markers")
+        self._at = np.flatnonzero(found)
         self._code = code[self._at]
         restart = (self._code >= 0xD0) & (self._code <= 0xD7)
         self._ends = np.flatnonzero(~restart)
@@ -237,10 +243,10 @@ class _Markers:
         found = self._ends[index]
         return int(self._at[found]), bool(self._code[found] == 0xD9)
 
-    def between(self, start: int, stop: int) -> list[int]:
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
         """Where data begin and end there: the start, each marker, the stop."""
         first, last = np.searchsorted(self._at, (start, stop))
-        return [start - 2, *self._at[first:last].tolist(), stop]
+        return np.concatenate(([start - 2], self._at[first:last], [stop]))
 
 
 class _Reader:
@@ -274,7 +280,7 @@ class _Reader:
         elif marker == 0xD9:
             self.ended = True
 
-    def take_scan(self, payload: bytes, start: int, bounds: list[int], *, ends: bool) -> bool:
+    def take_scan(self, payload: bytes, start: int, bounds: NDArray[np.int64], *, ends: bool) -> bool:
         """Take in a scan, whose data lie between these bounds; true if nothing that counts can follow.
 
         Args:
@@ -290,7 +296,8 @@ class _Reader:
         units = frame.units(chosen)
         expected = -(-units // self._interval) if self._interval else 1
         pieces = [
-            self._data[before + 2 : behind].rstrip(b"\xff") for before, behind in pairwise(bounds[: 2 * expected + 1])
+            self._data[before + 2 : behind].rstrip(b"\xff")
+            for before, behind in pairwise(bounds[: 2 * expected + 1].tolist())
         ]
         if len(pieces) > expected:  # doubled restart markers, then whatever is behind the last one that counts
             pieces = [piece for piece in pieces if piece][:expected]
