@@ -28,6 +28,7 @@ from hawkvision.hop import (
     Rungs,
     Transports,
 )
+from hawkvision.logs import REQUEST_ID_HEADER, current_request
 from hawkvision.trace import TraceContext
 from hawkvision.transport.client import unheard
 
@@ -94,6 +95,7 @@ class HttpHop:
         *,
         run_out_s: float = RUN_OUT_S,
         tls: ssl.SSLContext | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         """Prepare.
 
@@ -102,7 +104,9 @@ class HttpHop:
             api_key: of the ingress.
             connections: open at once at most.
             run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
+            ended: called when a connection is closed, by either end.
             tls: for https; None trusts whom the system trusts.
+            ended: called when a connection is closed, by either end.
         """
         self.url = url
         self.link = LinkEstimate()
@@ -117,7 +121,7 @@ class HttpHop:
         self._tls_reason: str | None = None
         """What TLS last said against the datacenter; None once a connection was made."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        connector = Connector(limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
+        connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
         self._session = aiohttp.ClientSession(
             connector=connector,
             trace_configs=[tracing()],
@@ -156,6 +160,8 @@ class HttpHop:
             raise HopBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
+        if (about := current_request()) is not None:
+            headers[REQUEST_ID_HEADER] = about.request_id
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, begun, hear))
         self._exchanges.add(exchange)

@@ -26,6 +26,7 @@ from edge.node import EdgeNode
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import NotReady, Overloaded, TooLarge
 from hawkvision.hop import LossyOffer
+from hawkvision.logs import about
 from hawkvision.metrics import EdgeMetrics, LossyCounts
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
@@ -142,6 +143,7 @@ class LossyDoor:
 
     async def _classify(self, node: EdgeNode, incoming: Incoming, request: ClassifyRequest) -> Answer:
         trace = start_trace()
+        about(None, trace)
         if incoming.better is not None:
             answer = await self._look_early(node, incoming, request, trace)
             if answer is not None:

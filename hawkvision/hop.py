@@ -10,6 +10,7 @@
         X-HawkVision-Score: margin             unless its score of this kind is at least that, the
         X-HawkVision-Otherwise: committee      otherwise-rung answers
         traceparent: 00-…                      W3C trace context
+        X-Request-Id: …                        the caller's, or the trace's id (`hawkvision.logs`); not as datagrams
         Authorization: Bearer KEY              when the tier has a key
         <the encoded picture: the caller's own bytes, or a smaller one made of a much larger (`vision.reduce`)>
 

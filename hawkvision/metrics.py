@@ -10,9 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from hawkvision import __version__
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -217,6 +227,12 @@ class _Offload(Collector):
         yield GaugeMetricFamily("hawkvision_offload_fpga_up", "Whether the FPGA is used at all", int(counts.fpga_up))
 
 
+def describe_process(registry: CollectorRegistry, prefix: str, text: str, task: str, backend: str) -> None:
+    """Say on a page what runs: `<prefix>_build_info{version, task, backend}`, which is 1."""
+    info = Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
+    info.labels(__version__, task, backend).set(1.0)
+
+
 class EdgeMetrics:
     """The metrics of one edge node, in a registry of their own."""
 
@@ -224,6 +240,7 @@ class EdgeMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"hawkvision_{name}", text, labels, registry=self.registry)
@@ -285,8 +302,15 @@ class EdgeMetrics:
         )
         self.in_flight = gauge("requests_in_flight", "Requests being answered")
         self.queue_length = gauge("queue_length", "Requests waiting for a worker")
-        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation got through")
+        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation or probe got through")
+        self.datacenter_doubted = gauge(
+            "datacenter_doubted", "Whether the datacenter's answers were too late so often that few wait for them"
+        )
         self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
+
+    def describe(self, task: str, backend: str) -> None:
+        """Say what the node runs, once that is known."""
+        describe_process(self.registry, "hawkvision", "What the node is and runs", task, backend)
 
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
         """Have a lossy door's counts on the page."""

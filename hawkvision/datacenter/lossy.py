@@ -20,7 +20,9 @@ from hawkvision.datacenter.catalog import Catalog
 from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
+from hawkvision.logs import about
 from hawkvision.servers.keys import INFER, Keys
+from hawkvision.trace import start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
 from hawkvision.transport.identity import identity_for
 from hawkvision.transport.offer import Offered
@@ -93,10 +95,11 @@ class LossyDoor:
             HawkVisionError: as over HTTP.
         """
         started = time.perf_counter()
-        variant, status, trace = None, GONE, None
+        variant, status = None, GONE
         try:
             self._keys.admit(incoming.caller, INFER)
             asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
+            about(None, trace or start_trace())
             variant = asked.variant
             best = await _at_its_best(incoming)
             reply = await self._look(best, asked)
@@ -107,7 +110,7 @@ class LossyDoor:
             raise
         except Exception:  # process boundary: one picture's defect must not reach the next
             status = InternalError.status
-            log.exception("trace %s: unexpected failure", "none" if trace is None else trace.trace_id)
+            log.exception("unexpected failure")
             raise InternalError("internal error; the datacenter's log has the details") from None
         finally:
             self._tier.count(PATH, variant, status, time.perf_counter() - started)

@@ -39,6 +39,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
 _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
 
+_EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
+"""Field types that cameras have been seen to give the orientation; the standard wants 3."""
 _MORE = "JPEG, PNG and WebP pictures are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
@@ -137,7 +139,7 @@ def probe(body: Encoded) -> ImageHeader:
     head = bytes(view[:32])
     if not head:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
-    if head.startswith(_JPEG_SIGNATURE):
+    if head.startswith(_JPEG_SIGNATURE[:2]):
         return _probe_jpeg(view)
     if head.startswith(PNG_SIGNATURE):
         return _probe_png(view)
@@ -383,9 +385,11 @@ def _orientation(exif: memoryview) -> int | None:
         entry = at + 2 + 12 * index
         if entry + 12 > len(exif):
             return None
-        tag, kind, count, value = struct.unpack_from(order + "HHIH", exif, entry)
+        tag, kind, count = struct.unpack_from(order + "HHI", exif, entry)
         if tag == 0x0112:
-            return int(value) if kind == 3 and count == 1 and 1 <= value <= 8 else None
+            written = _EXIF_INTEGERS.get(kind) if count == 1 else None
+            value = struct.unpack_from(order + written, exif, entry + 8)[0] if written else 0
+            return value if 1 <= value <= 8 else None
     return None
 
 

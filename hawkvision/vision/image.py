@@ -31,6 +31,7 @@ from hawkvision.vision import bicubic, formats
 from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, other_format
 from hawkvision.vision.header import probe as probe_native
 from hawkvision.vision.jpeg_decoding import decode_jpeg
+from hawkvision.vision.jpeg_repair import scans
 from hawkvision.vision.png_repair import rewritten_png, sound_png, sound_webp
 
 __all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "load_inputs", "preprocess", "probe"]
@@ -203,9 +204,9 @@ def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: in
 def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
     # 0xff in entropy-coded data is always followed by 0x00 or a restart marker, so this counts scans (and, too high
     # by as many as they have, those of thumbnails inside the metadata). It takes 1 ms per MB.
-    scans = data.count(b"\xff\xda")
-    if scans > MAX_SCANS or scans * header.pixels > MAX_SCANNED_PIXELS_RATIO * max_pixels:
-        raise TooLarge(f"JPEG: {scans} scans of {header.width}x{header.height} pixels are more work than is done here")
+    most = min(MAX_SCANS, MAX_SCANNED_PIXELS_RATIO * max_pixels // header.pixels)
+    if data.count(b"\xff\xda") > most and (count := scans(data)) > most:
+        raise TooLarge(f"JPEG: {count} scans of {header.width}x{header.height} pixels are more work than is done here")
 
 
 def _decode_png(data: bytes, header: ImageHeader) -> Pixels:

@@ -175,28 +175,23 @@ def taken_apart(data: bytes, height: int) -> Stream:
     """
     markers = _Markers(data)
     reader = _Reader(data, height)
-    at = 2
-    for _ in range(MAX_SEGMENTS):
-        found = markers.next(at)
-        if found is None:
-            return reader.stream()
-        marker, at = found
-        if marker in _ALONE:
-            continue
-        length = max(2, int.from_bytes(data[at : at + 2], "big"))
-        payload = data[at + 2 : at + length] if marker != 0xD9 else b""
-        at += length
-        if marker == 0xDA and at <= len(data):
+    for marker, payload, at in markers.segments():
+        if marker != 0xDA:
+            reader.take(marker, payload)
+        else:
             stop, ends = markers.scan_end(at)
             if reader.take_scan(payload, at, markers.between(at, stop), ends=ends):
-                return reader.stream()
-            at = stop
-        elif marker == 0xD9 or at > len(data):
-            reader.ended |= marker == 0xD9
-            return reader.stream()
-        else:
-            reader.take(marker, payload)
-    raise BadImage(f"JPEG: more than {MAX_SEGMENTS} segments")
+                break
+    return reader.stream()
+
+
+def scans(data: bytes) -> int:
+    """How many scans a JPEG has.
+
+    Raises:
+        BadImage: if it has more than `MAX_SEGMENTS` segments.
+    """
+    return sum(marker == 0xDA for marker, _, _ in _Markers(data).segments())
 
 
 class _Markers:
@@ -211,10 +206,28 @@ class _Markers:
         restart = (self._code >= 0xD0) & (self._code <= 0xD7)
         self._ends = np.flatnonzero(~restart)
 
-    def next(self, at: int) -> tuple[int, int] | None:
-        """The first marker from there on, and what is behind it."""
-        index = int(np.searchsorted(self._at, at))
-        return (int(self._code[index]), int(self._at[index]) + 2) if index < len(self._at) else None
+    def segments(self) -> Iterator[tuple[int, bytes, int]]:
+        """Marker, payload and end of each segment, to the end marker or the end of the data.
+
+        Stray bytes, markers that stand alone and scans' data are passed over, as decoders do.
+        """
+        at = 2
+        for _ in range(MAX_SEGMENTS):
+            index = int(np.searchsorted(self._at, at))
+            if index == len(self._at):
+                return
+            marker, at = int(self._code[index]), int(self._at[index]) + 2
+            if marker in _ALONE:
+                continue
+            if marker == 0xD9:
+                yield marker, b"", at
+                return
+            end = at + max(2, int.from_bytes(self._data[at : at + 2], "big"))
+            if end > len(self._data):
+                return
+            yield marker, self._data[at + 2 : end], end
+            at = self.scan_end(end)[0] if marker == 0xDA else end
+        raise BadImage(f"JPEG: more than {MAX_SEGMENTS} segments")
 
     def scan_end(self, at: int) -> tuple[int, bool]:
         """Where the first marker is that does not restart, or the data end; and whether it is the end marker."""
@@ -258,6 +271,8 @@ class _Reader:
             self._head.append(_segment(marker, _JFIF))
         elif marker == 0xEE and payload.startswith(b"Adobe") and len(payload) >= 12:
             self._adobe = payload[:12]
+        elif marker == 0xD9:
+            self.ended = True
 
     def take_scan(self, payload: bytes, start: int, bounds: list[int], *, ends: bool) -> bool:
         """Take in a scan, whose data lie between these bounds; true if nothing that counts can follow.

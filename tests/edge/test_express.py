@@ -96,6 +96,39 @@ def test_at_once_in_pieces_and_by_uvicorn_the_answer_is_the_same(
     assert whole.headers["connection"] == "close"
 
 
+JAVA = (
+    b"POST /v1/classify?quality=fast HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
+    b"Host: 127.0.0.1:8080\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\nUpgrade: h2c\r\n"
+    b"User-Agent: Java-http-client/21.0.2\r\nContent-Type: image/jpeg\r\n\r\n"
+)
+KTOR = (
+    b"POST /v1/classify?quality=fast HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nTransfer-Encoding: chunked\r\n"
+    b"Host: 127.0.0.1:8080\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\nUpgrade: h2c\r\n"
+    b"accept: */*\r\naccept-charset: UTF-8\r\nuser-agent: ktor-client\r\n\r\n"
+)
+CURL = (
+    b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n"
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    b"Content-Length: %d\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("client", [JAVA, KTOR, CURL], ids=["Java", "Ktor", "curl"])
+@pytest.mark.parametrize("picture", [encoded(), LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("together", [True, False])
+def test_clients_that_offer_http_2_get_their_answers_and_keep_their_connections(
+    caller: Caller, edge: ServerProcess, client: bytes, picture: bytes, together: bool
+) -> None:
+    if client is KTOR:
+        head, body = client, b"%x\r\n%b\r\n0\r\n\r\n" % (len(picture), picture)
+    else:
+        head, body = client % len(picture), picture
+    pieces = [head + body] * 2 if together else [head, body, head, body]
+    found = ask(edge, *pieces, last(encoded()))
+    assert [reply.status for reply in found] == [200] * 3
+    assert found[0].json["top_k"] == found[1].json["top_k"]
+
+
 def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) -> None:
     sends = last(encoded(), b"quality=fast&deadline_ms=60000")
     with connect(edge, sends[:-100]) as connection:
