@@ -26,10 +26,10 @@ from edge.express import bounded_express
 from edge.loading import Loading
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
+from hawkvision import logs
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.process import exit_on_sigterm
 from hawkvision.servers.access import datacenter_certificates, server_certificates
@@ -103,8 +103,10 @@ async def serve(config: EdgeConfig) -> bool:
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
         if config.lossy_port is not None:
-            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
-            app.transports = Transports(lossy.offer)
+            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
+            app.transports = lossy.offered.transports
+            reloads.add("edge.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+            reloads.start()
         if server.should_exit:  # told to stop meanwhile; the socket is closed
             return True
         # What is loaded by now lives as long as the process: keep it out of every later collection.
@@ -140,6 +142,7 @@ def _server(app: EdgeApp, limits: Limits, config: EdgeConfig, certificates: Cert
             lifespan="off",
             access_log=False,
             proxy_headers=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             server_header=False,
             date_header=False,
@@ -177,11 +180,12 @@ def _listen(host: str, port: int) -> socket.socket:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
     exit_on_sigterm(0)  # until there is something to drain
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logs.configure()  # until the settings are read
     try:
         config = parse_arguments(
             EdgeConfig, "hawkvision edge up", "Start an edge node.", sys.argv[1:] if argv is None else argv
         )
+        logs.configure(config.log_level, config.log_format)
         if not is_loopback(config.host) and config.tls_certificate is None:
             log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)
         warn_if_allowed()

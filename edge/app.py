@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Histogram
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
@@ -39,6 +39,7 @@ from hawkvision.errors import (
     UnsupportedMedia,
 )
 from hawkvision.hop import Transports
+from hawkvision.logs import about
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull
 from hawkvision.servers.keys import INFER, OPEN_PATHS, Keys, RateExceeded, Scopes, needed_scopes
@@ -71,12 +72,12 @@ class EdgeApp:
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
-        self.transports = Transports()
-        """What else the node listens to."""
+        self.transports: Callable[[], Transports] = Transports
+        """What else the node listens to now."""
         self._last_answer: float | None = None
         """When (the clock's time)."""
         more = extension_routes(self.ready_node, metrics, self.bodies, self._last_answer_ms)
-        self._rest = pages(self.ready_node, lambda: self.transports, metrics, more)
+        self._rest = pages(self.ready_node, lambda: self.transports(), metrics, more)
 
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""
@@ -108,13 +109,20 @@ class EdgeApp:
         if oip_door.is_infer(path):
             await _reply(send, await self._answered(self._infer, scope, Body(self.bodies, receive)))
             return
+        _, named = _name(scope["headers"])
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *named]
+            await send(message)
+
         try:
             if path not in OPEN_PATHS:
                 self._authorize(scope["headers"], needed_scopes(scope["method"], path))
         except HawkVisionError as error:
-            await _reply(send, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
+            await _reply(send_named, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
-        await self._rest(scope, receive, send)
+        await self._rest(scope, receive, send_named)
 
     # ------------------------------------------------------------------------------------------ the hot path
 
@@ -133,9 +141,7 @@ class EdgeApp:
     async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
         started = self._clock.now()
-        caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
-        trace = caller.child() if caller else start_trace()
-        headers = [(b"traceparent", trace.header().encode())]
+        trace, headers = _name(scope["headers"])
         self._in_flight += 1
         try:
             if scope["method"] != "POST":
@@ -272,6 +278,20 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
         if key == name:
             return value.decode("latin-1")
     return None
+
+
+def _name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, Headers]:
+    """The request's span, and the headers that tell the caller of it; the log is told, too."""
+    traceparent = given = None
+    for key, value in headers:
+        if key == b"traceparent":
+            traceparent = value.decode("latin-1")
+        elif key == b"x-request-id":
+            given = value.decode("latin-1")
+    caller = parse_traceparent(traceparent)
+    trace = caller.child() if caller else start_trace()
+    request_id = about(given, trace)
+    return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
 
 
 def _error_headers(error: HawkVisionError) -> Headers:

@@ -41,7 +41,7 @@ from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
+from hawkvision.vision.backends import backend_name, open_backend
 from hawkvision.vision.int8 import ranking
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
@@ -81,7 +81,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
-    name = _rung_of(config, manifest)
+    name = rung_of(config, manifest)
     first = manifest.members(name)[0].name
     profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
@@ -112,7 +112,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
 
 
-def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
+def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
     """The edge rung that a node runs: the one its configuration names, or the manifest's default.
 
     Looking again at what one is not sure of is HawkVision's way, so its rivals run the first member of a stepwise
@@ -248,6 +248,9 @@ async def open_node(
     """
     rung, best = loaded.rung, loaded.best
     _watch_backend(rung.first.backend, metrics)
+    backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
+    metrics.describe(config.task, backends)
+    log.info("%s, rung %s: backend %s", config.task, rung.name, backends)
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit
     state = _open_state(config, metrics)

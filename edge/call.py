@@ -276,7 +276,7 @@ class Call:
             metrics.escalation_failures.labels(node.task).inc()
             if isinstance(error, GivenUp):
                 metrics.escalations_given_up.labels(node.task).inc()
-            log.info("escalation failed: %s", error)
+            log.debug("escalation failed: %s", error)
             return None
         self._learn(escalated.reply, edge)
         return escalated

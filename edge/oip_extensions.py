@@ -23,6 +23,8 @@ from hawkvision.errors import MALFORMED, BadField, NotFound
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.bodies import Bodies, Body
 
+log = logging.getLogger("hawkvision.edge")
+
 MAX_ASKED_BYTES: Final = 64 * 1024
 """Of a body that says what to load; a model's configuration is some kilobytes."""
 
@@ -70,7 +72,7 @@ def extension_routes(
         raise BadField(f"cannot unload {task!r}: a node serves its task until it is stopped")
 
     async def log_settings(_: Request) -> Response:
-        level = logging.getLogger().getEffectiveLevel()
+        level = log.getEffectiveLevel()
         return _json(
             {
                 "log_file": "",

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hawkvision import __version__
+from hawkvision import __version__, logs
 from hawkvision.errors import HawkVisionError
+from hawkvision.logs import LogFormat, LogLevel
 from hawkvision.process import exit_on_sigterm
 from hawkvision.terminal import write_anything
 
@@ -61,7 +62,7 @@ def main() -> None:
     write_anything()
     exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
-        app()
+        app(obj=logs.configure)
     except HawkVisionError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
@@ -74,8 +75,17 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Of commands; servers have a setting of their own.")
+    ] = "warning",
+    log_format: Annotated[LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Of the lines.")] = "text",
+) -> None:
     """Options of the bare command."""
+    if context.obj is not None:  # a process of its own, whose logging is ours to set up
+        context.obj(log_level, log_format)
     if version:
         typer.echo(f"hawkvision {__version__}")
         raise typer.Exit
@@ -489,6 +499,43 @@ def plan_command(context: typer.Context) -> None:
     from fpga.offload.command import app as plan_app
 
     plan_app(context.args, prog_name="hawkvision plan")
+
+
+@app.command()
+def doctor(
+    edge: Annotated[Path | None, typer.Option(help="Settings of an edge node that runs here.")] = None,
+    dc: Annotated[Path | None, typer.Option(help="Settings of a datacenter tier that runs here.")] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="edge or dc, set up by environment; default: edge, or what has a file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding and line.")] = False,
+) -> None:
+    """Check whether this machine is fit to run a node or a tier, and say what to do; exit status 1 for problems."""
+    from dataclasses import asdict
+
+    from hawkvision.doctor.checks import examine_datacenter, examine_edge
+    from hawkvision.doctor.findings import Level
+
+    asked = set(tier or ())
+    if asked - {"edge", "dc"}:
+        raise typer.BadParameter(f"--tier is edge or dc, got {', '.join(sorted(asked - {'edge', 'dc'}))}")
+    examinations = []
+    if edge is not None or "edge" in asked or not (asked or dc):
+        examinations.append(("edge", examine_edge(edge)))
+    if dc is not None or "dc" in asked:
+        examinations.append(("dc", examine_datacenter(dc)))
+    worst = 0
+    for name, findings in examinations:
+        for finding in findings:
+            worst = max(worst, list(Level).index(finding.level))
+            if as_json:
+                typer.echo(json.dumps({"tier": name, **asdict(finding)}))
+                continue
+            typer.echo(f"{finding.level.upper():8} {name}: {finding.check}: {finding.found}")
+            if finding.advice is not None:
+                typer.echo(f"{'':8} → {finding.advice}")
+    if worst == list(Level).index(Level.PROBLEM):
+        raise typer.Exit(1)
 
 
 @app.command()

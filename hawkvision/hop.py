@@ -10,6 +10,7 @@
         X-HawkVision-Score: margin             unless its score of this kind is at least that, the
         X-HawkVision-Otherwise: committee      otherwise-rung answers
         traceparent: 00-…                      W3C trace context
+        X-Request-Id: …                        the caller's, or the trace's id (`hawkvision.logs`); not as datagrams
         Authorization: Bearer KEY              when the tier has a key
         <the encoded picture: the caller's own bytes, or a smaller one made of a much larger (`vision.reduce`)>
 
@@ -254,11 +255,11 @@ class LossyOffer(msgspec.Struct, frozen=True):
     port: int
     """UDP."""
     certificate: str
-    """PEM, of what the server's certificate must be or be signed by."""
+    """PEM; the server shows the first of them, which is compared bit for bit."""
     name: str
-    """What the certificate is made out to."""
+    """To ask for in the handshake; version 1 also looked for it in the certificate."""
     version: int
-    """Of the wire format."""
+    """Of the hello that is spoken."""
 
 
 class Transports(msgspec.Struct, frozen=True):

@@ -21,6 +21,8 @@ L1 = frozenset(
         "hawkvision.config",
         "hawkvision.metrics",
         "hawkvision.trace",
+        "hawkvision.logs",
+        "hawkvision.log_relay",
         "hawkvision.hop",
         "hawkvision.artifacts",
         "hawkvision.command",
@@ -65,6 +67,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
     "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
+    "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
     "hawkvision": L0 | CLIENT,
 }

@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     # Imported once the signals are heard, for importing takes a second.
+    from hawkvision import logs
     from hawkvision.config import DatacenterConfig, parse_arguments
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.errors import HawkVisionError
@@ -30,8 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if WITH_PARENT in words:
         words.remove(WITH_PARENT)
         stop_with_parent()
+    logs.configure()  # until the settings are read
     try:
         config = parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words)
+        logs.configure(config.log_level, config.log_format)
         warn_if_allowed()
         return launch(config, stopping)
     except HawkVisionError as error:

@@ -28,8 +28,10 @@ from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.direct import PROBE_S, SILENT_S, Address, HungUp, Question, Replicas, no_replica
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
-from hawkvision.datacenter.replica import Replica, settings_of
+from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
+from hawkvision.log_relay import configure_worker
+from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
 from hawkvision.servers.reload import Reloads
 
 APP_NAME = "hawkvision"
@@ -70,7 +72,7 @@ class HandleVariants:
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
-            question = Question(picture, tuple(its), expires_at, piecemeal)
+            question = Question(picture, tuple(its), expires_at, piecemeal, current_request())
             if self._direct is not None:
                 answering = self._direct.ask(group, question)
             else:
@@ -106,6 +108,12 @@ class HandleVariants:
         self, group: str, parts: AsyncGenerator[tuple[VariantAnswer, ...]]
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         return parts if self._presence is None else _until(self._presence.gone(group), parts, group)
+
+    async def backends(self) -> str:
+        """What runs the variants, as the replicas say; each name once, with commas between."""
+        handles = dict(self._groups.values())
+        told = await asyncio.gather(*(handle.backends.remote() for handle in handles.values()))
+        return ",".join(dict.fromkeys(name for names in told for name in names))
 
 
 async def _until(
@@ -143,7 +151,7 @@ async def _next(parts: AsyncGenerator[AnswerT]) -> AnswerT | None:
 async def _piece_by_piece(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at)
+    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at, current_request())
     try:
         while (part := await _in_our_words(group, anext(stream, None))) is not None:
             yield part
@@ -154,7 +162,7 @@ async def _piece_by_piece(
 async def _at_once(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    response = handle.classify.remote(picture, errands, expires_at)
+    response = handle.classify.remote(picture, errands, expires_at, current_request())
     try:
         parts: tuple[tuple[VariantAnswer, ...], ...] = await _in_our_words(group, response)
     except asyncio.CancelledError:
@@ -183,11 +191,28 @@ async def _in_our_words(group: str, answering: Awaitable[AnswerT | HawkVisionErr
     return answer
 
 
+def _log_as_the_tier(level: LogLevel, form: LogFormat) -> None:
+    """Have this process, which Ray has started, log as the tier does, and Serve in it."""
+    configure_worker(level, form)
+    adopt("ray.serve")
+
+
+class ServedReplica(Replica):
+    """A replica in a process of Ray's."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        """See `Replica`."""
+        _log_as_the_tier(settings.log_level, settings.log_format)
+        super().__init__(settings)
+
+
 class Ingress:
     """The door inside a cluster, behind Serve's own HTTP listener."""
 
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
+        _log_as_the_tier(config.log_level, config.log_format)
         self._door = make_door(config, catalog)
+        self._door.tier.metrics.describe(config.task, config.backend)
         self._presence = HandlePresence(
             {group.name: handle for group, handle in zip(catalog.groups, handles, strict=True)},
             self._door.tier.replicas_changed,
@@ -248,7 +273,7 @@ class HandlePresence:
 
 
 # Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
-_GROUP: Any = serve.deployment(Replica)
+_GROUP: Any = serve.deployment(ServedReplica)
 _INGRESS: Any = serve.deployment(Ingress)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -45,6 +45,7 @@ from hawkvision.hop import (
     Transports,
     parse_hop_headers,
 )
+from hawkvision.logs import REQUEST_ID_HEADER, about
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
 from hawkvision.trace import parse_traceparent, start_trace
@@ -71,7 +72,7 @@ class Door:
         self.tier = Tier(catalog, limits.max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
-        self.transports = Transports()
+        self.transports: Callable[[], Transports] = Transports
         """What else the tier listens to, for whoever asks."""
         self._limits = limits
         self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
@@ -85,6 +86,7 @@ class Door:
         """The reply to one request; errors become their documented bodies and statuses."""
         trace = parse_traceparent(request.headers.get(TRACE_HEADER))
         span = trace.child() if trace else start_trace()
+        request_id = about(request.headers.get(REQUEST_ID_HEADER), span)
         started = time.perf_counter()
         try:
             response = await self._route(request)
@@ -93,9 +95,10 @@ class Door:
         except (CallerGone, ClientDisconnect):
             response = Response(status_code=499)  # nobody reads it; nginx's number, for the metrics
         except Exception:  # process boundary: one request's defect must not reach the next
-            log.exception("trace %s: unexpected failure", span.trace_id)
+            log.exception("unexpected failure")
             response = _error(InternalError("internal error; the datacenter's log has the details"))
         response.headers[TRACE_HEADER] = span.header()
+        response.headers[REQUEST_ID_HEADER] = request_id
         self._count(request, response.status_code, time.perf_counter() - started)
         return response
 
@@ -118,12 +121,12 @@ class Door:
         if path == "/readyz":
             self.tier.check_ready()
             return Response(b"ready", media_type="text/plain")
+        if path == TRANSPORT_PATH:
+            return _json(self.transports())
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
         if path == RUNGS_PATH:
             self.tier.check_ready()
             return _json(self.tier.catalog.listing())
-        if path == TRANSPORT_PATH:
-            return _json(self.transports)
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})

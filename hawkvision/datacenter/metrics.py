@@ -1,8 +1,8 @@
 """What the door counts, for `GET /metrics`: Prometheus' conventions, prefix `hawkvision_dc_`.
 
-The door knows all of it from its replies, so nothing has to be gathered from Ray's processes, whose own metrics
-(`ray.util.metrics`) leave by a port that Ray picks on each node. Labels are rungs and variants of the catalog, paths
-that exist and status codes; no caller's text becomes one.
+`process_*` are of the door's own process. The door knows all else from its replies, so nothing has to be gathered from
+Ray's processes, whose own metrics (`ray.util.metrics`) leave by a port that Ray picks on each node. Labels are rungs
+and variants of the catalog, paths that exist and status codes; no caller's text becomes one.
 """
 
 from __future__ import annotations
@@ -10,9 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
-from hawkvision.metrics import LATENCY_BUCKETS_S, KeyRequests, Tls, TlsState
+from hawkvision.metrics import (
+    LATENCY_BUCKETS_S,
+    KeyRequests,
+    LossyCounts,
+    LossyDoorCounts,
+    Tls,
+    TlsState,
+    describe_process,
+)
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -24,6 +40,7 @@ class DatacenterMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
 
         def histogram(name: str, text: str, label: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
             return Histogram(f"hawkvision_dc_{name}", text, (label,), registry=self._registry, buckets=buckets)
@@ -86,9 +103,17 @@ class DatacenterMetrics:
         """Have the requests of each key on the page."""
         self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
 
+    def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
+        """Have a lossy door's counts on the page."""
+        self._registry.register(LossyDoorCounts("hawkvision_dc", read))
+
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""
         self._registry.register(Tls("hawkvision_dc", read))
+
+    def describe(self, task: str, backend: str) -> None:
+        """Say what the tier runs, once that is known."""
+        describe_process(self._registry, "hawkvision_dc", "What the tier is and runs", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""
