@@ -94,8 +94,8 @@ class HttpHop:
         connections: int,
         *,
         run_out_s: float = RUN_OUT_S,
-        ended: Callable[[], None] | None = None,
         tls: ssl.SSLContext | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         """Prepare.
 
@@ -106,6 +106,7 @@ class HttpHop:
             run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
             ended: called when a connection is closed, by either end.
             tls: for https; None trusts whom the system trusts.
+            ended: called when a connection is closed, by either end.
         """
         self.url = url
         self.link = LinkEstimate()

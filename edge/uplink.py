@@ -116,7 +116,7 @@ class Uplink:
         self._ended_at = -math.inf
         self._looking: asyncio.TimerHandle | None = None
         """To have the datacenter looked at, for a connection has ended."""
-        http = HttpHop(self.url, api_key, connections, ended=self._connection_ended, tls=tls)
+        http = HttpHop(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
         self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics)
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:

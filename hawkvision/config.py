@@ -94,9 +94,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""
-    connections_per_address: Annotated[int, Meta(ge=0)] = 256
-    """HTTP connections from one address (IPv6: one /64 network) other than loopback; 0 for no bound, as behind a proxy
-    on another machine, whose address all callers share."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network) other than loopback, never more than half of all; 0 for
+    no bound, as behind a proxy on another machine, whose address all callers share."""
     cors_origins: tuple[Word, ...] = ()
     """Origins whose pages may ask this node from a browser, as `https://shop.example`; `*` for all, none by default."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
@@ -194,7 +194,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """How long a free model waits for company. Batches form by themselves while it is busy, so 0 costs nothing."""
     max_ongoing_requests: Count = 32
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
-    connections_per_address: Annotated[int, Meta(ge=0)] = 256
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
     """As `edge.connections_per_address`. An edge node has up to `edge.dc_connections`; not for clusters, where Serve's
     own proxies take the connections."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024

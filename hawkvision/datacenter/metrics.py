@@ -91,10 +91,6 @@ class DatacenterMetrics:
         self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
         self.batch_size = histogram("batch_size", "Pictures inferred together", "variant", BATCH_BUCKETS)
 
-    def describe(self, task: str, backend: str) -> None:
-        """Say what the tier runs, once that is known."""
-        describe_process(self._registry, "hawkvision_dc", "What the tier is and runs", task, backend)
-
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""
         self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
@@ -102,6 +98,10 @@ class DatacenterMetrics:
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""
         self._registry.register(Tls("hawkvision_dc", read))
+
+    def describe(self, task: str, backend: str) -> None:
+        """Say what the tier runs, once that is known."""
+        describe_process(self._registry, "hawkvision_dc", "What the tier is and runs", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -107,9 +107,9 @@ class Replica:
         # The largest first: the others fit beside and after it (Graham, 1969), and it is worth the most by itself.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
+        _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
         self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
         log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
-        _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
         self._inside = 0
         """Pictures."""
         self._reported: Reported | None = None

@@ -190,6 +190,17 @@ def test_health_check_passes_on_a_live_node_and_fails_on_a_dead_one(edge: Any) -
     assert check(1) != 0
 
 
+def test_health_check_passes_on_a_node_that_speaks_tls(tmp_path: Path) -> None:
+    _, _, command = last_stage()["HEALTHCHECK"].partition(" CMD ")
+    words = msgspec.json.decode(command, type=list[str])
+    pair = Authority(tmp_path).certify("node", "node.example")
+    files = {"HAWKVISION_EDGE_TLS_CERTIFICATE": str(pair.certificate), "HAWKVISION_EDGE_TLS_KEY": str(pair.key)}
+    with running("edge", "--port", "0", "--backend", "noop", env=files) as node:
+        env = {"HAWKVISION_EDGE_PORT": str(node.port), **files}
+        asked = subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+
+
 # --------------------------------------------------------------------------------------------------- compose
 
 

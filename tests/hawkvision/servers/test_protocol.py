@@ -23,6 +23,8 @@ from hawkvision.servers.protocol import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     MAX_URL_BYTES,
+    Connections,
+    Limits,
     address_of,
     connections_for,
 )
@@ -32,6 +34,7 @@ from tests.pictures import encoded
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 KEY = "a-key-of-the-node"
+BEARER = f"Authorization: Bearer {KEY}\r\n".encode()
 FILES = 144
 """Leaves 16 connections."""
 
@@ -330,7 +333,7 @@ def test_an_offered_upgrade_may_arrive_in_any_pieces(impatient: ServerProcess) -
 
 def test_an_offer_with_100_continue_is_told_to_go_on(node: ServerProcess) -> None:
     picture = encoded()
-    head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n" + OFFERS["h2c"]
+    head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\n" + BEARER + OFFERS["h2c"]
     with connect(node, head + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(picture)) as connection:
         assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(picture + GET)
@@ -381,6 +384,8 @@ def test_a_host_that_is_missing_doubled_or_malformed_is_refused(node: ServerProc
         b"GET /healthz HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhOST: [fe80::1]:8080\r\nConnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: edge_1.local.:8080\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: \t x \t\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: Chunked \r\n\r\n0\r\n\r\n",
         b"GET http://edge/healthz HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n",
     ],
 )
@@ -422,9 +427,9 @@ def test_a_trailer_is_no_header(node: ServerProcess) -> None:
     head = b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     picture = encoded()
     chunked = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(picture), picture)
-    trailers = b"Host: y\r\nAuthorization: Bearer k\r\nX-HawkVision-Colour: red\r\n\r\n"
+    trailers = b"Host: y\r\n" + BEARER + b"X-HawkVision-Colour: red\r\n\r\n"
     assert [reply.status for reply in ask(node, head + chunked + trailers)] == [401]
-    allowed = head + b"Authorization: Bearer k\r\n"
+    allowed = head + BEARER
     assert [reply.status for reply in ask(node, allowed + chunked + trailers)] == [200]
 
 
@@ -613,6 +618,12 @@ def test_a_connection_counts_for_its_address_and_those_of_this_machine_for_none(
     client: tuple[str, int] | None, counts_for: str | None
 ) -> None:
     assert address_of(client) == counts_for
+
+
+def test_one_address_never_gets_more_than_half_of_all_connections() -> None:
+    bounds = [Connections(Limits(all_of_them, asked)).per_address for all_of_them, asked in ((4096, 512), (16, 512))]
+    assert bounds == [512, 8]
+    assert Connections(Limits(16, 0)).per_address == 0
 
 
 @pytest.mark.slow
