@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -89,6 +90,8 @@ def run(cache: Path, folder: Path | None = None) -> int:
     build.build(manifest.task, models=models, cache=cache)
     console.print("starting the datacenter tier (Ray Serve) and an edge node on loopback …")
     where = {"HAWKVISION_DC_CACHE_DIR": str(cache), "HAWKVISION_EDGE_CACHE_DIR": str(cache)}
+    # A demonstration runs for a minute, and should in containers that allow no namespaces as well.
+    where["HAWKVISION_DC_RAY_NETWORK"] = os.environ.get("HAWKVISION_DC_RAY_NETWORK", "auto")
     try:
         with (
             running("hawkvision.datacenter", "--port", "0", title="the datacenter tier", env=where) as dc,

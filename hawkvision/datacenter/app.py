@@ -3,18 +3,17 @@
     caller ──HTTP──▶ door ──handle──▶ a committee's members  (1..n replicas, each decoding and batching)
                         └───handle──▶ a variant that is in no committee
 
-On one machine (`run.up`) the door is hosted by the process that started Ray, and asks a group's only replica directly
-(`direct`); in a cluster the deployment `Ingress` hosts it.
+On one machine (`run.serve`) the door is hosted by the process that started Ray, and asks replicas directly (`direct`)
+unless their number changes; in a cluster the deployment `Ingress` hosts it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ray import serve
 from ray.exceptions import RayActorError
@@ -26,122 +25,133 @@ from starlette.responses import Response
 
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
-from hawkvision.datacenter.direct import Direct, HungUp, Question
+from hawkvision.datacenter.direct import PROBE_S, SILENT_S, Address, HungUp, Question, Replicas, no_replica
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
-from hawkvision.datacenter.replica import Replica, settings_of
+from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
+from hawkvision.log_relay import configure_worker
+from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
+from hawkvision.servers.reload import Reloads
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
 _RETRY_AFTER_S = 1.0
-# Between two tries to find the short way to a replica, and how long one may take.
-_RECONNECT_S = 1.0
-_CONNECT_S = 5.0
-
-log = logging.getLogger("hawkvision.datacenter")
+# How soon Serve learns that a replica has died, and replaces it; its own default is 10 s. How long one may take to
+# answer stays at Serve's 30 s: a replica that was stopped for some seconds need not load its models anew.
+_HEALTH_PERIOD_S = 1.0
 
 AnswerT = TypeVar("AnswerT")
 
 
+class Presence(Protocol):
+    """Knows which groups have replicas that answer."""
+
+    def gone(self, group: str) -> Coroutine[Any, Any, None]:
+        """Until no replica of the group answers."""
+        ...
+
+
 class HandleVariants:
-    """The door's way to the replicas: Serve handles, with Serve's errors in our words."""
+    """The door's way to the replicas: directly or by Serve's handles, with Serve's errors in our words."""
 
     def __init__(
-        self, groups: Sequence[Group], handles: Sequence[DeploymentHandle], shortened: DatacenterConfig | None = None
+        self,
+        groups: Sequence[Group],
+        handles: Sequence[DeploymentHandle],
+        presence: Presence | None = None,
+        direct: Replicas | None = None,
     ) -> None:
-        """`shortened` is given where replicas are on this machine; if each group has one, they are asked directly."""
+        """`presence` knows which groups have replicas; `direct` is the way to them without Serve."""
         self._groups = {v.name: (g.name, handle) for g, handle in zip(groups, handles, strict=True) for v in g.variants}
-        single = shortened is not None and shortened.min_replicas == shortened.max_replicas == 1
-        self._shortened = shortened if single else None
-        self._short: dict[str, Direct] = {}
-        self._next_try: dict[str, float] = {}
-        self._shortening: dict[str, asyncio.Task[None]] = {}
+        self._presence = presence
+        self._direct = direct
 
     async def ask(
         self, errands: Sequence[Errand], picture: bytes, expires_at: float, *, piecemeal: bool
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
-            async with aclosing(
-                self._parts(group, handle, Question(picture, tuple(its), expires_at, piecemeal))
-            ) as parts:
+            question = Question(picture, tuple(its), expires_at, piecemeal, current_request())
+            if self._direct is not None:
+                answering = self._direct.ask(group, question)
+            else:
+                answering = self._through_ray(group, handle, question)
+            async with aclosing(answering) as parts:
                 async for part in parts:
                     yield part
 
-    async def _parts(
+    async def _through_ray(
         self, group: str, handle: DeploymentHandle, question: Question
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-        direct = self._direct(group, handle)
-        if direct is not None:
+        """By Serve's handle; a replica that dies before it has said anything costs a second try.
+
+        Raises:
+            NotReady: if there is no replica, which Serve would wait for without end.
+        """
+        asking = _piece_by_piece if question.piecemeal else _at_once
+        for tries_left in (1, 0):
             heard = False
             try:
-                async with aclosing(direct.ask(question)) as parts:
+                through = asking(group, handle, question.picture, question.errands, question.expires_at)
+                async with aclosing(through), aclosing(self._while_present(group, through)) as parts:
                     async for part in parts:
                         heard = True
                         yield part
             except HungUp:
-                if heard:
+                if heard or not tries_left:
                     raise
             else:
                 return
-        asking = _piece_by_piece if question.piecemeal else _at_once
-        through_ray = asking(group, handle, question.picture, question.errands, question.expires_at)
-        async with aclosing(through_ray) as parts:
-            async for part in parts:
-                yield part
 
-    def _direct(self, group: str, handle: DeploymentHandle) -> Direct | None:
-        """The short way, if there is one just now; if not, one is looked for meanwhile."""
-        direct = self._short.get(group)
-        if direct is not None and not direct.closed:
-            return direct
-        now, earlier = asyncio.get_running_loop().time(), self._shortening.get(group)
-        if (
-            self._shortened is not None
-            and (earlier is None or earlier.done())
-            and now >= self._next_try.get(group, now)
-        ):
-            self._next_try[group] = now + _RECONNECT_S
-            self._shortening[group] = asyncio.create_task(self._shorten(group, handle, self._shortened))
-        return None
+    def _while_present(
+        self, group: str, parts: AsyncGenerator[tuple[VariantAnswer, ...]]
+    ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
+        return parts if self._presence is None else _until(self._presence.gone(group), parts, group)
 
-    async def shortened(self) -> None:
-        """Until short ways that are being looked for are found, or not."""
-        await asyncio.gather(*self._shortening.values())
+    async def backends(self) -> str:
+        """What runs the variants, as the replicas say; each name once, with commas between."""
+        handles = dict(self._groups.values())
+        told = await asyncio.gather(*(handle.backends.remote() for handle in handles.values()))
+        return ",".join(dict.fromkeys(name for names in told for name in names))
 
-    async def _shorten(self, group: str, handle: DeploymentHandle, config: DatacenterConfig) -> None:
-        """Connect to the replica."""
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                address = await handle.listen.remote()
-                if address is None:
-                    self._shortened = None
+
+async def _until(
+    gone: Coroutine[Any, Any, None], parts: AsyncGenerator[AnswerT], group: str
+) -> AsyncGenerator[AnswerT]:
+    """The parts, for as long as the group has a replica.
+
+    Raises:
+        NotReady: if it has none.
+    """
+    leaving = asyncio.ensure_future(gone)
+    coming: asyncio.Task[AnswerT | None] | None = None
+    try:
+        await asyncio.sleep(0)  # for `leaving` to have begun
+        while True:
+            if leaving.done():
+                raise no_replica(group)
+            coming = asyncio.create_task(_next(parts))
+            await asyncio.wait((leaving, coming), return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                if (part := coming.result()) is None:
                     return
-                self._short[group] = await Direct.connect(
-                    address,
-                    group,
-                    max_ongoing=config.max_ongoing_requests,
-                    max_queued=config.max_queued_requests,
-                    retry_after_s=_RETRY_AFTER_S,
-                )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the way through Ray stands by
-            log.warning("no short way to %r, pictures go through Ray: %s: %s", group, type(error).__name__, error)
+                yield part
+    finally:
+        leaving.cancel()
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
-    async def close(self) -> None:
-        """Hang up on the replicas, which give up what they are still asked."""
-        self._shortened = None
-        for task in self._shortening.values():
-            task.cancel()
-        await asyncio.gather(*self._shortening.values(), return_exceptions=True)
-        for direct in self._short.values():
-            direct.close()
+
+async def _next(parts: AsyncGenerator[AnswerT]) -> AnswerT | None:
+    return await anext(parts, None)
 
 
 async def _piece_by_piece(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at)
+    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at, current_request())
     try:
         while (part := await _in_our_words(group, anext(stream, None))) is not None:
             yield part
@@ -152,7 +162,7 @@ async def _piece_by_piece(
 async def _at_once(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    response = handle.classify.remote(picture, errands, expires_at)
+    response = handle.classify.remote(picture, errands, expires_at, current_request())
     try:
         parts: tuple[tuple[VariantAnswer, ...], ...] = await _in_our_words(group, response)
     except asyncio.CancelledError:
@@ -172,32 +182,106 @@ async def _in_our_words(group: str, answering: Awaitable[AnswerT | HawkVisionErr
         answer = await answering
     except BackPressureError:
         raise Overloaded(f"the queue of {group!r} is full", _RETRY_AFTER_S) from None
-    except (RayActorError, DeploymentUnavailableError) as error:
+    except RayActorError as error:
+        raise HungUp(f"a replica of {group!r} is gone: {type(error).__name__}") from None
+    except DeploymentUnavailableError as error:
         raise NotReady(f"{group!r} has no replica just now: {type(error).__name__}") from None
     if isinstance(answer, HawkVisionError):
         raise answer
     return answer
 
 
+def _log_as_the_tier(level: LogLevel, form: LogFormat) -> None:
+    """Have this process, which Ray has started, log as the tier does, and Serve in it."""
+    configure_worker(level, form)
+    adopt("ray.serve")
+
+
+class ServedReplica(Replica):
+    """A replica in a process of Ray's."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        """See `Replica`."""
+        _log_as_the_tier(settings.log_level, settings.log_format)
+        super().__init__(settings)
+
+
 class Ingress:
     """The door inside a cluster, behind Serve's own HTTP listener."""
 
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
+        _log_as_the_tier(config.log_level, config.log_format)
         self._door = make_door(config, catalog)
-        self._door.tier.variants = HandleVariants(catalog.groups, handles)
+        self._door.tier.metrics.describe(config.task, config.backend)
+        self._presence = HandlePresence(
+            {group.name: handle for group, handle in zip(catalog.groups, handles, strict=True)},
+            self._door.tier.replicas_changed,
+        )
+        # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
+        self._watches = config.min_replicas > 0
+        self._door.tier.variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
+        self._reloads = Reloads.of(self._door.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
+        self._reloads.start()  # the first time, for only now there is a loop for sure
         return await self._door.respond(request)
+
+    async def check_health(self) -> None:
+        """Serve asks this before it calls the ingress started, and ever again."""
+        if self._watches:
+            self._presence.begin()
+
+
+class HandlePresence:
+    """Which groups have a replica that answers, by asking through their handles; for a door that is not beside them."""
+
+    def __init__(self, handles: Mapping[str, DeploymentHandle], changed: Callable[[str, int], None]) -> None:
+        self._handles = handles
+        self._changed = changed
+        self._gone = {group: asyncio.Event() for group in handles}
+        self._asking: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Ask from now on; the second time does nothing."""
+        if not self._asking:
+            self._asking = [asyncio.create_task(self._ask(group, handle)) for group, handle in self._handles.items()]
+
+    async def gone(self, group: str) -> None:
+        """Until no replica of the group answers."""
+        await self._gone[group].wait()
+
+    async def _ask(self, group: str, handle: DeploymentHandle) -> None:
+        answers: bool | None = None
+        while True:
+            try:
+                async with asyncio.timeout(SILENT_S):
+                    await handle.present.remote()
+                now = True
+            except BackPressureError:
+                now = True
+            except Exception:  # noqa: BLE001 - whatever it is, nobody answers
+                now = False
+            if now != answers:
+                answers = now
+                if now:
+                    self._gone[group].clear()
+                else:
+                    self._gone[group].set()
+                self._changed(group, int(now))
+            await asyncio.sleep(PROBE_S)
 
 
 # Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
-_GROUP: Any = serve.deployment(Replica)
+_GROUP: Any = serve.deployment(ServedReplica)
 _INGRESS: Any = serve.deployment(Ingress)
 
 
-def group_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
-    """Each group's deployment with its settings, by its name; in the order of `catalog.groups`."""
+def group_apps(config: DatacenterConfig, catalog: Catalog, door: Address | None = None) -> dict[str, Application]:
+    """Each group's deployment with its settings, by its name; in the order of `catalog.groups`.
+
+    Replicas report to `door`, where that is on their machine.
+    """
     scale: dict[str, Any] = {"num_replicas": config.max_replicas}
     if config.min_replicas != config.max_replicas:
         scale = {
@@ -212,9 +296,10 @@ def group_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Applicat
             name=group.name,
             max_ongoing_requests=config.max_ongoing_requests,
             max_queued_requests=config.max_queued_requests,
+            health_check_period_s=_HEALTH_PERIOD_S,
             ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
             **scale,
-        ).bind(settings_of(group, catalog, config))
+        ).bind(settings_of(group, catalog, config, door))
         for group in catalog.groups
     }
 

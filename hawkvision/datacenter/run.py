@@ -1,8 +1,8 @@
-"""Starting and stopping the datacenter tier: `up` on this machine, `deploy` to a Ray cluster.
+"""The datacenter tier: `serve` runs it on this machine, `deploy` sends it to a Ray cluster.
 
-`up` starts a private Ray, deploys one application per group of variants, and hosts the door itself, which speaks
-kept-alive HTTP. That is what the edge's hop costs least over; two shared cores, no-op variant, 30 KB JPEG, milliseconds
-that the caller waits, client, tier and proxy on one machine:
+`serve` is the tier process that `launch.supervisor` starts. It starts a private Ray, deploys one application per group
+of variants, and hosts the door itself, which speaks kept-alive HTTP. That is what the edge's hop costs least over; two
+shared cores, no-op variant, 30 KB JPEG, milliseconds that the caller waits, client, tier and proxy on one machine:
 
     python -m tests.bench.grpc_hop                  load 2, n = 1,920 a row
                               callers      P50      P99    req/s
@@ -37,26 +37,48 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import uvicorn
 
+from hawkvision import logs
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
+from hawkvision.datacenter.direct import Replicas
 from hawkvision.datacenter.door import Door, make_door
+from hawkvision.datacenter.launch.ray_version import check_ray
+from hawkvision.datacenter.launch.sockets import PublicSockets
+from hawkvision.datacenter.launch.supervisor import (
+    ALIVE,
+    BEAT_S,
+    LEAVING,
+    LISTENING,
+    RAY_DIED,
+    READY,
+)
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
+from hawkvision.datacenter.tier import Tier
+from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.hop import Transports
+from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
+from hawkvision.servers.access import server_certificates
+from hawkvision.servers.handshake import behind_tls
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
+from hawkvision.telemetry import SILENCED
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
 
+log = logging.getLogger("hawkvision.datacenter")
+
 ResultT = TypeVar("ResultT")
 
-# Ray reads these when it is imported, so `up` sets them first; whoever has set one keeps it.
+# Ray reads these when it is imported, so `serve` sets them first; whoever has set one keeps it.
 TUNING = {
     # Handle calls by gRPC: 1.1 ms instead of 2.8 ms for 30 KB, and no object store for large pictures.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
@@ -65,114 +87,219 @@ TUNING = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **SILENCED,
 }
 # A second apart; Ray would try twenty times. Where somebody listens and refuses so often, the key is likely wrong.
 _TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
 # Pictures travel by gRPC; what Ray itself keeps in the store is small. 78 MB is the least it accepts.
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
+_LOOPBACK = "127.0.0.1"
+_VITAL = ("gcs_server", "raylet")
 _DRAIN_S = 10
+_ABANDON_S = 1.0
+_GIVE_BACK_S = 0.1
 _REACH_S = 5.0
 _POLL_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def up(config: DatacenterConfig, stopping: threading.Event) -> None:
-    """Serve on this machine until SIGTERM or SIGINT; then answer what is inside, stop Ray and return.
+def serve(
+    config: DatacenterConfig,
+    sockets: PublicSockets,
+    folder: Path,
+    launcher: socket.socket,
+    stopping: threading.Event,
+    *,
+    restarts: int,
+) -> None:
+    """Serve at the public sockets until SIGTERM or SIGINT; then answer what is inside, stop Ray and return.
 
-    `stopping` is for a signal that came before: set, it ends the start at its next step.
-    Prints `ready: http://HOST:PORT` on standard output once every variant is loaded; port 0 takes a free one. Until
-    then, and while draining, the door answers 503. With `config.lossy_port` pictures are taken as datagrams, too;
-    a second line `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
+    Tells the launcher (`launch.supervisor`) when the server listens and when every variant is loaded. Should Ray's
+    raylet or global control store die, the process ends at once with the status `RAY_DIED`: neither can be replaced
+    under what runs on it.
+
+    Args:
+        config: the settings.
+        sockets: where callers come in.
+        folder: private, for Ray's own sockets and logs.
+        launcher: keeps messages apart.
+        stopping: set by a signal that came before: ends the start at its next step.
+        restarts: how many tier processes came before this one; for the metrics.
 
     Raises:
-        ConfigError: if the address cannot be listened on or the rungs are unknown.
+        ConfigError: if rungs, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
+        BackendError: if a variant does not start.
     """
     catalog = load_catalog(config)
+    door = make_door(config, catalog)
+    certificates = server_certificates(config, "dc")
     if config.backend != "noop":
         for variant in catalog.variants:  # each replica checks again; here it fails at once, and says why
             load_variant(cache_dir(config.cache_dir), config.task, variant)
-    try:
-        listener = _listen(config.host, config.port)
-    except OSError as error:
-        raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
     for name, value in TUNING.items():
         os.environ.setdefault(name, value)
     # A call that finds Ray stopped must fail; by default it would start another Ray.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-    if "RAY_AUTH_MODE" not in os.environ:
-        # Ray's own ports listen on every interface and run what they are sent; a key of this process's own shuts them.
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Whatever was set: all that Ray listens on asks for a key of this process's own.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # Ray's address is loopback's, and most of its ports are there alone. Otherwise it would ask the way to a public
+    # name server to learn which address of this machine it has.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
-    with listener:
-        asyncio.run(_serve(config, catalog, listener, stopping))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket that names its protocol: asyncio turns Nagle's algorithm off only where it reads TCP there.
-
-    With the protocol 0 of `socket.create_server`, every reply waited 40 ms for the caller's delayed acknowledgement.
-    """
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    with home_for_ray():
+        asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
-    config: DatacenterConfig, catalog: Catalog, listener: socket.socket, stopping: threading.Event
+    config: DatacenterConfig,
+    catalog: Catalog,
+    door: Door,
+    certificates: Certificates | None,
+    sockets: PublicSockets,
+    folder: Path,
+    launcher: socket.socket,
+    stopping: threading.Event,
+    restarts: int,
 ) -> None:
     stop = asyncio.Event()
     _stop_on_signal(stop)
     if stopping.is_set():
         stop.set()
-    door = make_door(config, catalog)
-    lossy = None if config.lossy_port is None else await LossyDoor.open(config, config.lossy_port, door.tier)
+    door.tier.metrics.restarts.set(restarts)
+    lossy: LossyDoor | None = None
+    if config.lossy_port is not None:
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
+        door.transports = lossy.offered.transports
+    reloads = Reloads.of(door.keys, certificates)
     if lossy is not None:
-        door.transports = Transports(lossy.offer)
+        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     server = _Server(
         uvicorn.Config(
             door.asgi,
+            http=_protocol(config, door, certificates),
             interface="asgi3",
+            timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",
             ws="none",
             access_log=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             timeout_graceful_shutdown=_DRAIN_S,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[sockets.http]))
+    replicas = await _replicas(config, catalog, door.tier)
+    _tell(launcher, LISTENING)
+    beating = asyncio.create_task(_beat(launcher))
+    watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with ThreadPoolExecutor(1, "ray") as ray_thread:
-        variants: HandleVariants | None = None
+    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
+        opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
+        lost = asyncio.create_task(watch.lost.wait())
         try:
-            variants = await _open(door, config, catalog, ray_thread, stop)
-            if variants is not None:
-                _say_ready(listener, lossy)
-                await stop.wait()
+            await asyncio.wait((opening, lost), return_when=asyncio.FIRST_COMPLETED)
+            if opening.done() and await opening:
+                _tell(launcher, READY)
+                stopped = asyncio.create_task(stop.wait())
+                await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
+            if lost.done() and not stop.is_set():
+                door.tier.variants = None
+                replicas.close()
+                await _give_back(sockets, launcher)
+                await _abandon(server, serving)
         finally:
             door.tier.variants = None
+            await _give_back(sockets, launcher)
             server.should_exit = True
             await serving
+            await reloads.close()
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
-            if variants is not None:
-                await variants.close()
-            _stop_ray()
+            replicas.close()
+            beating.cancel()
+            watch.end()
+            _stop_ray(ask=not lost.done())
+            lost.cancel()
+
+
+async def _replicas(config: DatacenterConfig, catalog: Catalog, tier: Tier) -> Replicas:
+    """Where replicas report. As long as a group that should have one has none, the tier is not ready."""
+    replicas = Replicas(
+        [group.name for group in catalog.groups],
+        max_ongoing=config.max_ongoing_requests,
+        max_queued=config.max_queued_requests,
+        changed=tier.replicas_changed if config.min_replicas > 0 else lambda *_: None,
+    )
+    await replicas.listen()
+    return replicas
+
+
+async def _give_back(sockets: PublicSockets, launcher: socket.socket) -> None:
+    """Leave new callers to the launcher, and give those that have just come the time to ask."""
+    _tell(launcher, LEAVING)
+    asyncio.get_running_loop().remove_reader(sockets.http.fileno())
+    await asyncio.sleep(_GIVE_BACK_S)
+
+
+async def _abandon(server: _Server, serving: asyncio.Task[None]) -> NoReturn:
+    """End the process, for Ray is not whole any more.
+
+    Ray is not told: its shutdown asks processes that may be gone, and waits for them.
+    """
+    server.should_exit = True
+    await asyncio.wait((serving,), timeout=_ABANDON_S)
+    for pid in _children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    logging.shutdown()
+    os._exit(RAY_DIED)
+
+
+class _RayWatch:
+    """Knows when one of the processes dies that Ray cannot be without."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        self._watched: list[int] = []
+
+    def begin(self) -> None:
+        """Watch those that run by now; they are this process's children."""
+        loop = asyncio.get_running_loop()
+        for pid in _children():
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            if name in _VITAL:
+                watched = os.pidfd_open(pid)
+                self._watched.append(watched)
+                loop.add_reader(watched, self._ended, name, pid)
+
+    def end(self) -> None:
+        """Watch no more: they are about to be stopped."""
+        while self._watched:
+            watched = self._watched.pop()
+            asyncio.get_running_loop().remove_reader(watched)
+            os.close(watched)
+
+    def _ended(self, name: str, pid: int) -> None:
+        log.error("Ray's %s (process %d) died: all of Ray is started again", name, pid)
+        self.end()
+        self.lost.set()
 
 
 async def _open(
-    door: Door, config: DatacenterConfig, catalog: Catalog, ray_thread: ThreadPoolExecutor, stop: asyncio.Event
-) -> HandleVariants | None:
-    """Start Ray, load every variant and give them to the door; None if `stop` was set first.
+    door: Door,
+    config: DatacenterConfig,
+    catalog: Catalog,
+    folder: Path,
+    replicas: Replicas,
+    ray_thread: ThreadPoolExecutor,
+    watch: _RayWatch,
+    stop: asyncio.Event,
+) -> bool:
+    """Start Ray, load every variant and give them to the door; False if `stop` was set first.
 
     Each step runs to its end before `stop` is looked at: Ray cannot be stopped under a call that uses it. The longest
     are Ray's own start and that of Serve's controller, 2 to 5 s each; loading models is awaited by polling.
@@ -185,35 +312,64 @@ async def _open(
         return await asyncio.get_running_loop().run_in_executor(ray_thread, work)
 
     if stop.is_set():
-        return None
-    await step(lambda: _start_ray(config, catalog))
+        return False
+    await step(lambda: _start_ray(config, catalog, folder))
     # Ray's core has put a handler before ours by now: it prints the stack, and aborts if that takes three seconds.
     _stop_on_signal(stop)
+    watch.begin()
     if stop.is_set():
-        return None
-    variants = await step(lambda: _deploy_here(config, catalog))
+        return False
+    variants = await step(lambda: _deploy_here(config, catalog, replicas))
     while not stop.is_set():
-        if await step(lambda: _all_running(catalog)):
-            # The first call through a handle connects, 60 ms; an expired request pays that and does nothing else.
-            for group in catalog.groups:
-                rung = catalog.rung(group.name)
-                assert rung is not None, "a group is named after one of its rungs"
-                with contextlib.suppress(DeadlineMissed):
-                    await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
-            await variants.shortened()
+        if await step(lambda: _all_running(catalog)) and (config.min_replicas == 0 or not replicas.absent):
+            await _connect(variants, config, catalog)
+            door.tier.metrics.describe(config.task, await variants.backends())
             door.tier.variants = variants
-            return variants
+            return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)
-    return None
+    return False
 
 
-def _say_ready(listener: socket.socket, lossy: LossyDoor | None) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"ready: http://{shown}:{port}", flush=True)  # noqa: T201  the contract
-    if lossy is not None:
-        print(f"lossy: udp://{shown}:{lossy.offer.port}", flush=True)  # noqa: T201
+def _protocol(config: DatacenterConfig, door: Door, certificates: Certificates | None) -> type[asyncio.Protocol]:
+    """What speaks HTTP with callers, within bounds, and behind TLS where there is a certificate."""
+    protocol = bounded(Limits(connections_for(raise_open_files()), config.connections_per_address))
+    if certificates is None:
+        return protocol
+    door.tier.metrics.watch_tls(certificates.state)
+    return behind_tls(protocol, certificates)
+
+
+async def _connect(variants: HandleVariants, config: DatacenterConfig, catalog: Catalog) -> None:
+    """Connect to the replicas that are asked through Ray, 60 ms; an expired request pays that and does nothing else."""
+    if _is_fixed(config):
+        return
+    for group in catalog.groups:
+        rung = catalog.rung(group.name)
+        assert rung is not None, "a group is named after one of its rungs"
+        with contextlib.suppress(DeadlineMissed):
+            await anext(variants.ask(errands_of(rung), b"", expires_at=0.0, piecemeal=False))
+
+
+def _is_fixed(config: DatacenterConfig) -> bool:
+    """Whether the number of replicas never changes; otherwise Serve must count what they are asked."""
+    return config.min_replicas == config.max_replicas
+
+
+def _tell(launcher: socket.socket, word: bytes) -> None:
+    """Send the launcher a word; where it is gone, the kernel ends this process as well.
+
+    One that was stopped, and has a full socket, misses words; some hundred fit.
+    """
+    with contextlib.suppress(OSError):
+        launcher.send(word, socket.MSG_DONTWAIT)
+
+
+async def _beat(launcher: socket.socket) -> None:
+    """Let the launcher know that this process's event loop runs."""
+    while True:
+        _tell(launcher, ALIVE)
+        await asyncio.sleep(BEAT_S)
 
 
 def _stop_on_signal(stop: asyncio.Event) -> None:
@@ -229,7 +385,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _start_ray(config: DatacenterConfig, catalog: Catalog) -> None:
+def _start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None:
     import ray
 
     # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
@@ -243,10 +399,12 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog) -> None:
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level="error",
+        _node_ip_address=_LOOPBACK,
+        _temp_dir=str(folder),
     )
 
 
-def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
+def _deploy_here(config: DatacenterConfig, catalog: Catalog, replicas: Replicas) -> HandleVariants:
     """Have Serve start every group of variants; returns before they run."""
     from ray import serve
     from ray.serve.config import HTTPOptions
@@ -255,14 +413,17 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog) -> HandleVariants:
     from hawkvision.datacenter.app import HandleVariants, group_apps
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    logs.adopt("ray", logging.ERROR)
+    logs.adopt("ray.serve")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    apps = group_apps(config, catalog)
+    logs.adopt("ray.serve")  # once more, for the start has set it up again
+    apps = group_apps(config, catalog, replicas.address)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],
         wait_for_applications_running=False,
     )
-    return HandleVariants(catalog.groups, handles, config)
+    watched = replicas if config.min_replicas > 0 else None
+    return HandleVariants(catalog.groups, handles, watched, replicas if watched and _is_fixed(config) else None)
 
 
 def _all_running(catalog: Catalog) -> bool:
@@ -291,7 +452,12 @@ def deploy(config: DatacenterConfig, address: str) -> None:
         ConfigError: if the rungs are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
         BackendError: if the application does not start on the cluster; says what Serve says.
     """
+    check_ray()
     _reach(address)
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        log.warning(
+            "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of whoever reaches its ports"
+        )
     for name, value in {**TUNING, **_TRIES}.items():
         os.environ.setdefault(name, value)
     import ray
@@ -338,16 +504,17 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _stop_ray() -> None:
-    """Stop every process that Ray started: first as Ray does, then, after five seconds, the rest by force.
+def _stop_ray(*, ask: bool) -> None:
+    """Stop every process that Ray started: first as Ray does, if it is to be asked; after five seconds the rest by
+    force.
 
     Serve's own shutdown is left out. It drains replica by replica for 5 to 50 s; the door has already drained, so
     nothing is inside.
     """
     ray = sys.modules.get("ray")
-    if ray is not None:
+    if ray is not None and ask:
         ray.shutdown()
-    patience_ends = time.monotonic() + 5.0
+    patience_ends = time.monotonic() + (5.0 if ask else 0.0)
     while children := _children():
         if time.monotonic() > patience_ends:
             for pid in children:

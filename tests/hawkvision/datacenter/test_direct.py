@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
+import logging
 import os
 import pickle
+import re
 import signal
 import struct
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +25,19 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.datacenter.direct import Direct, Part, Question, ReplicaSocket, _Frames
+from hawkvision.datacenter.direct import Part, Question, Replicas, Reported, _Frames, report
+from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.opinions import VariantAnswer, Views
 from hawkvision.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
 from hawkvision.hop import INFER_PATH
+from hawkvision.logs import About, TextLine
 from tests.hawkvision.datacenter.conftest import MARK, START_LIMIT_S, Running, picture, start, stop
 from tests.hawkvision.datacenter.test_stopping import until
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 LIMIT_S = 10.0
+GROUP = "small"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 
@@ -53,14 +60,25 @@ async def numbers(asked: Question) -> AsyncGenerator[Part]:
 
 async def connected(
     answering: Callable[[Question], AsyncGenerator[Part]], *, max_ongoing: int = 8, max_queued: int = 8
-) -> Direct:
-    address = await ReplicaSocket(answering).listen()
-    assert address is not None
-    return await Direct.connect(address, "small", max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=2.5)
+) -> Replicas:
+    """The door's end of a replica that answers like that."""
+    replicas = Replicas([GROUP], max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=2.5)
+    await replicas.listen()
+    await joined(replicas, answering)
+    return replicas
 
 
-async def told(direct: Direct, asked: Question) -> list[int]:
-    async with aclosing(direct.ask(asked)) as parts:
+async def joined(replicas: Replicas, answering: Callable[[Question], AsyncGenerator[Part]]) -> Reported:
+    before = replicas.live(GROUP)
+    reported = await report(replicas.address, GROUP, answering)
+    async with asyncio.timeout(LIMIT_S):
+        while replicas.live(GROUP) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    return reported
+
+
+async def told(direct: Replicas, asked: Question) -> list[int]:
+    async with aclosing(direct.ask(GROUP, asked)) as parts:
         return [its[0].batch_size async for its in parts]
 
 
@@ -81,11 +99,23 @@ class Held:
             raise
 
 
+class Silent:
+    """Questions that are never answered."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Semaphore(0)
+
+    async def __call__(self, asked: Question) -> AsyncGenerator[Part]:
+        self.begun.release()
+        await asyncio.Event().wait()
+        yield part(0)
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_parts_come_one_by_one_and_as_they_were(run: Run[None]) -> None:
     async def scenario() -> None:
         direct = await connected(numbers)
-        async with aclosing(direct.ask(question(b"four"))) as parts:
+        async with aclosing(direct.ask(GROUP, question(b"four"))) as parts:
             found = [its async for its in parts]
         assert [its[0].batch_size for its in found] == [0, 1, 2, 3]
         (last,) = found[-1]
@@ -141,11 +171,36 @@ def test_a_defect_of_the_replica_is_told_in_words_and_the_next_is_unharmed(caplo
     assert "could not be looked at" in caplog.text
 
 
+def test_what_a_replica_logs_about_a_picture_names_the_request_that_it_is_of() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(TextLine())
+
+    async def answering(asked: Question) -> AsyncGenerator[Part]:
+        yield part(1)
+        raise ValueError("at line 7")
+
+    async def scenario() -> None:
+        direct = await connected(answering)
+        for name in ("one", "two"):
+            asked = replace(question(), request=About(name, "0" * 32))
+            with pytest.raises(RuntimeError, match="at line 7"):
+                await told(direct, asked)
+
+    logger = logging.getLogger("hawkvision.datacenter")
+    logger.addHandler(handler)
+    try:
+        asyncio.run(scenario())
+    finally:
+        logger.removeHandler(handler)
+    assert re.findall(r"\[(\w+) trace=0{32}\] a picture could not be looked at", written.getvalue()) == ["one", "two"]
+
+
 def test_who_stops_listening_ends_the_work() -> None:
     async def scenario() -> None:
         held = Held()
         direct = await connected(held)
-        async with aclosing(direct.ask(question())) as parts:
+        async with aclosing(direct.ask(GROUP, question())) as parts:
             await anext(parts)
         await asyncio.wait_for(held.given_up.acquire(), LIMIT_S)
 
@@ -163,10 +218,10 @@ def test_a_door_that_hangs_up_ends_all_its_work() -> None:
         for _ in asking:
             await asyncio.wait_for(held.given_up.acquire(), LIMIT_S)
         for task in asking:
-            with pytest.raises(NotReady, match="hung up"):
+            with pytest.raises(NotReady, match="is gone"):
                 await asyncio.wait_for(task, LIMIT_S)
-        assert direct.closed
-        with pytest.raises(NotReady, match="hung up"):
+        assert direct.absent == (GROUP,)
+        with pytest.raises(NotReady, match="no live replica"):
             await told(direct, question())
 
     asyncio.run(scenario())
@@ -198,13 +253,11 @@ def test_another_users_process_is_hung_up_on() -> None:
     )
 
     async def scenario() -> tuple[int | None, list[int]]:
-        replica = ReplicaSocket(numbers)
-        address = await replica.listen()
-        assert address is not None
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, address.name.removeprefix("\0"))
+        door = await connected(numbers)
+        name = door.address.name.removeprefix("\0")
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, name)
         code = await asyncio.wait_for(process.wait(), LIMIT_S)
-        ours = await Direct.connect(address, "small", max_ongoing=1, max_queued=1, retry_after_s=1.0)
-        return code, await told(ours, question(b"ab"))
+        return code, await told(door, question(b"ab"))
 
     assert asyncio.run(scenario()) == (0, [0, 1])
 
@@ -218,19 +271,86 @@ def test_who_does_not_have_the_key_is_hung_up_on_before_anything_is_unpickled(gi
             return Path.touch, (harm,)
 
     async def scenario() -> tuple[bytes, list[int]]:
-        replica = ReplicaSocket(numbers)
-        address = await replica.listen()
-        assert address is not None
-        reader, writer = await asyncio.open_unix_connection(address.name)
+        door = await connected(numbers)
+        reader, writer = await asyncio.open_unix_connection(door.address.name)
         body = pickle.dumps(Harmful())
         writer.write(given_key + struct.pack(">II", len(body), 0) + body + bytes(32))
         heard = await asyncio.wait_for(reader.read(), LIMIT_S)
         writer.close()
-        ours = await Direct.connect(address, "small", max_ongoing=1, max_queued=1, retry_after_s=1.0)
-        return heard, await told(ours, question(b"ab"))
+        return heard, await told(door, question(b"ab"))
 
     assert asyncio.run(scenario()) == (b"", [0, 1])
     assert not harm.exists()
+
+
+def test_a_dead_replicas_questions_go_to_the_next_one() -> None:
+    async def scenario() -> list[int]:
+        silent = Silent()
+        door = Replicas([GROUP], max_ongoing=8, max_queued=8)
+        await door.listen()
+        dying = await joined(door, silent)
+        asking = asyncio.create_task(told(door, question(b"ab")))
+        await asyncio.wait_for(silent.begun.acquire(), LIMIT_S)
+        await joined(door, numbers)
+        dying.close()
+        return await asyncio.wait_for(asking, LIMIT_S)
+
+    assert asyncio.run(scenario()) == [0, 1]
+
+
+def test_changes_are_told_as_they_happen() -> None:
+    async def scenario() -> list[tuple[str, int]]:
+        changes: list[tuple[str, int]] = []
+        door = Replicas([GROUP], max_ongoing=1, max_queued=1, changed=lambda *its: changes.append(its))
+        await door.listen()
+        for _ in range(2):
+            reported = await joined(door, numbers)
+            reported.close()
+            await asyncio.wait_for(door.gone(GROUP), LIMIT_S)
+        return changes
+
+    assert asyncio.run(scenario()) == [(GROUP, 1), (GROUP, 0)] * 2
+
+
+STOPPING = """
+import asyncio, os, signal, sys
+from hawkvision.datacenter.direct import Address, report
+
+async def answering(question):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    yield ()
+
+async def main():
+    await report(Address("\\0" + sys.argv[1], bytes.fromhex(sys.argv[2])), "small", answering)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_stopped_replica_is_absent_until_it_goes_on_and_its_questions_are_given_back() -> None:
+    async def scenario() -> None:
+        door = Replicas([GROUP], max_ongoing=2, max_queued=2)
+        await door.listen()
+        its = door.address
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STOPPING, its.name.removeprefix("\0"), its.key.hex()
+        )
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                while door.live(GROUP) == 0:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                with pytest.raises(NotReady, match="no live replica"):
+                    await told(door, question())
+                assert door.absent == (GROUP,)
+                process.send_signal(signal.SIGCONT)
+                while door.live(GROUP) == 0:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            process.kill()
+            await process.wait()
+
+    asyncio.run(scenario())
 
 
 @given(bodies=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=50))), data=st.data())
@@ -295,16 +415,16 @@ def replicas(running: Running) -> list[int]:
 
 
 def ways(running: Running) -> int:
-    """Connections between the door and its replicas, by the kernel's account (proc(5): state 3 is connected)."""
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "@hawkvision-" in line]
-    connected = {f"socket:[{inode}]" for _, _, _, _, _, state, inode, _ in lines if state == "03"}
-    held: set[str] = set()
-    for replica in replicas(running):
-        with suppress(OSError):  # the replica is gone meanwhile
-            for file in Path(f"/proc/{replica}/fd").iterdir():
-                with suppress(OSError):  # the file is
-                    held.add(str(file.readlink()))
-    return len(connected & held)
+    """The door's connections to replicas, by the kernel's account (proc(5): state 3 is connected)."""
+    door = next(pid for pid in family(running.process.pid) if "launch.child" in command_line(pid))
+    lines = [line.split() for line in Path(f"/proc/{door}/net/unix").read_text().splitlines() if "@hawkvision-" in line]
+    return sum(state == "03" for _, _, _, _, _, state, _, _ in lines)
+
+
+def command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def test_a_tier_asks_its_only_replica_directly_from_the_first_picture_on(models: Path) -> None:
@@ -321,7 +441,6 @@ def test_a_replica_that_dies_is_replaced_and_asked_directly_again(models: Path) 
             answers = [callers.submit(ask, running, START_LIMIT_S) for _ in range(64)]
             assert answers[0].result() == 200
             os.kill(dead, signal.SIGKILL)
-            # Those under way are asked of the next one, which Serve may or may not wait for.
             assert {answer.result() for answer in answers} <= {200, 503}
         until(lambda: ask(running) == 200)
         until(lambda: ways(running) == 1)
@@ -330,10 +449,14 @@ def test_a_replica_that_dies_is_replaced_and_asked_directly_again(models: Path) 
 
 
 @pytest.mark.slow
-def test_of_several_replicas_ray_chooses(models: Path) -> None:
+def test_of_several_replicas_another_answers_for_one_that_dies(models: Path) -> None:
     running = start(models, "--variants", "medium", "--min-replicas", "2", "--max-replicas", "2", "--num-cpus", "0.1")
     try:
-        assert ask(running) == 200
-        assert ways(running) == 0
+        until(lambda: ways(running) == 2)
+        with ThreadPoolExecutor(8) as callers:
+            answers = [callers.submit(ask, running, LIMIT_S) for _ in range(64)]
+            assert answers[0].result() == 200
+            os.kill(replicas(running)[0], signal.SIGKILL)
+            assert {answer.result() for answer in answers} == {200}
     finally:
         stop(running)

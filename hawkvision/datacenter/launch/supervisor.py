@@ -1,0 +1,430 @@
+"""The launcher: owns the public sockets, and keeps a process running that serves them.
+
+    launcher ── settings, public sockets ──► tier process: HTTP server, Ray and all its processes, in a network of their
+    own
+             ◄── "listening", "ready", "alive" … "leaving" ──
+             ── answers 503 itself while there is none ──► callers
+
+The launcher imports neither Ray nor models. A tier process that ends unasked, because Ray's raylet or its global
+control store died or for a defect, is replaced: at once, then after growing pauses, a bounded number of times. A
+launcher that is killed takes all of it along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from asyncio.subprocess import Process
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hawkvision.config import DatacenterConfig
+from hawkvision.datacenter.launch.child import LAUNCHER_DIED
+from hawkvision.datacenter.launch.folder import private_folder
+from hawkvision.datacenter.launch.listening import family, listeners, network_of, uninvited
+from hawkvision.datacenter.launch.network import why_not_private
+from hawkvision.datacenter.launch.ray_version import check_ray
+from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
+from hawkvision.errors import BackendError, ConfigError, NotReady
+from hawkvision.process import stop_with_parent
+
+log = logging.getLogger("hawkvision.datacenter")
+
+LISTENING: Final = b"listening"
+"""What the tier process says when it answers callers itself."""
+READY: Final = b"ready"
+"""When all its models are loaded."""
+LEAVING: Final = b"leaving"
+"""When it does not take callers any more."""
+ALIVE: Final = b"alive"
+"""Every `BEAT_S`."""
+BEAT_S: Final = 0.5
+SILENT_S: Final = 3.0
+"""A tier process that says nothing for so long was stopped, or hangs."""
+RAY_DIED: Final = 75
+"""The exit status of a tier process that Ray has left (sysexits.h: EX_TEMPFAIL)."""
+MOST_RESTARTS: Final = 5
+WITHIN_S: Final = 600.0
+"""More restarts than that within so long are no bad luck: the launcher gives up, and says so by its exit status."""
+LONGEST_PAUSE_S: Final = 8.0
+STOP_S: Final = 60.0
+"""A tier process drains 10 s per server, and stops Ray in 5; then it is killed."""
+_END_S: Final = 10.0
+"""For killed processes to be gone; one that the kernel keeps (in a device's driver) is left to it."""
+_GAP_CONNECTIONS: Final = 256
+_GAP_PAUSE_S: Final = 0.1
+_GAP_S: Final = 2.0
+_ROUNDS: Final = 4
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_TLS_HANDSHAKE: Final = 0x16
+
+
+def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
+    """Serve on this machine until SIGTERM or SIGINT; the exit status is 0 after a clean stop, 1 after a failed start.
+    error.
+
+    `stopping` is for a signal that came before: set, it ends the start at its next step. Prints `ready:
+    http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and while a tier
+    process is replaced, callers get 503. With `config.lossy_port` pictures are taken as datagrams, too; a second line
+    `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
+
+    Raises:
+        ConfigError: if the address cannot be listened on, Ray's version is none that is taken, or Ray may not have a
+            network of its own although it should.
+        BackendError: if more can be reached from outside than the public sockets, or tier processes keep dying.
+    """
+    check_ray()
+    config = _decided(config)
+    with contextlib.closing(open_sockets(config)) as sockets, private_folder() as folder:
+        _adopt_orphans()
+        return asyncio.run(_Launcher(config, sockets, folder).run(stopping))
+
+
+def _decided(config: DatacenterConfig) -> DatacenterConfig:
+    """The settings with `ray_network` either `private` or `shared`.
+
+    Raises:
+        ConfigError: if it must be private and cannot be.
+    """
+    if config.ray_network == "shared":
+        return config
+    reason = why_not_private()
+    if reason is None:
+        return msgspec.structs.replace(config, ray_network="private")
+    if config.ray_network == "auto":
+        log.warning("Ray shares this machine's network, for it may have none of its own here: %s", reason)
+        return msgspec.structs.replace(config, ray_network="shared")
+    raise ConfigError(
+        f"dc.ray_network = 'private': Ray may have no network of its own here ({reason}). Allow user namespaces, or in "
+        "a container the capability SYS_ADMIN; or, where no stranger reaches this machine's ports, set "
+        "dc.ray_network = 'shared'"
+    )
+
+
+class Restarts:
+    """How often a process was replaced of late, and when it may be again."""
+
+    def __init__(self) -> None:
+        self._past: deque[float] = deque()
+        """When, of the last `WITHIN_S`; at most `MOST_RESTARTS`."""
+
+    @property
+    def count(self) -> int:
+        """How many there were within `WITHIN_S` of the last one."""
+        return len(self._past)
+
+    def pause_s(self, now: float) -> float | None:
+        """How long to wait before the next one, which is counted; None if there were too many. `now` is monotonic."""
+        while self._past and now - self._past[0] > WITHIN_S:
+            self._past.popleft()
+        if len(self._past) >= MOST_RESTARTS:
+            return None
+        pause_s = min(2.0 ** (len(self._past) - 1), LONGEST_PAUSE_S) if self._past else 0.0
+        self._past.append(now)
+        return pause_s
+
+
+class _Launcher:
+    """The state of a launcher: its tier process, and when it started others."""
+
+    def __init__(self, config: DatacenterConfig, sockets: PublicSockets, folder: Path) -> None:
+        self._config = config
+        self._sockets = sockets
+        self._folder = folder
+        self._process: Process | None = None
+        self._has_been_ready = False
+        self._gap = _Gap(sockets.http)
+        self._stop = asyncio.Event()
+        self._restarts = Restarts()
+
+    async def run(self, stopping: threading.Event) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._pass_on, signal.SIGHUP)
+        if stopping.is_set():
+            self._stop.set()
+        try:
+            while not self._stop.is_set():
+                status = await self._one_process()
+                await _end_all_children()
+                if self._stop.is_set():
+                    break
+                if not self._has_been_ready:
+                    if status < 0:
+                        raise BackendError(f"the tier process was ended by {_said(status)} before it was ready")
+                    return max(status, 1)  # it has said why
+                await self._before_restart(status)
+        finally:
+            self._gap.close()
+            await _end_all_children()
+        return 0
+
+    async def _before_restart(self, status: int) -> None:
+        """Wait as long as is right after a tier process that ended like that.
+
+        Raises:
+            BackendError: if there have been too many.
+        """
+        pause_s = self._restarts.pause_s(time.monotonic())
+        if pause_s is None:
+            raise BackendError(
+                f"the tier process ended {MOST_RESTARTS + 1} times within {WITHIN_S:g} s, last by {_said(status)}"
+            )
+        log.warning(
+            "the tier process was ended by %s: restart %d of at most %d in %g s, after %g s",
+            _said(status),
+            self._restarts.count,
+            MOST_RESTARTS,
+            WITHIN_S,
+            pause_s,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stop.wait()
+
+    async def _one_process(self) -> int:
+        """Run a tier process to its end, and give its exit status; negative is the signal that ended it."""
+        self._gap.open()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with ours, theirs:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "hawkvision.datacenter.launch.child",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                env=self._environment(),
+                # Ctrl-C is for the launcher, which stops the others in order.
+                process_group=0,
+                preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
+            )
+            theirs.close()
+            hand_over(ours, self._sockets, pickle.dumps((self._config, str(self._folder), self._restarts.count)))
+            hearing = asyncio.create_task(self._hear(ours))
+            stopping = asyncio.create_task(self._stop.wait())
+            ended = asyncio.create_task(process.wait())
+            try:
+                await asyncio.wait((ended, stopping, hearing), return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done() and hearing.done() and hearing.exception() is None:
+                    # It hung up, so it is ending.
+                    await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+                self._gap.open()
+                if not ended.done():
+                    with contextlib.suppress(ProcessLookupError):
+                        process.terminate()
+                    await asyncio.wait((ended,), timeout=STOP_S)
+                    if not ended.done():
+                        log.error("the tier process did not stop within %g s: killed", STOP_S)
+                        process.kill()
+                status = await ended
+                if hearing.done() and (failed := hearing.exception()) is not None:
+                    raise failed
+                return status
+            finally:
+                self._process = None
+                for task in (hearing, stopping, ended):
+                    task.cancel()
+                await asyncio.gather(hearing, stopping, ended, return_exceptions=True)
+
+    async def _hear(self, tier: socket.socket) -> None:
+        """Do what the tier process's words ask for, until it hangs up.
+
+        Raises:
+            BackendError: if more can be reached than should be.
+        """
+        listens = silent = False
+        while True:
+            hearing = asyncio.create_task(_word(tier))
+            try:
+                while not await _done(hearing, SILENT_S if listens and not silent else None):
+                    silent = True
+                    log.warning("the tier process has said nothing for %g s: new callers get 503", SILENT_S)
+                    self._gap.open()
+            finally:
+                hearing.cancel()
+            word = hearing.result()
+            if not word:
+                return
+            if silent:
+                silent = False
+                log.warning("the tier process goes on")
+                self._gap.close()
+            if word == LISTENING:
+                listens = True
+                self._gap.close()
+            elif word == LEAVING:
+                listens = False
+                self._gap.open()
+            elif word == READY:
+                self._check_exposure()
+                if self._has_been_ready:
+                    log.warning("the tier is ready again")
+                else:
+                    self._has_been_ready = True
+                    self._say_ready()
+
+    def _check_exposure(self) -> None:
+        """Log what the tier listens on; refuse what could be reached from outside and is not public.
+
+        Raises:
+            BackendError: naming it.
+        """
+        here, public = network_of(os.getpid()), self._sockets.inodes
+        found = listeners(os.getpid())
+        beyond = uninvited(found, here, public)
+        for each in found:
+            if each.inode in public:
+                kind = "public"
+            elif each.network != here:
+                kind = "in the tier's own network"
+            else:
+                kind = "reachable from outside" if each in beyond else "on loopback"
+            log.info("listens: %s: %s", each, kind)
+        if not beyond:
+            return
+        words = ", ".join(map(str, beyond))
+        if self._config.ray_network == "private":
+            raise BackendError(f"reachable from outside the tier's own network, and should not be: {words}")
+        log.warning("reachable from outside this machine unless something forbids it, with Ray's token only: %s", words)
+
+    def _say_ready(self) -> None:
+        shown = self._sockets.shown_host
+        scheme = "http" if self._config.tls_certificate is None else "https"
+        print(f"ready: {scheme}://{shown}:{self._sockets.http.getsockname()[1]}", flush=True)  # noqa: T201  the contract
+        if self._sockets.datagrams is not None:
+            print(f"lossy: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "RAY_TMPDIR": str(self._folder)}
+
+    def _told_to_stop(self) -> None:
+        self._stop.set()
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+class _Gap:
+    """Answers 503 to all callers while no tier process listens: nobody waits for what is not there."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._is_open = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        # Not asyncio's server: what that has accepted when it is closed may be left open, and its caller waiting.
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self._is_open = True
+
+    def close(self) -> None:
+        """Leave the socket to others; those who are inside are answered yet."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._is_open:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._is_open = False
+
+    def _accept(self) -> None:
+        try:
+            caller, _ = self._listener.accept()
+        except BlockingIOError:  # the tier process was quicker
+            return
+        except OSError as error:  # the caller is gone, or there are no file descriptors just now
+            log.warning("cannot accept a connection: %s", error)
+            self.close()
+            self._pause = asyncio.get_running_loop().call_later(_GAP_PAUSE_S, self.open)
+            return
+        if len(self._answering) >= _GAP_CONNECTIONS:
+            caller.close()
+            return
+        task = asyncio.create_task(self._answer(caller))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, caller: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        caller.setblocking(False)
+        with caller, contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_GAP_S):
+                head = await loop.sock_recv(caller, 65536)
+                if not head or head[0] == _TLS_HANDSHAKE:  # there is no word for this before a handshake
+                    return
+                await loop.sock_sendall(caller, _NOT_READY)
+                caller.shutdown(socket.SHUT_WR)
+                # What still comes is read and dropped, or the kernel would reset the connection under the answer.
+                while await loop.sock_recv(caller, 65536):
+                    pass
+
+
+async def _word(tier: socket.socket) -> bytes:
+    """The next word; none once the tier process has hung up."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(tier, 64)
+    except ConnectionError:
+        return b""
+
+
+async def _done(task: asyncio.Task[bytes], within_s: float | None) -> bool:
+    """Whether a task is done within so long; it goes on if not."""
+    await asyncio.wait((task,), timeout=within_s)
+    # Had this process been stopped meanwhile, what came would be taken note of in the next rounds of the loop.
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
+    return task.done()
+
+
+def _not_ready() -> bytes:
+    error = NotReady("the datacenter tier is starting")
+    body = msgspec.json.encode(error.body())
+    head = (
+        f"HTTP/1.1 {error.status} Service Unavailable\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_NOT_READY: Final = _not_ready()
+
+
+def _said(status: int) -> str:
+    if status == RAY_DIED:
+        return "a death in Ray"
+    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+
+
+def _adopt_orphans() -> None:
+    """Make descendants whose parent dies our children, so that none is left behind (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+async def _end_all_children() -> None:
+    """Kill what a tier process has left: its descendants have become our children, or do as their parents end."""
+    gives_up = time.monotonic() + _END_S
+    while len(left := family(os.getpid())) > 1 and time.monotonic() < gives_up:
+        for pid in left[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # noqa: ASYNC222 - it does not block
+                pass
+        await asyncio.sleep(0.01)
