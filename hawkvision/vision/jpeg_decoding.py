@@ -31,8 +31,8 @@ MAX_PIECES: Final = 16_384
 """Pieces between restart markers that are decoded one by one, 20 us each, where padding hides whether they are whole;
 a third of a second at most. A picture of 1080 rows has 68 to 8,160."""
 MAX_SCANNED_PIXELS: Final = 200_000_000
-"""Scans x pixels of an image that is looked at more closely, which decodes it up to five times: 16 megapixels in twelve
-scans. Larger ones are decoded once, and refused if libjpeg complains."""
+"""Scans x pixels of an image that is looked at more closely, which decodes it up to seven times: 16 megapixels in
+twelve scans. Larger ones are decoded once, and refused if libjpeg complains."""
 MAX_MENDED_BYTES: Final = 24 << 20
 """Of the raster of an image that is looked at more closely, for there are three of them at once. At the scale at which
 models look at it, an image twice as wide as high has 8 MB."""

@@ -22,7 +22,6 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hawkvision.errors import BadImage
 
@@ -177,13 +176,13 @@ def taken_apart(data: bytes, height: int) -> Stream:
         BadImage: if something is missing that can be told without decoding: scans, or pieces between restart markers.
     """
     markers = _Markers(data)
-    reader = _Reader(data, height)
+    reader = _Reader(data, height, markers)
     for marker, payload, at in markers.segments():
         if marker != 0xDA:
             reader.take(marker, payload)
         else:
             stop, ends = markers.scan_end(at)
-            if reader.take_scan(payload, at, markers.between(at, stop), ends=ends):
+            if reader.take_scan(payload, at, stop, ends=ends):
                 break
     return reader.stream()
 
@@ -243,18 +242,23 @@ class _Markers:
         found = self._ends[index]
         return int(self._at[found]), bool(self._code[found] == 0xD9)
 
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where data begin and end there: the start, each marker, the stop."""
-        first, last = np.searchsorted(self._at, (start, stop))
-        return np.concatenate(([start - 2], self._at[first:last], [stop]))
+    def between(self, start: int, stop: int, most: int) -> list[int]:
+        """Where data begin and end there: the start, each marker, the stop; each but the stop has two bytes.
+
+        Of more than `most` markers, only so many; the last takes the place of the stop.
+        """
+        first, last = (int(index) for index in np.searchsorted(self._at, (start, stop)))
+        bounds = [start - 2, *self._at[first : min(last, first + most)].tolist()]
+        return bounds if last - first > most else [*bounds, stop]
 
 
 class _Reader:
     """What has been read so far."""
 
-    def __init__(self, data: bytes, height: int) -> None:
+    def __init__(self, data: bytes, height: int, markers: _Markers) -> None:
         self._data = data
         self._height = height
+        self._markers = markers
         self._head = [_SOI]
         self._tables: list[bytes] = []
         self._scans: list[Scan] = []
@@ -280,14 +284,10 @@ class _Reader:
         elif marker == 0xD9:
             self.ended = True
 
-    def take_scan(self, payload: bytes, start: int, bounds: NDArray[np.int64], *, ends: bool) -> bool:
-        """Take in a scan, whose data lie between these bounds; true if nothing that counts can follow.
+    def take_scan(self, payload: bytes, start: int, stop: int, *, ends: bool) -> bool:
+        """Take in a scan with this header, whose data lie there; true if nothing that counts can follow.
 
-        Args:
-            payload: of its header.
-            start: where its data begin.
-            bounds: where restart markers are, and where the data end; each marker has two bytes.
-            ends: whether the end marker follows.
+        `ends` says whether the end marker follows.
         """
         frame = self._frame
         chosen = _chosen(frame, payload)
@@ -295,10 +295,8 @@ class _Reader:
             raise BadImage(f"JPEG: the scan at byte {start} is not one of the frame's components")
         units = frame.units(chosen)
         expected = -(-units // self._interval) if self._interval else 1
-        pieces = [
-            self._data[before + 2 : behind].rstrip(b"\xff")
-            for before, behind in pairwise(bounds[: 2 * expected + 1].tolist())
-        ]
+        bounds = self._markers.between(start, stop, 2 * expected)
+        pieces = [self._data[before + 2 : behind].rstrip(b"\xff") for before, behind in pairwise(bounds)]
         if len(pieces) > expected:  # doubled restart markers, then whatever is behind the last one that counts
             pieces = [piece for piece in pieces if piece][:expected]
         if len(pieces) < expected:
