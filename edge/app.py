@@ -72,12 +72,12 @@ class EdgeApp:
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
-        self.transports = Transports()
-        """What else the node listens to."""
+        self.transports: Callable[[], Transports] = Transports
+        """What else the node listens to now."""
         self._last_answer: float | None = None
         """When (the clock's time)."""
         more = extension_routes(self.ready_node, metrics, self.bodies, self._last_answer_ms)
-        self._rest = pages(self.ready_node, lambda: self.transports, metrics, more)
+        self._rest = pages(self.ready_node, lambda: self.transports(), metrics, more)
 
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""

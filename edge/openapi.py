@@ -125,8 +125,8 @@ def _transports() -> dict[str, Any]:
     text, number = {"type": "string"}, {"type": "integer"}
     lossy = {
         "port": number | {"description": "UDP, at the host of this document."},
-        "certificate": text | {"description": "PEM; what the server's certificate must be or be signed by."},
-        "name": text | {"description": "What the certificate is made out to."},
+        "certificate": text | {"description": "PEM; the first is what the server must show, bit for bit."},
+        "name": text | {"description": "To ask for in the handshake."},
         "version": number | {"description": "Of the wire format, `hawkvision/transport/WIRE.md`."},
     }
     return _object({"lossy": _nullable(_object(lossy))})

@@ -94,9 +94,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""
-    connections_per_address: Annotated[int, Meta(ge=0)] = 256
-    """HTTP connections from one address (IPv6: one /64 network) other than loopback; 0 for no bound, as behind a proxy
-    on another machine, whose address all callers share."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network) other than loopback, never more than half of all; 0 for
+    no bound, as behind a proxy on another machine, whose address all callers share."""
     cors_origins: tuple[Word, ...] = ()
     """Origins whose pages may ask this node from a browser, as `https://shop.example`; `*` for all, none by default."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
@@ -125,7 +125,11 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
     lossy_certificate: Path | None = None
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
+    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the node
+    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    lossy_accept_sent_keys: bool = False
+    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
     drain_timeout_s: Seconds = 20.0
     log_level: LogLevel = "info"
     """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
@@ -194,7 +198,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """How long a free model waits for company. Batches form by themselves while it is busy, so 0 costs nothing."""
     max_ongoing_requests: Count = 32
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
-    connections_per_address: Annotated[int, Meta(ge=0)] = 256
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
     """As `edge.connections_per_address`. An edge node has up to `edge.dc_connections`; not for clusters, where Serve's
     own proxies take the connections."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
@@ -204,7 +208,11 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     a cluster's HTTP proxies there is no one process that datagrams could go to."""
     lossy_certificate: Path | None = None
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
+    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the tier
+    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    lossy_accept_sent_keys: bool = False
+    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
     log_level: LogLevel = "info"

@@ -1,8 +1,9 @@
 """Deployment files for a cluster: Serve's config for `serve deploy`, and a `RayService` for KubeRay.
 
 Both name `hawkvision.datacenter.app:build`, which Serve imports on the cluster, so the image must hold
-`hawkvision[datacenter]` and, under `cache_dir`, the model files. The API key is in neither file: the builder reads
-`HAWKVISION_DC_API_KEY` from its node's environment, which KubeRay fills from the Secret named below.
+`hawkvision[datacenter]` and, under `cache_dir`, the model files. Neither file holds a secret: the builder reads
+`HAWKVISION_DC_API_KEY`, and Ray its token, from the environment of their node, which KubeRay fills from the Secret
+named below. A `NetworkPolicy` leaves callers the HTTP port, KubeRay's operator the dashboard's, and all others nothing.
 """
 
 from __future__ import annotations
@@ -21,32 +22,38 @@ from hawkvision.errors import ConfigError
 SECRET = "hawkvision-dc"  # noqa: S105  the name of a Secret, not its content
 _BUILDER = "hawkvision.datacenter.app:build"
 # Placement on the builder's side; `address` and `port` are `serve deploy`'s and Serve's own business.
-_NOT_ARGS = {"api_key", "address", "port"}
-_HEAD_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
+_NOT_ARGS = {"api_key", "address", "port", "ray_network"}
+_NAME = "hawkvision-dc"
+_LABELS = {"app.kubernetes.io/name": _NAME}
+_SERVE_PORT = 8000
+_DASHBOARD_PORT = 8265
+_HEAD_PORTS = {"gcs": 6379, "dashboard": _DASHBOARD_PORT, "serve": _SERVE_PORT}
+_OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
+"""The labels of the operator's pods, as its Helm chart sets them."""
 
 
 def serve_config(config: DatacenterConfig) -> str:
     """The YAML for `serve deploy FILE`.
 
     Raises:
-        ConfigError: if the rungs are unknown.
+        ConfigError: if the rungs are unknown, or if it should speak TLS, which Serve's proxies would not.
     """
     return _yaml(_serve_document(config))
 
 
 def rayservice(config: DatacenterConfig, image: str) -> str:
-    """The YAML of a KubeRay `RayService` (`ray.io/v1`) of which every pod runs `image`.
+    """The YAML of a KubeRay `RayService` (`ray.io/v1`) of which every pod runs `image`, and of its `NetworkPolicy`.
 
     KubeRay scales workers between as many as `min_replicas` and `max_replicas` of every group of variants need. Its
     Service `hawkvision-dc-serve-svc` listens on port 8000.
 
     Raises:
-        ConfigError: if the rungs are unknown, or if `host` is loopback, which no other pod could reach.
+        ConfigError: as `serve_config`, or if `host` is loopback, which no other pod could reach.
     """
     if is_loopback(config.host):
         raise ConfigError(f"dc.host = {config.host!r}: pods reach one another over the network; set 0.0.0.0")
     per_worker = _resources(config, load_catalog(config))
-    serve = _serve_document(msgspec.structs.replace(config, port=8000))
+    serve = _serve_document(msgspec.structs.replace(config, port=_SERVE_PORT))
     worker_group = {
         "groupName": "replicas",
         "replicas": max(config.min_replicas, 1),
@@ -56,28 +63,66 @@ def rayservice(config: DatacenterConfig, image: str) -> str:
         "template": _pod("ray-worker", image, per_worker, ports={}),
     }
     head = {
-        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # noqa: S104  KubeRay's probes ask it
-        "template": _pod("ray-head", image, {"cpu": "2", "memory": "4Gi"}, {**_HEAD_PORTS, "serve": 8000}),
+        # KubeRay's shell fills the address in: the operator and the probe below come by that one, nobody by another.
+        "rayStartParams": {"dashboard-host": "$POD_IP", "num-cpus": "0"},
+        "template": _pod("ray-head", image, {"cpu": "2", "memory": "4Gi"}, _HEAD_PORTS, probed=_DASHBOARD_PORT),
     }
-    return _yaml(
-        {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayService",
-            "metadata": {"name": "hawkvision-dc"},
-            "spec": {
-                "serveConfigV2": _yaml(serve),
-                "rayClusterConfig": {
-                    "enableInTreeAutoscaling": config.min_replicas != config.max_replicas,
-                    "headGroupSpec": head,
-                    "workerGroupSpecs": [worker_group],
-                },
+    service = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": _NAME},
+        "spec": {
+            "serveConfigV2": _yaml(serve),
+            "rayClusterConfig": {
+                "authOptions": {"mode": "token", "secretName": SECRET},
+                "enableInTreeAutoscaling": config.min_replicas != config.max_replicas,
+                "headGroupSpec": head,
+                "workerGroupSpecs": [worker_group],
             },
-        }
-    )
+        },
+    }
+    return f"{_SECRET_HINT}{_yaml(service)}---\n{_yaml(_network_policy())}"
+
+
+_SECRET_HINT = f"""\
+# Needs KubeRay 1.6 or later, and once, before this:
+#   kubectl create secret generic {SECRET} --from-literal=api-key="$(openssl rand -hex 32)" \\
+#     --from-literal=auth_token="$(openssl rand -hex 32)"
+"""
+
+
+def _network_policy() -> dict[str, Any]:
+    """Who may connect to the pods; Ray's ports ask for its token besides, the HTTP port for the API key."""
+
+    def tcp(port: int) -> list[dict[str, Any]]:
+        return [{"protocol": "TCP", "port": port}]
+
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": _NAME},
+        "spec": {
+            "podSelector": {"matchLabels": _LABELS},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {"matchLabels": _LABELS}}]},
+                {
+                    "from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}}],
+                    "ports": tcp(_DASHBOARD_PORT),
+                },
+                {"ports": tcp(_SERVE_PORT)},
+            ],
+        },
+    }
 
 
 def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
     load_catalog(config)  # the rungs exist, or the cluster would only find out while starting
+    if config.tls_certificate is not None:
+        raise ConfigError(
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster the proxies of Ray Serve listen, and "
+            "what is in front of them ends TLS; set dc.allow_plain_http = true"
+        )
     defaults = msgspec.to_builtins(DatacenterConfig(), enc_hook=str)
     chosen = msgspec.to_builtins(config, enc_hook=str)
     args = {k: v for k, v in chosen.items() if v != defaults[k] and k not in _NOT_ARGS}
@@ -104,12 +149,16 @@ def _resources(config: DatacenterConfig, catalog: Catalog) -> dict[str, str]:
     return resources
 
 
-def _pod(name: str, image: str, resources: dict[str, str], ports: dict[str, int]) -> dict[str, Any]:
+def _pod(
+    name: str, image: str, resources: dict[str, str], ports: dict[str, int], probed: int | None = None
+) -> dict[str, Any]:
+    """A pod's template; `probed` is a port of Ray's dashboard, in place of the loopback address that KubeRay probes."""
     # In a pod, unlike on a shared machine, HAProxy's listening on every interface is what is wanted.
-    tuning = {**TUNING, "RAY_SERVE_ENABLE_HA_PROXY": "1"}
-    key = {"secretKeyRef": {"name": SECRET, "key": "api-key"}}
+    tuning = {**TUNING, "RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_AUTH_MODE": "token"}
     environment: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in tuning.items()]
-    environment.append({"name": "HAWKVISION_DC_API_KEY", "valueFrom": key})
+    for variable, key in (("HAWKVISION_DC_API_KEY", "api-key"), ("RAY_AUTH_TOKEN", "auth_token")):
+        environment.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key}}})
+    environment.append({"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     container: dict[str, Any] = {
         "name": name,
         "image": image,
@@ -118,9 +167,22 @@ def _pod(name: str, image: str, resources: dict[str, str], ports: dict[str, int]
     }
     if ports:
         container["ports"] = [{"containerPort": port, "name": label} for label, port in ports.items()]
-    return {"spec": {"containers": [container]}}
+    if probed is not None:
+        probe = {"httpGet": {"path": "/api/gcs_healthz", "port": probed}, "periodSeconds": 5, "timeoutSeconds": 5}
+        container["readinessProbe"] = {**probe, "initialDelaySeconds": 10, "failureThreshold": 10}
+        container["livenessProbe"] = {**probe, "initialDelaySeconds": 30, "failureThreshold": 120}
+    return {"metadata": {"labels": _LABELS}, "spec": {"containers": [container]}}
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(document, sort_keys=False)
+    text: str = yaml.dump(document, Dumper=_Plain, sort_keys=False)
     return text
+
+
+class _Plain(yaml.SafeDumper):
+    """Without anchors for what stands twice: people read this."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always."""
+        del data
+        return True

@@ -49,13 +49,19 @@ from hawkvision.datacenter.direct import Replicas
 from hawkvision.datacenter.door import Door, make_door
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.launch.supervisor import LEAVING, LISTENING, RAY_DIED, READY
+from hawkvision.datacenter.launch.supervisor import (
+    ALIVE,
+    BEAT_S,
+    LEAVING,
+    LISTENING,
+    RAY_DIED,
+    READY,
+)
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
 from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.hop import Transports
 from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
 from hawkvision.servers.access import server_certificates
@@ -91,6 +97,7 @@ _LOOPBACK = "127.0.0.1"
 _VITAL = ("gcs_server", "raylet")
 _DRAIN_S = 10
 _ABANDON_S = 1.0
+_GIVE_BACK_S = 0.1
 _REACH_S = 5.0
 _POLL_S = 0.05
 _PR_SET_CHILD_SUBREAPER = 36
@@ -160,13 +167,15 @@ async def _serve(
     if stopping.is_set():
         stop.set()
     door.tier.metrics.restarts.set(restarts)
-    reloads = Reloads.of(door.keys, certificates)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
-    reloads.start()
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
-        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, sockets.datagrams)
-        door.transports = Transports(lossy.offer)
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
+        door.transports = lossy.offered.transports
+    reloads = Reloads.of(door.keys, certificates)
+    if lossy is not None:
+        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     server = _Server(
         uvicorn.Config(
             door.asgi,
@@ -184,6 +193,7 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[sockets.http]))
     replicas = await _replicas(config, catalog, door.tier)
     _tell(launcher, LISTENING)
+    beating = asyncio.create_task(_beat(launcher))
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
@@ -197,17 +207,20 @@ async def _serve(
                 stopped = asyncio.create_task(stop.wait())
                 await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
             if lost.done() and not stop.is_set():
-                _tell(launcher, LEAVING)
-                await _abandon(door, server, serving, replicas)
+                door.tier.variants = None
+                replicas.close()
+                await _give_back(sockets, launcher)
+                await _abandon(server, serving)
         finally:
-            _tell(launcher, LEAVING)
             door.tier.variants = None
+            await _give_back(sockets, launcher)
             server.should_exit = True
             await serving
             await reloads.close()
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
             replicas.close()
+            beating.cancel()
             watch.end()
             _stop_ray(ask=not lost.done())
             lost.cancel()
@@ -225,13 +238,18 @@ async def _replicas(config: DatacenterConfig, catalog: Catalog, tier: Tier) -> R
     return replicas
 
 
-async def _abandon(door: Door, server: _Server, serving: asyncio.Task[None], replicas: Replicas) -> NoReturn:
-    """End the process, for Ray is not whole any more; what is inside is answered that it cannot be.
+async def _give_back(sockets: PublicSockets, launcher: socket.socket) -> None:
+    """Leave new callers to the launcher, and give those that have just come the time to ask."""
+    _tell(launcher, LEAVING)
+    asyncio.get_running_loop().remove_reader(sockets.http.fileno())
+    await asyncio.sleep(_GIVE_BACK_S)
+
+
+async def _abandon(server: _Server, serving: asyncio.Task[None]) -> NoReturn:
+    """End the process, for Ray is not whole any more.
 
     Ray is not told: its shutdown asks processes that may be gone, and waits for them.
     """
-    door.tier.variants = None
-    replicas.close()
     server.should_exit = True
     await asyncio.wait((serving,), timeout=_ABANDON_S)
     for pid in _children():
@@ -339,9 +357,19 @@ def _is_fixed(config: DatacenterConfig) -> bool:
 
 
 def _tell(launcher: socket.socket, word: bytes) -> None:
-    """Send the launcher a word; where it is gone, the kernel ends this process as well."""
+    """Send the launcher a word; where it is gone, the kernel ends this process as well.
+
+    One that was stopped, and has a full socket, misses words; some hundred fit.
+    """
     with contextlib.suppress(OSError):
-        launcher.send(word)
+        launcher.send(word, socket.MSG_DONTWAIT)
+
+
+async def _beat(launcher: socket.socket) -> None:
+    """Let the launcher know that this process's event loop runs."""
+    while True:
+        _tell(launcher, ALIVE)
+        await asyncio.sleep(BEAT_S)
 
 
 def _stop_on_signal(stop: asyncio.Event) -> None:
@@ -426,6 +454,10 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     """
     check_ray()
     _reach(address)
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        log.warning(
+            "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of whoever reaches its ports"
+        )
     for name, value in {**TUNING, **_TRIES}.items():
         os.environ.setdefault(name, value)
     import ray

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import socket
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 from edge.assembly import rung_of
-from hawkvision.cascade.profile import load_profile
+from hawkvision.cascade.profile import load_profile_of
 from hawkvision.config import ConfigT, DatacenterConfig, EdgeConfig, load_config
 from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.launch.network import why_not_private
 from hawkvision.datacenter.launch.ray_version import check_ray
-from hawkvision.doctor import files, machine, network
+from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.servers.access import datacenter_certificates
 
 
 def examine_edge(path: Path | None) -> Iterator[Finding]:
@@ -57,6 +59,7 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
         yield "models", partial(_edge_models, config)
         yield "profile", partial(_profile, config)
     yield "state file", partial(files.state_file, config.state_file)
+    yield "keys and TLS", partial(access.access, config, "edge", _now())
     yield from _port_checks("edge", config.host, config.port, config.lossy_port)
     if config.dc_url is not None:
         yield "datacenter", partial(_datacenter, config, config.dc_url)
@@ -69,6 +72,7 @@ def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     yield "cache", partial(files.cache, cache_dir())
     if config.backend != "noop":
         yield "models", partial(_datacenter_models, config)
+    yield "keys and TLS", partial(access.access, config, "dc", _now())
     yield from _port_checks("dc", config.host, config.port, config.lossy_port)
 
 
@@ -99,11 +103,16 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
     manifest = load_manifest(config.task, folder)
     expected: dict[str, str] = {}
     if config.backend != "noop":
-        profile = load_profile(config.profile or folder / config.task / "profile.json")
+        profile = load_profile_of(manifest, folder, config.profile)
         pair = profile.pair(rung_of(config, manifest), manifest.best)
         asked = [manifest.best] if pair.middle is None else [manifest.best, pair.middle.name]
         expected = {each: profile.rung(each).fingerprint for each in asked}
-    return network.datacenter(url, config.dc_api_key, expected)
+    certificates = datacenter_certificates(config)
+    return network.datacenter(url, config.dc_api_key, expected, None if certificates is None else certificates.context)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _ray() -> Finding:

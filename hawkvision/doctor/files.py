@@ -11,7 +11,7 @@ from edge.rung import check_rung
 from edge.state import APPLICATION_ID
 from hawkvision.artifacts import check_writable, load_variant
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.cascade.profile import load_profile_of, load_site
 from hawkvision.config import EdgeConfig
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.errors import ArtifactError, ConfigError, ManifestError
@@ -33,10 +33,10 @@ def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Find
 def profile(config: EdgeConfig, manifest: Manifest, rung: str, folder: Path) -> Finding:
     """Whether the certificates were made for these models."""
     path = config.profile or folder / config.task / "profile.json"
-    loaded = load_profile(path)
-    site = None if config.certificates is None else load_site(config.certificates)
     first = manifest.members(rung)[0].name
     try:
+        loaded = load_profile_of(manifest, folder, config.profile)
+        site = None if config.certificates is None else load_site(config.certificates)
         for known in loaded.rungs:
             if known.name in (rung, first, manifest.best):
                 check_rung(known, manifest, str(path))

@@ -83,7 +83,7 @@ def datacenter(
         return
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLError):
-            advice = "give the node the authority that certified the datacenter, and mind its clock"
+            advice = "set edge.dc_ca to the authority that certified the datacenter, and mind the clocks"
         else:
             advice = (
                 "start it; mind the address in edge.dc_url, firewalls and routes (curl -v shows the step that fails)"

@@ -2,7 +2,8 @@
 
 Starlette's middleware decides; here is what it is told, and a `Vary` on every response of a server that answers origins
 differently, so that no cache gives one origin what another was answered. Keys are in a header that pages set
-themselves, so credentials in the standard's sense (cookies) are not allowed.
+themselves, so credentials in the standard's sense (cookies) are not allowed. What is refused below the application
+(a head that is no HTTP, too large or late) says nothing to pages, for its origin is not known.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ RESERVED_FILES: Final = 128
 """File descriptors that callers cannot take: 32 to the datacenter, `MAX_LEAVING`, models, logs, and some to spare."""
 MIN_CONNECTIONS: Final = 16
 MAX_OPEN_FILES: Final = 65_536
-PER_ADDRESS: Final = 256
-"""Connections from one address, unless set: eight edge nodes behind one translated address, or as many browsers as a
-company has. A sixteenth of all connections."""
+PER_ADDRESS: Final = 512
+"""Connections from one address, unless set: sixteen edge nodes behind one translated address, or the largest load test
+(`loadgen`). An eighth of all connections."""
 KEEP_ALIVE_S: Final = 75
 """Idle connections are kept longer than most clients and proxies keep theirs (60 s), so that the client closes first
 and no request is sent into a closing connection."""
@@ -80,6 +80,8 @@ MAX_DRAINED_BYTES: Final = 16 * 1024 * 1024
 
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?").fullmatch
 """RFC 9110 §7.2, RFC 3986 §3.2.2; may be empty."""
+_OWS: Final = b" \t"
+"""White space that may follow a value, and that the parser leaves there."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Limits:
 
     connections: int
     per_address: int = PER_ADDRESS
-    """From one address other than loopback (IPv6: one /64 network); 0 for no bound."""
+    """From one address other than loopback (IPv6: one /64 network), and never more than half of all; 0 for no bound."""
     head_s: float = 10.0
     """From the first byte of a request, or from connecting, to the end of its head."""
     drain_s: float = 30.0
@@ -107,6 +109,8 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.per_address = min(limits.per_address, max(1, limits.connections // 2))
+        """0 for no bound."""
         self._idle: OrderedDict[BoundedProtocol, None] = OrderedDict()
         self._owing: OrderedDict[BoundedProtocol, tuple[float, float]] = OrderedDict()
         """Since when, until when (loop time)."""
@@ -121,7 +125,7 @@ class Connections:
     def enters(self, connection: BoundedProtocol) -> HawkVisionError | None:
         """Take the newest connection in; else why not."""
         address = address_of(connection.client)
-        bound = self.limits.per_address
+        bound = self.per_address
         if address is not None and bound and self._from.get(address, 0) >= bound:
             self._of_one_address += 1
             return Overloaded(f"{bound} connections from {address} are open; no more are taken from one address", 1.0)
@@ -216,7 +220,7 @@ class Connections:
             log.warning(
                 "turned away %d connections: %d were open from their address (connections_per_address)",
                 self._of_one_address,
-                self.limits.per_address,
+                self.per_address,
             )
             self._of_one_address = 0
         if self._owing or self._leaving:
@@ -372,12 +376,12 @@ class BoundedProtocol(HttpToolsProtocol):
         name = name.lower()
         if name == b"host":
             self._hosts += 1
-            if self._hosts > 1 or (value != self._host and not _HOST(value)):
+            if self._hosts > 1 or (value != self._host and not _HOST(value.strip(_OWS))):
                 raise BadField(f"Host: expected one header HOST[:PORT], got {value[:60]!r} (RFC 9112 §3.2)")
             self._host = value
-        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+        elif name == b"transfer-encoding" and value.strip(_OWS).lower() != b"chunked":
             raise BadField(f"Transfer-Encoding: expected 'chunked', got {value[:60]!r}")
-        elif name == b"expect" and value.lower() == b"100-continue":
+        elif name == b"expect" and value.strip(_OWS).lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
 

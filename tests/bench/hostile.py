@@ -40,6 +40,8 @@ MIB: Final = 1 << 20
 GOOD_TIMEOUT_S: Final = 60.0
 ATTACK_LIMIT_S: Final = 20.0
 """An attack that its server keeps waiting is broken off."""
+TOTAL_LIMIT_S: Final = 115.0
+"""What has not begun by then is not run, and said so."""
 SLOWEST: Final = "one byte a second"
 
 
@@ -399,6 +401,10 @@ def run(targets: list[Target], names: list[str], picture: bytes, seconds: float)
     for name in (name for name in names if name != SLOWEST):
         for target in targets:
             if name.endswith("datagrams") and target.udp_port is None:
+                continue
+            if time.monotonic() > began + TOTAL_LIMIT_S:
+                print(f"{target.name:5} {name:30} not run: {TOTAL_LIMIT_S:g} s are over")
+                well = False
                 continue
             with watchers[target.name].watching() as seen:
                 said = ended(begin(name, target, seconds), ATTACK_LIMIT_S)

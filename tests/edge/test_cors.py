@@ -13,19 +13,20 @@ from tests.edge.conftest import Caller, Reply
 from tests.pictures import encoded
 
 SHOP = "https://shop.example"
-KEY = {"Authorization": "Bearer k"}
+WORD = "a-key-for-tests-of-pages"
+KEY = {"Authorization": f"Bearer {WORD}"}
 
 
 @pytest.fixture(scope="module")
 def listed() -> Iterator[ServerProcess]:
     origins = f"{SHOP},http://192.168.1.7:3000"
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "k", "--cors-origins", origins) as node:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", WORD, "--cors-origins", origins) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
 def everybody() -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "k", "--cors-origins", "*") as node:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", WORD, "--cors-origins", "*") as node:
         yield node
 
 

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.errors import ConfigError
 from hawkvision.process import ServerProcess, running
+from tests.authority import Authority
 
 KEY = "a-key-of-more-than-sixteen-characters"
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,6 +237,17 @@ def test_health_check_passes_on_a_live_node_and_fails_on_a_dead_one(edge: Any) -
     assert check(1) != 0
 
 
+def test_health_check_passes_on_a_node_that_speaks_tls(tmp_path: Path) -> None:
+    _, _, command = last_stage()["HEALTHCHECK"].partition(" CMD ")
+    words = msgspec.json.decode(command, type=list[str])
+    pair = Authority(tmp_path).certify("node", "node.example")
+    files = {"HAWKVISION_EDGE_TLS_CERTIFICATE": str(pair.certificate), "HAWKVISION_EDGE_TLS_KEY": str(pair.key)}
+    with running("edge", "--port", "0", "--backend", "noop", env=files) as node:
+        env = {"HAWKVISION_EDGE_PORT": str(node.port), **files}
+        asked = subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+
+
 # --------------------------------------------------------------------------------------------------- compose
 
 
@@ -356,6 +368,15 @@ def test_kubernetes_runs_one_node_on_each_labelled_machine_and_sends_its_own_cal
     assert daemons["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
+def test_kubernetes_secrets_can_be_read_by_the_user_that_serves() -> None:
+    """Volumes of secrets are root's, and the group's that `fsGroup` names."""
+    secrets = [volume["secret"] for volume in pod()["volumes"] if "secret" in volume]
+    assert secrets
+    for secret in secrets:
+        assert secret["defaultMode"] & 0o040
+    assert pod()["securityContext"]["fsGroup"] == pod()["securityContext"]["runAsGroup"]
+
+
 def test_kubernetes_keeps_models_and_memory_on_the_machine_and_writes_nowhere_else() -> None:
     paths = {v["name"]: v["hostPath"]["path"] for v in pod()["volumes"] if "hostPath" in v}
     mounts = {m["name"]: m for m in pod()["containers"][0]["volumeMounts"]}
@@ -380,30 +401,40 @@ def prometheus() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def keyed() -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", KEY) as node:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def keyed(authority: Authority) -> Iterator[ServerProcess]:
+    pair = authority.certify("node")
+    served = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key), "--api-key", KEY)
+    with running("edge", "--port", "0", "--backend", "noop", *served) as node:
         yield node
 
 
-def scraped(node: ServerProcess, job: dict[str, Any], key: str) -> tuple[int, str]:
+def scraped(node: ServerProcess, job: dict[str, Any], key: str, authority: Authority) -> tuple[int, str]:
     """What Prometheus would get of a node by a job, as its documentation says."""
+    assert set(job["tls_config"]) == {"ca_file"}
     given = {"Authorization": f"{job['authorization']['type']} {key}"}
     asked = urllib.request.Request(f"{job['scheme']}://127.0.0.1:{node.port}{job['metrics_path']}", headers=given)
     try:
-        with urllib.request.urlopen(asked) as response:
+        with urllib.request.urlopen(asked, context=authority.client()) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
 
 
 @pytest.mark.parametrize("job", prometheus()["scrape_configs"], ids=lambda job: job["job_name"])
-def test_prometheus_gets_a_keyed_nodes_metrics_by_the_example(keyed: ServerProcess, job: dict[str, Any]) -> None:
+def test_prometheus_gets_a_keyed_nodes_metrics_by_the_example(
+    keyed: ServerProcess, authority: Authority, job: dict[str, Any]
+) -> None:
     """Both tiers ask for their keys in the same way."""
-    status, page = scraped(keyed, job, KEY)
+    status, page = scraped(keyed, job, KEY, authority)
     assert status == 200
     names = {family.name for family in text_string_to_metric_families(page)}
     assert {"hawkvision_build_info", "process_resident_memory_bytes", "process_open_fds"} <= names
-    assert scraped(keyed, job, "another")[0] == 401
+    assert scraped(keyed, job, "another", authority)[0] == 401
     assert job["authorization"]["credentials_file"].endswith(".key")
     assert not re.search(r"(?i)credentials:", (DEPLOY / "prometheus.yaml").read_text(encoding="utf-8"))
 
@@ -418,8 +449,8 @@ def test_the_ports_of_the_example_are_the_tiers_own() -> None:
     }
 
 
-def test_alerts_are_about_metrics_that_exist(keyed: ServerProcess) -> None:
-    _, page = scraped(keyed, prometheus()["scrape_configs"][0], KEY)
+def test_alerts_are_about_metrics_that_exist(keyed: ServerProcess, authority: Authority) -> None:
+    _, page = scraped(keyed, prometheus()["scrape_configs"][0], KEY, authority)
     declared = set(re.findall(r"(?m)^# TYPE (\w+) ", page))
     (file,) = prometheus()["rule_files"]
     rules = yaml.safe_load((DEPLOY / file).read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -429,12 +460,13 @@ def test_alerts_are_about_metrics_that_exist(keyed: ServerProcess) -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in Debian's package prometheus")
-def test_promtool_takes_the_example(tmp_path: Path) -> None:
+def test_promtool_takes_the_example(tmp_path: Path, authority: Authority) -> None:
     text = (DEPLOY / "prometheus.yaml").read_text(encoding="utf-8")
     for job in prometheus()["scrape_configs"]:
         key = Path(job["authorization"]["credentials_file"])
         (tmp_path / key.name).write_text(KEY)
         text = text.replace(str(key), str(tmp_path / key.name))
+        text = text.replace(job["tls_config"]["ca_file"], str(authority.path))
     (tmp_path / "prometheus.yaml").write_text(text)
     shutil.copy(DEPLOY / "hawkvision-alerts.yaml", tmp_path)
     done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yaml"], capture_output=True, text=True)

@@ -5,19 +5,25 @@ It takes over the public sockets and enters a network of its own while it has a 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import signal
 import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.launch.network import enter_private_network
 from hawkvision.datacenter.launch.sockets import take_over
 
 if TYPE_CHECKING:
     from hawkvision.config import DatacenterConfig
+
+LAUNCHER_DIED: Final = signal.SIGUSR1
+"""The signal by which the kernel says so (prctl(2), PR_SET_PDEATHSIG)."""
 
 
 def main(number: int) -> int:
@@ -26,6 +32,7 @@ def main(number: int) -> int:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: stopping.set())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(LAUNCHER_DIED, _end_all)
     with socket.socket(fileno=number) as launcher:
         sockets, message = take_over(launcher)
         config: DatacenterConfig
@@ -44,6 +51,14 @@ def main(number: int) -> int:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
             return 1
     return 0
+
+
+def _end_all(*_: object) -> None:
+    """Die at once, and take all descendants along; some of Ray's would linger for a minute."""
+    for pid in family(os.getpid())[1:]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     launcher ── settings, public sockets ──► tier process: HTTP server, Ray and all its processes, in a network of their
     own
-             ◄── "listening", "ready", "leaving" ──
+             ◄── "listening", "ready", "alive" … "leaving" ──
              ── answers 503 itself while there is none ──► callers
 
 The launcher imports neither Ray nor models. A tier process that ends unasked, because Ray's raylet or its global
@@ -32,6 +32,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.config import DatacenterConfig
+from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
 from hawkvision.datacenter.launch.listening import family, listeners, network_of, uninvited
 from hawkvision.datacenter.launch.network import why_not_private
@@ -48,6 +49,11 @@ READY: Final = b"ready"
 """When all its models are loaded."""
 LEAVING: Final = b"leaving"
 """When it does not take callers any more."""
+ALIVE: Final = b"alive"
+"""Every `BEAT_S`."""
+BEAT_S: Final = 0.5
+SILENT_S: Final = 3.0
+"""A tier process that says nothing for so long was stopped, or hangs."""
 RAY_DIED: Final = 75
 """The exit status of a tier process that Ray has left (sysexits.h: EX_TEMPFAIL)."""
 MOST_RESTARTS: Final = 5
@@ -61,6 +67,7 @@ _END_S: Final = 10.0
 _GAP_CONNECTIONS: Final = 256
 _GAP_PAUSE_S: Final = 0.1
 _GAP_S: Final = 2.0
+_ROUNDS: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _TLS_HANDSHAKE: Final = 0x16
 
@@ -107,6 +114,29 @@ def _decided(config: DatacenterConfig) -> DatacenterConfig:
     )
 
 
+class Restarts:
+    """How often a process was replaced of late, and when it may be again."""
+
+    def __init__(self) -> None:
+        self._past: deque[float] = deque()
+        """When, of the last `WITHIN_S`; at most `MOST_RESTARTS`."""
+
+    @property
+    def count(self) -> int:
+        """How many there were within `WITHIN_S` of the last one."""
+        return len(self._past)
+
+    def pause_s(self, now: float) -> float | None:
+        """How long to wait before the next one, which is counted; None if there were too many. `now` is monotonic."""
+        while self._past and now - self._past[0] > WITHIN_S:
+            self._past.popleft()
+        if len(self._past) >= MOST_RESTARTS:
+            return None
+        pause_s = min(2.0 ** (len(self._past) - 1), LONGEST_PAUSE_S) if self._past else 0.0
+        self._past.append(now)
+        return pause_s
+
+
 class _Launcher:
     """The state of a launcher: its tier process, and when it started others."""
 
@@ -118,8 +148,7 @@ class _Launcher:
         self._has_been_ready = False
         self._gap = _Gap(sockets.http)
         self._stop = asyncio.Event()
-        self._restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
-        """When they were, those within `WITHIN_S`."""
+        self._restarts = Restarts()
 
     async def run(self, stopping: threading.Event) -> int:
         loop = asyncio.get_running_loop()
@@ -138,39 +167,34 @@ class _Launcher:
                     if status < 0:
                         raise BackendError(f"the tier process was ended by {_said(status)} before it was ready")
                     return max(status, 1)  # it has said why
-                pause_s = self._pause_s(status)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._stop.wait()
+                await self._before_restart(status)
         finally:
-            await self._gap.close()
+            self._gap.close()
             await _end_all_children()
         return 0
 
-    def _pause_s(self, status: int) -> float:
-        """How long to wait before a tier process that ended like that is replaced.
+    async def _before_restart(self, status: int) -> None:
+        """Wait as long as is right after a tier process that ended like that.
 
         Raises:
-            BackendError: if that has been done too often.
+            BackendError: if there have been too many.
         """
-        now, past = time.monotonic(), self._restarts
-        while past and now - past[0] > WITHIN_S:
-            past.popleft()
-        if len(past) == MOST_RESTARTS:
+        pause_s = self._restarts.pause_s(time.monotonic())
+        if pause_s is None:
             raise BackendError(
                 f"the tier process ended {MOST_RESTARTS + 1} times within {WITHIN_S:g} s, last by {_said(status)}"
             )
-        pause_s = min(2.0 ** (len(past) - 1), LONGEST_PAUSE_S) if past else 0.0
-        past.append(now)
         log.warning(
             "the tier process was ended by %s: restart %d of at most %d in %g s, after %g s",
             _said(status),
-            len(past),
+            self._restarts.count,
             MOST_RESTARTS,
             WITHIN_S,
             pause_s,
         )
-        return pause_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stop.wait()
 
     async def _one_process(self) -> int:
         """Run a tier process to its end, and give its exit status; negative is the signal that ended it."""
@@ -187,10 +211,10 @@ class _Launcher:
                 env=self._environment(),
                 # Ctrl-C is for the launcher, which stops the others in order.
                 process_group=0,
-                preexec_fn=functools.partial(stop_with_parent, signal.SIGKILL),
+                preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
             )
             theirs.close()
-            hand_over(ours, self._sockets, pickle.dumps((self._config, str(self._folder), len(self._restarts))))
+            hand_over(ours, self._sockets, pickle.dumps((self._config, str(self._folder), self._restarts.count)))
             hearing = asyncio.create_task(self._hear(ours))
             stopping = asyncio.create_task(self._stop.wait())
             ended = asyncio.create_task(process.wait())
@@ -223,16 +247,28 @@ class _Launcher:
         Raises:
             BackendError: if more can be reached than should be.
         """
+        listens = silent = False
         while True:
+            hearing = asyncio.create_task(_word(tier))
             try:
-                word = await asyncio.get_running_loop().sock_recv(tier, 64)
-            except ConnectionError:
-                return
+                while not await _done(hearing, SILENT_S if listens and not silent else None):
+                    silent = True
+                    log.warning("the tier process has said nothing for %g s: new callers get 503", SILENT_S)
+                    self._gap.open()
+            finally:
+                hearing.cancel()
+            word = hearing.result()
             if not word:
                 return
+            if silent:
+                silent = False
+                log.warning("the tier process goes on")
+                self._gap.close()
             if word == LISTENING:
-                await self._gap.close()
+                listens = True
+                self._gap.close()
             elif word == LEAVING:
+                listens = False
                 self._gap.open()
             elif word == READY:
                 self._check_exposure()
@@ -291,36 +327,39 @@ class _Gap:
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
         self._listener.setblocking(False)
-        self._accepting: asyncio.Task[None] | None = None
+        self._is_open = False
+        self._pause: asyncio.TimerHandle | None = None
         self._answering: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        if self._accepting is None:
-            self._accepting = asyncio.create_task(self._accept())
-
-    async def close(self) -> None:
-        """Leave the socket to others; those who are inside are answered yet."""
-        if self._accepting is not None:
-            accepting, self._accepting = self._accepting, None
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)
-
-    async def _accept(self) -> None:
         # Not asyncio's server: what that has accepted when it is closed may be left open, and its caller waiting.
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                caller, _ = await loop.sock_accept(self._listener)
-            except OSError as error:  # the caller is gone, or there are no file descriptors just now
-                log.warning("cannot accept a connection: %s", error)
-                await asyncio.sleep(_GAP_PAUSE_S)
-                continue
-            if len(self._answering) >= _GAP_CONNECTIONS:
-                caller.close()
-                continue
-            task = asyncio.create_task(self._answer(caller))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        self._is_open = True
+
+    def close(self) -> None:
+        """Leave the socket to others; those who are inside are answered yet."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._is_open:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._is_open = False
+
+    def _accept(self) -> None:
+        try:
+            caller, _ = self._listener.accept()
+        except BlockingIOError:  # the tier process was quicker
+            return
+        except OSError as error:  # the caller is gone, or there are no file descriptors just now
+            log.warning("cannot accept a connection: %s", error)
+            self.close()
+            self._pause = asyncio.get_running_loop().call_later(_GAP_PAUSE_S, self.open)
+            return
+        if len(self._answering) >= _GAP_CONNECTIONS:
+            caller.close()
+            return
+        task = asyncio.create_task(self._answer(caller))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     async def _answer(self, caller: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -335,6 +374,23 @@ class _Gap:
                 # What still comes is read and dropped, or the kernel would reset the connection under the answer.
                 while await loop.sock_recv(caller, 65536):
                     pass
+
+
+async def _word(tier: socket.socket) -> bytes:
+    """The next word; none once the tier process has hung up."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(tier, 64)
+    except ConnectionError:
+        return b""
+
+
+async def _done(task: asyncio.Task[bytes], within_s: float | None) -> bool:
+    """Whether a task is done within so long; it goes on if not."""
+    await asyncio.wait((task,), timeout=within_s)
+    # Had this process been stopped meanwhile, what came would be taken note of in the next rounds of the loop.
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)
+    return task.done()
 
 
 def _not_ready() -> bytes:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,13 +33,64 @@ def test_the_serve_config_passes_rays_own_schema(config: DatacenterConfig) -> No
     assert schema.http_options.port == config.port
 
 
+def test_no_manifest_promises_tls_that_the_proxies_would_not_speak(config: DatacenterConfig) -> None:
+    wanted = msgspec.structs.replace(in_cluster(config), tls_certificate=Path("a.crt"), tls_key=Path("a.key"))
+    for make in (serve_config, lambda config: rayservice(config, "hawkvision:1")):
+        with pytest.raises(ConfigError, match="allow_plain_http = true"):
+            make(wanted)
+
+
 def test_the_key_is_in_no_file(config: DatacenterConfig) -> None:
     secret = in_cluster(config)
     assert "secret-key" not in serve_config(secret) + rayservice(secret, "hawkvision:1")
 
 
+def documents(config: DatacenterConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The RayService and its NetworkPolicy."""
+    service, policy = yaml.safe_load_all(rayservice(in_cluster(config), "hawkvision:1"))
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    return service, policy
+
+
+def pods(service: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = service["spec"]["rayClusterConfig"]
+    return [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+def test_every_pod_of_the_rayservice_takes_rays_token_from_the_secret(config: DatacenterConfig) -> None:
+    service, _ = documents(config)
+    assert service["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token", "secretName": "hawkvision-dc"}
+    for pod in pods(service):
+        (container,) = pod["spec"]["containers"]
+        environment = {its["name"]: its for its in container["env"]}
+        secret = environment["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
+        assert environment["RAY_AUTH_MODE"]["value"] == "token"
+        assert secret == {"name": "hawkvision-dc", "key": "auth_token"}
+
+
+def test_rays_dashboard_listens_at_the_pods_own_address_and_is_probed_there(config: DatacenterConfig) -> None:
+    service, _ = documents(config)
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]
+    (container,) = head["template"]["spec"]["containers"]
+    assert head["rayStartParams"]["dashboard-host"] == "$POD_IP"
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in container["env"]
+    assert {container[its]["httpGet"]["port"] for its in ("readinessProbe", "livenessProbe")} == {8265}
+
+
+def test_the_network_policy_leaves_strangers_the_http_port_only(config: DatacenterConfig) -> None:
+    service, policy = documents(config)
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    assert all(selected.items() <= pod["metadata"]["labels"].items() for pod in pods(service))
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    among, operator, callers = policy["spec"]["ingress"]
+    assert among == {"from": [{"podSelector": {"matchLabels": selected}}]}
+    assert callers == {"ports": [{"protocol": "TCP", "port": 8000}]}
+    assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
+    assert operator["from"][0]["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+
+
 def test_the_rayservice_runs_the_image_with_the_tuned_settings(config: DatacenterConfig) -> None:
-    document = yaml.safe_load(rayservice(in_cluster(config), "hawkvision:1"))
+    document, _ = documents(config)
     cluster = document["spec"]["rayClusterConfig"]
     assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", "RayService")
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -48,7 +100,7 @@ def test_the_rayservice_runs_the_image_with_the_tuned_settings(config: Datacente
 
 
 def test_the_rayservice_scales_with_the_replicas(config: DatacenterConfig) -> None:
-    cluster = yaml.safe_load(rayservice(in_cluster(config), "hawkvision:1"))["spec"]["rayClusterConfig"]
+    cluster = documents(config)[0]["spec"]["rayClusterConfig"]
     workers = cluster["workerGroupSpecs"][0]
     assert cluster["enableInTreeAutoscaling"] is True
     assert (workers["minReplicas"], workers["maxReplicas"]) == (1, 3)
@@ -57,7 +109,7 @@ def test_the_rayservice_scales_with_the_replicas(config: DatacenterConfig) -> No
 def test_the_rayservice_holds_a_valid_serve_config(config: DatacenterConfig) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    document = yaml.safe_load(rayservice(in_cluster(config), "hawkvision:1"))
+    document, _ = documents(config)
     schema = ServeDeploySchema.model_validate(yaml.safe_load(document["spec"]["serveConfigV2"]))
     assert schema.applications[0].args["max_replicas"] == 3
 

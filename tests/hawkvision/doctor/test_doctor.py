@@ -19,12 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.state import StateFile
+from hawkvision.cascade.profile import seal
 from hawkvision.config import EdgeConfig
-from hawkvision.doctor import files, machine, network
+from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.checks import examine_datacenter, examine_edge
 from hawkvision.doctor.findings import Finding, Level
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
 from hawkvision.process import running
+from tests.authority import Authority
 from tests.edge.peer import Peer, running_peer
 
 MODELS = models_dir()
@@ -157,8 +159,11 @@ def test_a_profile_of_other_models(tmp_path: Path) -> None:
     text = (MODELS / "imagenet" / "profile.json").read_text()
     told(files.profile(EdgeConfig(), MANIFEST, EDGE, MODELS), Level.OK)
     assert SMALL.sha256 is not None
-    (tmp_path / "profile.json").write_text(text.replace(SMALL.sha256, "0" * 64))
-    config = EdgeConfig(profile=tmp_path / "profile.json")
+    altered = tmp_path / "profile.json"
+    altered.write_text(text.replace(SMALL.sha256, "0" * 64))
+    config = EdgeConfig(profile=altered)
+    told(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "was altered")
+    altered.write_bytes(seal(altered))
     told(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "0" * 64, "hawkvision calibrate")
 
 
@@ -180,6 +185,30 @@ def test_state_files_that_are_sound_new_damaged_and_something_elses(tmp_path: Pa
     path.write_bytes(b"no database at all, and long enough to be looked at" * 100)
     told(files.state_file(path), Level.PROBLEM, "not a database")
     told(files.state_file(tmp_path / "no" / "such" / "folder"), Level.PROBLEM, "no such folder")
+
+
+# ----------------------------------------------------------------------------------------------------- access
+
+
+@pytest.mark.parametrize(("days", "level"), [(60, Level.OK), (5, Level.WARNING), (-5, Level.PROBLEM)])
+def test_a_certificate_is_told_by_how_long_it_is_good(tmp_path: Path, days: int, level: Level) -> None:
+    pair = Authority(tmp_path).certify("node", days=days)
+    config = EdgeConfig(tls_certificate=pair.certificate, tls_key=pair.key)
+    keys, tls = access.access(config, "edge", datetime.datetime.now(datetime.UTC))
+    told(keys, Level.OK, "none")
+    told(tls, level, "certificate")
+
+
+def test_a_certificate_with_another_ones_key_and_a_server_in_clear_text(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    one, other = authority.certify("one"), authority.certify("other")
+    (tmp_path / "edge.toml").write_text(
+        f'[edge]\nport = 0\nbackend = "noop"\ntls_certificate = "{one.certificate}"\ntls_key = "{other.key}"\n'
+    )
+    assert levels(examine_edge(tmp_path / "edge.toml"))["keys and TLS"] is Level.PROBLEM
+    config = EdgeConfig(host="0.0.0.0", api_key="a-key-of-sixteen-or-more", allow_plain_http=True)
+    _, tls = access.access(config, "edge", datetime.datetime.now(datetime.UTC))
+    told(tls, Level.WARNING, "clear text", "edge.tls_certificate")
 
 
 # ---------------------------------------------------------------------------------------------------- network
@@ -250,6 +279,17 @@ def test_a_wrong_key_and_a_right_one() -> None:
     with running("edge", "--port", "0", "--backend", "noop", "--api-key", "the-key-of-the-datacenter") as node:
         told(only(network.datacenter(node.url, "another-key-than-the-one", {})), Level.PROBLEM, "HTTP 401", "API_KEY")
         told(only(network.datacenter(node.url, "the-key-of-the-datacenter", {})), Level.PROBLEM, "HTTP 404")
+        found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
+        told(found, Level.OK, "a HawkVision server's")
+
+
+def test_a_datacenter_whose_authority_is_known_and_one_whose_is_not(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.certify("node")
+    words = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
+    with running("edge", "--port", "0", "--backend", "noop", *words) as node:
+        told(only(network.datacenter(node.url, None, {})), Level.PROBLEM, "cannot be reached", "edge.dc_ca")
+        told(only(network.datacenter(node.url, None, {}, authority.client())), Level.PROBLEM, "HTTP 404")
         found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
         told(found, Level.OK, "a HawkVision server's")
 

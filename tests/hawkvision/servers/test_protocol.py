@@ -23,6 +23,8 @@ from hawkvision.servers.protocol import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     MAX_URL_BYTES,
+    Connections,
+    Limits,
     address_of,
     connections_for,
 )
@@ -382,6 +384,8 @@ def test_a_host_that_is_missing_doubled_or_malformed_is_refused(node: ServerProc
         b"GET /healthz HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nhOST: [fe80::1]:8080\r\nConnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: edge_1.local.:8080\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: \t x \t\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: Chunked \r\n\r\n0\r\n\r\n",
         b"GET http://edge/healthz HTTP/1.1\r\nHost: edge\r\nConnection: close\r\n\r\n",
     ],
 )
@@ -614,6 +618,12 @@ def test_a_connection_counts_for_its_address_and_those_of_this_machine_for_none(
     client: tuple[str, int] | None, counts_for: str | None
 ) -> None:
     assert address_of(client) == counts_for
+
+
+def test_one_address_never_gets_more_than_half_of_all_connections() -> None:
+    bounds = [Connections(Limits(all_of_them, asked)).per_address for all_of_them, asked in ((4096, 512), (16, 512))]
+    assert bounds == [512, 8]
+    assert Connections(Limits(16, 0)).per_address == 0
 
 
 @pytest.mark.slow
