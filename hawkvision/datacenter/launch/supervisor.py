@@ -247,11 +247,11 @@ class _Launcher:
         Raises:
             BackendError: if more can be reached than should be.
         """
-        listens = silent = False
+        serves = silent = False
         while True:
             hearing = asyncio.create_task(_word(tier))
             try:
-                while not await _done(hearing, SILENT_S if listens and not silent else None):
+                while not await _done(hearing, SILENT_S if serves and not silent else None):
                     silent = True
                     log.warning("the tier process has said nothing for %g s: new callers get 503", SILENT_S)
                     self._gap.open()
@@ -265,12 +265,12 @@ class _Launcher:
                 log.warning("the tier process goes on")
                 self._gap.close()
             if word == LISTENING:
-                listens = True
                 self._gap.close()
             elif word == LEAVING:
-                listens = False
+                serves = False
                 self._gap.open()
             elif word == READY:
+                serves = True
                 self._check_exposure()
                 if self._has_been_ready:
                     log.warning("the tier is ready again")
