@@ -6,7 +6,7 @@ Whatever goes wrong leaves as `{"error", "code"}` with its status, unknown paths
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,25 +14,31 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from edge import oip_door, openapi
 from edge.node import EdgeNode
 from edge.targets import describe_targets
-from hawkvision.errors import BadField, HawkVisionError, InternalError, MethodNotAllowed, NotFound, NotReady
+from hawkvision.errors import BadField, HawkVisionError, InternalError, MethodNotAllowed, NotFound
 from hawkvision.hop import TRANSPORT_PATH, Transports
 from hawkvision.metrics import EdgeMetrics
 
 log = logging.getLogger("hawkvision.edge")
 
 
-def pages(ready_node: Callable[[], EdgeNode], transports: Callable[[], Transports], metrics: EdgeMetrics) -> Starlette:
+def pages(
+    ready_node: Callable[[], EdgeNode],
+    transports: Callable[[], Transports],
+    metrics: EdgeMetrics,
+    more: Sequence[BaseRoute],
+) -> Starlette:
     """The application that answers everything but pictures.
 
     Args:
         ready_node: gives the node, or raises `NotReady`.
         transports: what else the node listens to now.
         metrics: what `/metrics` shows.
+        more: further routes, whose errors leave in the same way.
     """
 
     async def healthz(_: Request) -> Response:
@@ -69,7 +75,7 @@ def pages(ready_node: Callable[[], EdgeNode], transports: Callable[[], Transport
         return _json(ours.body(), ours.status, error.headers)
 
     async def on_refusal(_: Request, error: Exception) -> Response:
-        assert isinstance(error, NotReady | NotFound)
+        assert isinstance(error, HawkVisionError)
         return _json(error.body(), error.status)
 
     async def on_defect(_: Request, error: Exception) -> Response:
@@ -81,6 +87,7 @@ def pages(ready_node: Callable[[], EdgeNode], transports: Callable[[], Transport
         routes=[
             Route("/healthz", healthz, methods=get),
             Route("/readyz", readyz, methods=get),
+            *more,  # first: `/v2/models/stats` is no task
             *oip_door.routes(ready_node),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
@@ -90,8 +97,7 @@ def pages(ready_node: Callable[[], EdgeNode], transports: Callable[[], Transport
         ],
         exception_handlers={
             HTTPException: on_http_error,
-            NotReady: on_refusal,
-            NotFound: on_refusal,
+            HawkVisionError: on_refusal,
             Exception: on_defect,
         },
     )

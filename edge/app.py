@@ -1,31 +1,32 @@
 """The HTTP door: DESIGN §3 as an ASGI application.
 
 `POST /v1/classify` and inference by the Open Inference Protocol are plain ASGI; everything else is Starlette
-(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as `edge.bodies` has
-them; waiting pictures, at most `queue_limit`.
+(`edge.about`). Whatever goes wrong leaves as `{"error", "code"}` with its status. Bounds: bodies, as
+`hawkvision.servers.bodies` has them; waiting pictures, at most `queue_limit`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from prometheus_client import Counter, Histogram
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import pages
-from edge.bodies import Bodies, Body, MemoryFull, WholeBody, read_multipart
-from edge.call import CallerGone
-from edge.express import Headers, Reply
+from edge.express import Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
+from edge.forms import read_form
 from edge.node import EdgeNode
-from edge.oip import encode_answers, parse_infer
+from edge.oip import encode_answers
+from edge.oip_extensions import extension_routes
 from hawkvision.clock import Clock
 from hawkvision.errors import (
     BackendUnavailable,
@@ -38,7 +39,10 @@ from hawkvision.errors import (
     UnsupportedMedia,
 )
 from hawkvision.hop import Transports
+from hawkvision.logs import about
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, MemoryFull
+from hawkvision.servers.keys import INFER, OPEN_PATHS, Keys, RateExceeded, Scopes, needed_scopes
 from hawkvision.trace import TraceContext, parse_traceparent, start_trace
 from hawkvision.types import Answer, ClassifyRequest, Tier, Timing
 from hawkvision.vision.header import ImageHeader, probe_begun
@@ -46,8 +50,6 @@ from hawkvision.vision.header import ImageHeader, probe_begun
 log = logging.getLogger("hawkvision.edge")
 
 CLASSIFY_PATH: Final = "/v1/classify"
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Answered without a key: they say only whether the node is up."""
 
 _encode = msgspec.json.encode
 _NOT_PICTURES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
@@ -59,18 +61,23 @@ class EdgeApp:
     express_path: Final = CLASSIFY_PATH.encode()
     """See `Express`."""
 
-    def __init__(self, metrics: EdgeMetrics, clock: Clock, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(self, metrics: EdgeMetrics, clock: Clock, keys: Keys, max_body_bytes: int) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._key = None if api_key is None else api_key.encode()
+        self.keys = keys
+        """Of all doors together."""
+        metrics.watch_keys(keys.counts)
         self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
         """Those of all doors together."""
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
         self._node: EdgeNode | None = None
-        self.transports = Transports()
-        """What else the node listens to."""
-        self._rest = pages(self.ready_node, lambda: self.transports, metrics)
+        self.transports: Callable[[], Transports] = Transports
+        """What else the node listens to now."""
+        self._last_answer: float | None = None
+        """When (the clock's time)."""
+        more = extension_routes(self.ready_node, metrics, self.bodies, self._last_answer_ms)
+        self._rest = pages(self.ready_node, lambda: self.transports(), metrics, more)
 
     def open_door(self, node: EdgeNode) -> None:
         """Start answering pictures: the models are loaded and warm."""
@@ -102,13 +109,20 @@ class EdgeApp:
         if oip_door.is_infer(path):
             await _reply(send, await self._answered(self._infer, scope, Body(self.bodies, receive)))
             return
+        _, named = _name(scope["headers"])
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *named]
+            await send(message)
+
         try:
             if path not in OPEN_PATHS:
-                self._authorize(scope["headers"])
+                self._authorize(scope["headers"], needed_scopes(scope["method"], path))
         except HawkVisionError as error:
-            await _reply(send, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
+            await _reply(send_named, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
-        await self._rest(scope, receive, send)
+        await self._rest(scope, receive, send_named)
 
     # ------------------------------------------------------------------------------------------ the hot path
 
@@ -127,14 +141,12 @@ class EdgeApp:
     async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
         """The reply to one request for answers, whatever goes wrong; None if the caller is gone."""
         started = self._clock.now()
-        caller = parse_traceparent(_header(scope["headers"], b"traceparent"))
-        trace = caller.child() if caller else start_trace()
-        headers = [(b"traceparent", trace.header().encode())]
+        trace, headers = _name(scope["headers"])
         self._in_flight += 1
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
-            self._authorize(scope["headers"])
+            self._authorize(scope["headers"], INFER)
             answered = await work(self.ready_node(), scope, body, started, trace)
         except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
             return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
@@ -165,13 +177,14 @@ class EdgeApp:
             data = await asyncio.to_thread(oip_door.inflate, data, encoding, self.bodies.max_body_bytes)
             body.hold(len(data))
         elsewhere = read_query(scope["query_string"]) + read_headers(headers)
-        asked = parse_infer(task, data, _header(headers, b"inference-header-content-length"), elsewhere)
+        json_bytes = _header(headers, b"inference-header-content-length")
+        asked = await oip_door.read_infer(task, data, json_bytes, elsewhere)
         del data  # the pictures have been copied out of it
         answers = await oip_door.classify_all(node, asked, started, trace, body.hang_up)
-        written, json_bytes = encode_answers(asked, answers)
-        if json_bytes is None:
+        written, json_written = encode_answers(asked, answers)
+        if json_written is None:
             return _Answered(answers, written, [])
-        length = (b"inference-header-content-length", b"%d" % json_bytes)
+        length = (b"inference-header-content-length", b"%d" % json_written)
         return _Answered(answers, written, [length], b"application/octet-stream")
 
     async def _read(self, scope: Scope, body: Body) -> tuple[bytes, ClassifyRequest, ImageHeader | None]:
@@ -185,7 +198,7 @@ class EdgeApp:
         declared = _header(raw_headers, b"content-length")
         if content_type.startswith("multipart/form-data"):
             data = await body.read(declared)
-            picture, fields = await read_multipart(raw_headers, data)
+            picture, fields = await read_form(_header(raw_headers, b"content-type") or "", data)
             return picture, parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields), None
         if content_type.startswith(_NOT_PICTURES):
             raise UnsupportedMedia(
@@ -196,14 +209,8 @@ class EdgeApp:
         header = probe_begun(body.begun())
         return await body.read(declared), request, header
 
-    def _authorize(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if self._key is None:
-            return
-        written = _header(headers, b"authorization") or ""
-        scheme, _, given = written.partition(" ")
-        # Compared in constant time, so that the key cannot be guessed byte by byte.
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
-            raise Unauthorized("expected this node's key in the header 'Authorization: Bearer KEY'")
+    def _authorize(self, headers: Iterable[tuple[bytes, bytes]], needed: Scopes) -> None:
+        self.keys.authorize(_header(headers, b"authorization"), needed)
 
     def _refusal(self, error: Exception, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
@@ -221,7 +228,14 @@ class EdgeApp:
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
         if isinstance(error, Overloaded):
-            self._metrics.shed.labels("memory" if isinstance(error, MemoryFull) else "queue_full").inc()
+            bound = (
+                "memory"
+                if isinstance(error, MemoryFull)
+                else "rate"
+                if isinstance(error, RateExceeded)
+                else "queue_full"
+            )
+            self._metrics.shed.labels(bound).inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
         return error
 
@@ -230,9 +244,15 @@ class EdgeApp:
 
     def count(self, answer: Answer) -> None:
         """Count an answer and how long it took."""
+        self._last_answer = self._clock.now()
         counted, observed = self._counters(answer.task, answer.model, answer.tier)
         counted.inc()
         observed.observe(answer.timing_ms.total * 1e-3)
+
+    def _last_answer_ms(self) -> int:
+        if self._last_answer is None:
+            return 0
+        return round((time.time() - (self._clock.now() - self._last_answer)) * 1e3)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - an app lives as long as its process
     def _counters(self, task: str, model: str, tier: Tier) -> tuple[Counter, Histogram]:
@@ -260,9 +280,23 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return None
 
 
+def _name(headers: Iterable[tuple[bytes, bytes]]) -> tuple[TraceContext, Headers]:
+    """The request's span, and the headers that tell the caller of it; the log is told, too."""
+    traceparent = given = None
+    for key, value in headers:
+        if key == b"traceparent":
+            traceparent = value.decode("latin-1")
+        elif key == b"x-request-id":
+            given = value.decode("latin-1")
+    caller = parse_traceparent(traceparent)
+    trace = caller.child() if caller else start_trace()
+    request_id = about(given, trace)
+    return trace, [(b"traceparent", trace.header().encode()), (b"x-request-id", request_id.encode())]
+
+
 def _error_headers(error: HawkVisionError) -> Headers:
     if isinstance(error, Overloaded):
-        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s)))]
+        return [(b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s)))]
     if isinstance(error, NotReady | BackendUnavailable):
         return [(b"retry-after", b"1")]
     if isinstance(error, Unauthorized):

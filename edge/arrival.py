@@ -13,8 +13,10 @@ import fcntl
 import socket
 import struct
 import termios
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import aiohttp
 
@@ -111,7 +113,14 @@ def tracing() -> aiohttp.TraceConfig:
 
 
 class Connector(aiohttp.TCPConnector):
-    """Tells `sending` which connection it got."""
+    """Tells `sending` which connection it got, and whoever wants to know that one has ended."""
+
+    def __init__(self, ended: Callable[[], None] | None = None, **options: Any) -> None:
+        """As aiohttp's; `ended` is called whenever a connection is closed, by either end."""
+        super().__init__(**options)
+        self._ended = ended
+        self._watched: WeakSet[asyncio.Future[None]] = WeakSet()
+        """Those that tell of their connections' ends, one each."""
 
     async def connect(
         self,
@@ -121,10 +130,25 @@ class Connector(aiohttp.TCPConnector):
     ) -> Connection:
         """See `aiohttp.TCPConnector.connect`."""
         connection = await super().connect(req, traces, timeout)
+        self._watch_end(connection)
         picture = sending.get()
         if picture is not None:
             picture.connected(connection.transport)
         return connection
+
+    def _watch_end(self, connection: Connection) -> None:
+        closed: asyncio.Future[None] | None = getattr(connection.protocol, "closed", None)  # from aiohttp 3.12 on
+        if closed is None or closed in self._watched:
+            return
+
+        def ended(future: asyncio.Future[None]) -> None:
+            if not future.cancelled():
+                future.exception()  # why does not matter
+            if self._ended is not None:
+                self._ended()
+
+        self._watched.add(closed)
+        closed.add_done_callback(ended)
 
 
 async def watch(picture: Sending, patience: Patience, latest_ms: float, clock: Clock) -> None:

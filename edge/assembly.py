@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
+import ssl
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,13 +25,14 @@ from edge.policies.registration import Registration, register
 from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
 from edge.rung import EdgeResult, Look, Model, Others, Rung, check_rung
-from edge.state import StateFile
+from edge.state import StateError, StateFile
 from edge.streams import DEFAULT_STREAM, ROWS_PER_STREAM, Streams
 from edge.uplink import Uplink
+from edge.warming import look_at_samples
 from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.cascade.profile import load_profile_of, load_site
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig
@@ -38,12 +41,14 @@ from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import open_backend
+from hawkvision.vision.backends import backend_name, open_backend
 from hawkvision.vision.int8 import ranking
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
 from hawkvision.vision.reduce import Reducer
 from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+log = logging.getLogger("hawkvision.edge")
 
 BRIEF_PIXELS: Final = 2**20
 """Of this size a JPEG takes 5 ms to decode, a WebP 16, a PNG 18 (one photograph, a Xeon)."""
@@ -76,9 +81,9 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     """
     models, cache = models_dir(config.models_dir), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
-    name = _rung_of(config, manifest)
+    name = rung_of(config, manifest)
     first = manifest.members(name)[0].name
-    profile = load_profile(config.profile or models / config.task / "profile.json")
+    profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
     registration = None
     if config.policy == "infaas":
@@ -107,7 +112,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
 
 
-def _rung_of(config: EdgeConfig, manifest: Manifest) -> str:
+def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
     """The edge rung that a node runs: the one its configuration names, or the manifest's default.
 
     Looking again at what one is not sure of is HawkVision's way, so its rivals run the first member of a stepwise
@@ -232,18 +237,23 @@ def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -
     return Rung(name, model, variant.temperature, Score.TOP1, ranking=_ranking(backend))
 
 
-async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock) -> EdgeNode:
-    """A node, warm.
+async def open_node(
+    config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, clock: Clock, dc_tls: ssl.SSLContext | None = None
+) -> EdgeNode:
+    """A node, warm. `dc_tls` is for connections to the datacenter; None trusts whom the system trusts.
 
     Raises:
         HawkVisionError: if the backend cannot run the model.
-        ConfigError: if the state file cannot be used.
+        ConfigError: if the state file is another node's or of another kind.
     """
     rung, best = loaded.rung, loaded.best
     _watch_backend(rung.first.backend, metrics)
+    backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
+    metrics.describe(config.task, backends)
+    log.info("%s, rung %s: backend %s", config.task, rung.name, backends)
     # Read by this thread's loop, so opened by it.
     limit = config.streams_limit
-    state = StateFile(config.state_file, ROWS_PER_STREAM * limit, DEFAULT_STREAM) if config.state_file else None
+    state = _open_state(config, metrics)
     workers = config.workers or usable_cores() + waiting_workers(config)
     uplink = (
         Uplink(
@@ -256,6 +266,7 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
             give_up_below=config.give_up_below,
             reducer=loaded.reducer,
             metrics=metrics,
+            tls=dc_tls,
         )
         if config.dc_url
         else None
@@ -268,6 +279,8 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.providers):
+        looking = partial(look_at_samples, rung, config.max_pixels, clock)
+        await asyncio.gather(*(pool.submit(partial(_looked, looking)) for _ in range(workers)))
         await asyncio.to_thread(take_large_pages)
     return EdgeNode(
         task=config.task,
@@ -288,6 +301,32 @@ async def open_node(config: EdgeConfig, loaded: Loaded, metrics: EdgeMetrics, cl
         source=loaded.source,
         rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),
     )
+
+
+def _open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
+    """The state file; None if none is wanted, or it is worn out: a node that forgets serves, one that ends does not.
+
+    Raises:
+        ConfigError: if it is another node's or of another kind.
+    """
+    if config.state_file is None:
+        return None
+    kept, failures = metrics.state_kept.labels(config.task), metrics.state_failures.labels(config.task, "open")
+    kept.set(0)
+    try:
+        state = StateFile(config.state_file, ROWS_PER_STREAM * config.streams_limit, DEFAULT_STREAM)
+    except StateError as error:
+        failures.inc()
+        log.error(
+            "serving without what was known of streams, and forgetting what is learnt at the next stop: %s", error
+        )
+        return None
+    if state.unwritable is None:
+        kept.set(1)
+    else:
+        failures.inc()
+        log.error("state_file %s: read, but nothing more is kept there: %s", config.state_file, state.unwritable)
+    return state
 
 
 def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:
@@ -313,6 +352,11 @@ def waiting_workers(config: EdgeConfig) -> int:
     from fpga.offload.door import PLACES
 
     return PLACES
+
+
+def _looked(looking: Callable[[], None]) -> EdgeResult:
+    looking()
+    return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
 
 
 def warm_up(backend: Backend, together: int = 1) -> EdgeResult:

@@ -112,7 +112,7 @@ class Auditor:
             outcome = "skipped"
             raise
         except (EscalationFailed, RequestError) as error:
-            log.info("audit failed: %s", error)
+            log.debug("audit failed: %s", error)
         finally:
             self._count(outcome)
             kept.accepted(score, probability, differs)

@@ -19,6 +19,7 @@ from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
+from hawkvision.servers.bodies import CallerGone
 from hawkvision.trace import TraceContext
 from hawkvision.types import Answer, ClassifyRequest, OnMiss, Reason, Received
 from hawkvision.vision.image import ImageHeader
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from edge.node import EdgeNode, Watched
 
 log = logging.getLogger("hawkvision.edge")
-
-
-class CallerGone(Exception):
-    """The caller hung up; nobody waits for the answer."""
 
 
 class Call:
@@ -279,7 +276,7 @@ class Call:
             metrics.escalation_failures.labels(node.task).inc()
             if isinstance(error, GivenUp):
                 metrics.escalations_given_up.labels(node.task).inc()
-            log.info("escalation failed: %s", error)
+            log.debug("escalation failed: %s", error)
             return None
         self._learn(escalated.reply, edge)
         return escalated

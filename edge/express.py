@@ -10,21 +10,22 @@ answer fits into one write. What an ASGI server does for requests that come and 
 and a task that wait for the body, headers checked on the way out) is much of what such a request costs the event loop.
 So the head of a request that may be answered here is held back for a moment, while `Express` begins with what it says:
 a picture of 16 KB takes 0.15 ms on a wire of 1 Gbit/s. If its body is whole by then, `Express` gets it; if not, uvicorn
-goes on with it as if nothing had happened. Whatever is slow, large, pipelined, upgraded or malformed takes uvicorn's
-way. The bounds of `edge.protocol` hold for both.
+goes on with it as if nothing had happened. Whatever is slow, large, pipelined or malformed takes uvicorn's
+way. The bounds of `hawkvision.servers.protocol` hold for both.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from edge.protocol import BoundedProtocol, Connections, Limits
 from hawkvision.errors import HawkVisionError
+from hawkvision.servers.bodies import Bodies, Body, CallerGone, some
+from hawkvision.servers.protocol import BoundedProtocol, Connections, Limits
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -72,6 +73,38 @@ class Express(Protocol):
         ...
 
 
+class WholeBody(Body):
+    """A body that comes whole, or not at all (`Express.answer`)."""
+
+    def __init__(
+        self,
+        bodies: Bodies,
+        coming: asyncio.Future[bytes | None],
+        begun: Callable[[], bytes],
+        hang_up: Callable[[], Awaitable[Any]],
+    ) -> None:
+        super().__init__(bodies, hang_up)
+        self._most = bodies.max_body_bytes
+        self._coming = coming
+        self._begun = begun
+
+    def begun(self) -> bytes:
+        """See `Body.begun`."""
+        return self._begun()
+
+    async def read(self, declared: str | None) -> bytes:  # noqa: ARG002 - it is bounded by who gives it
+        """See `Body.read`."""
+        data = await self._coming
+        if data is None:
+            raise CallerGone
+        self.take(len(data), self._most)
+        return some(data)
+
+    async def arrived(self) -> bool:
+        """See `Body.arrived`."""
+        return await self._coming is not None
+
+
 class _Request:
     """A request whose answer is begun; has the parts of uvicorn's cycle that its protocol looks at once it is whole."""
 
@@ -110,6 +143,9 @@ class ExpressProtocol(BoundedProtocol):
     """One connection. Use `bounded_express` to tie the class to a server."""
 
     express: ClassVar[Express]
+    answers_pages: ClassVar[bool] = True
+    """Whether requests of pages in browsers (`Origin`) are answered here; else by uvicorn's application, which adds
+    what browsers ask for."""
 
     _held: _Request | None = None
     """Whose head is held back; None while there is none."""
@@ -147,7 +183,7 @@ class ExpressProtocol(BoundedProtocol):
             and not self.expect_100_continue
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
-            and not parser.should_upgrade()
+            and (self.answers_pages or not any(name == b"origin" for name, _ in self.headers))
         ):
             self._held = held = _Request(self.loop, keep_alive=parser.should_keep_alive())
             task = self.loop.create_task(self._answer(held, url.query or b"", self.headers))
@@ -156,20 +192,19 @@ class ExpressProtocol(BoundedProtocol):
         else:
             super().begin()
 
-    def on_body(self, body: bytes) -> None:
+    def keep(self, body: bytes) -> None:
         """Keep a piece of the body."""
         if self._held is None:
-            super().on_body(body)
+            super().keep(body)
         else:
             self._held.pieces.append(body)
 
-    def on_message_complete(self) -> None:
+    def complete(self) -> None:
         """Answer, if the request was held back; it is whole."""
         held = self._held
         if held is None:
-            super().on_message_complete()
+            super().complete()
             return
-        self._in_body = False
         self.cycle = held  # type: ignore[assignment]
         self._let_go(held, held.joined())
 
@@ -185,7 +220,7 @@ class ExpressProtocol(BoundedProtocol):
         self._let_go(held, None)
         super().begin()
         if held.pieces:
-            super().on_body(held.joined())
+            super().keep(held.joined())
 
     def _let_go(self, held: _Request, body: bytes | None) -> None:
         """Hold it no longer, and tell whoever answers it."""
@@ -223,11 +258,12 @@ class ExpressProtocol(BoundedProtocol):
             self.transport.close()
 
 
-def bounded_express(limits: Limits, express: Express) -> type[asyncio.Protocol]:
-    """The protocol class of one server, for `uvicorn.Config(http=…)`."""
+def bounded_express(limits: Limits, express: Express, *, answers_pages: bool = True) -> type[asyncio.Protocol]:
+    """The protocol class of one server, for `uvicorn.Config(http=…)`; `answers_pages` as `ExpressProtocol` has it."""
 
     class Bound(ExpressProtocol):
         book = Connections(limits)
 
     Bound.express = express
+    Bound.answers_pages = answers_pages
     return Bound

@@ -154,16 +154,17 @@ _DEFAULT = ClassifyRequest()
 
 
 def read_query(query: bytes) -> list[Source]:
-    """The fields of a query string.
+    """The fields of a query string; empty pairs, as between `&&` and behind the last `&`, say nothing.
 
     Raises:
         BadField: if it is no UTF-8 `name=value` list, or has more than `MAX_FIELDS` entries.
     """
-    if not query:
+    written = b"&".join(filter(None, query.split(b"&")))
+    if not written:
         return []
     try:
         pairs = parse_qsl(
-            query.decode("ascii"),
+            written.decode("ascii"),
             keep_blank_values=True,
             strict_parsing=True,
             errors="strict",

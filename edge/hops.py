@@ -6,6 +6,9 @@ A hop carries bytes and knows why it could not; what an answer means is not its 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
+import ssl
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
@@ -14,7 +17,7 @@ import msgspec
 
 from edge.arrival import Connector, sending, tracing
 from hawkvision.cascade.link import LinkEstimate
-from hawkvision.errors import EscalationFailed, NotFound
+from hawkvision.errors import MALFORMED, EscalationFailed, NotFound
 from hawkvision.hop import (
     INFER_PATH,
     PROGRESSIVE_TYPE,
@@ -25,8 +28,11 @@ from hawkvision.hop import (
     Rungs,
     Transports,
 )
+from hawkvision.logs import REQUEST_ID_HEADER, current_request
 from hawkvision.trace import TraceContext
 from hawkvision.transport.client import unheard
+
+log = logging.getLogger("hawkvision.edge")
 
 CONNECT_TIMEOUT_S: Final = 1.0
 MAX_REPLY_BYTES: Final = 1024 * 1024
@@ -81,8 +87,27 @@ class Hop(Protocol):
 class HttpHop:
     """The very bytes over kept-alive connections, and what else is asked over HTTP."""
 
-    def __init__(self, url: str, api_key: str | None, connections: int, *, run_out_s: float = RUN_OUT_S) -> None:
-        """Prepare; `run_out_s` is how long an exchange may go on for the sake of its connection, see `send`."""
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        connections: int,
+        *,
+        run_out_s: float = RUN_OUT_S,
+        tls: ssl.SSLContext | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            url: of the ingress.
+            api_key: of the ingress.
+            connections: open at once at most.
+            run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
+            ended: called when a connection is closed, by either end.
+            tls: for https; None trusts whom the system trusts.
+            ended: called when a connection is closed, by either end.
+        """
         self.url = url
         self.link = LinkEstimate()
         self._free = asyncio.Semaphore(connections)
@@ -93,14 +118,21 @@ class HttpHop:
         self._running_out: set[asyncio.Task[tuple[int, bytes]]] = set()
         """Of those, the ones that nobody waits for any more."""
         self._closed = False
+        self._tls_reason: str | None = None
+        """What TLS last said against the datacenter; None once a connection was made."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
         self._session = aiohttp.ClientSession(
-            connector=Connector(limit=connections, keepalive_timeout=60.0),
+            connector=connector,
             trace_configs=[tracing()],
             headers=headers,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        self._keyless = aiohttp.ClientSession(
+            connector=connector, connector_owner=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
+        """For what anybody may ask, over the same connections."""
 
     @property
     def running_out(self) -> int:
@@ -128,6 +160,8 @@ class HttpHop:
             raise HopBroken(f"{self.url}: the connections are closed at this end")
         headers = request.headers()
         headers[TRACE_HEADER] = trace.header()
+        if (about := current_request()) is not None:
+            headers[REQUEST_ID_HEADER] = about.request_id
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, begun, hear))
         self._exchanges.add(exchange)
@@ -149,7 +183,7 @@ class HttpHop:
         except aiohttp.ServerTimeoutError:
             raise HopBroken(f"{self.url} did not accept a connection within {CONNECT_TIMEOUT_S:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise HopBroken(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
+            raise HopBroken(self._why_not(error)) from None
 
     async def _exchange(
         self, body: bytes, headers: dict[str, str], begun: asyncio.Event, hear: Callable[[bytes], None]
@@ -161,12 +195,24 @@ class HttpHop:
                 begun.set()
                 url = f"{self.url}{INFER_PATH}"
                 async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
+                    self._tls_reason = None
                     if response.content_type == PROGRESSIVE_TYPE:
                         return response.status, await read_lines(response.content, hear)
                     return response.status, await _read(response)
         finally:
             if (picture := sending.get()) is not None:
                 picture.end()
+
+    def _why_not(self, error: Exception) -> str:
+        """In words; what TLS says against the datacenter is logged, once: nobody mends it but an operator."""
+        reason = _tls_reason(error)
+        if reason is None:
+            return f"{self.url} cannot be reached: {str(error) or type(error).__name__}"
+        message = f"{self.url} cannot be reached: {reason}"
+        if reason != self._tls_reason:
+            log.warning("%s; escalations fail until that is mended", message)
+            self._tls_reason = reason
+        return message
 
     def _may_run_out(self, body: bytes) -> bool:
         """On half of the connections at most, the smaller half, and with pictures that memory hardly notices."""
@@ -189,15 +235,16 @@ class HttpHop:
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(RUNGS_PATH, _rungs_decoder)
+        return await self._listing(self._session, RUNGS_PATH, _rungs_decoder)
 
     async def transports(self) -> Transports:
-        """What the datacenter listens to beside HTTP; nothing, if it does not know of such things.
+        """What the datacenter listens to beside HTTP; nothing, if it does not know of such things. The key is not sent:
+        over datagrams it is only proved, which would be of no use had it been heard here.
 
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(TRANSPORT_PATH, _transports_decoder, Transports())
+        return await self._listing(self._keyless, TRANSPORT_PATH, _transports_decoder, Transports())
 
     async def close(self) -> None:
         """Close the connections. Whoever still waits is told so."""
@@ -206,22 +253,29 @@ class HttpHop:
         for exchange in exchanges:
             exchange.cancel()
         await asyncio.gather(*exchanges, return_exceptions=True)
+        await self._keyless.close()
         await self._session.close()
 
     async def _listing(
-        self, path: str, decoder: msgspec.json.Decoder[ListingT], absent: ListingT | None = None
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        decoder: msgspec.json.Decoder[ListingT],
+        absent: ListingT | None = None,
     ) -> ListingT:
         """A document; `absent` if there is no such path."""
         try:
             timeout = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-            async with self._session.get(f"{self.url}{path}", timeout=timeout) as response:
+            async with session.get(f"{self.url}{path}", timeout=timeout) as response:
                 payload = await _read(response)
             if response.status == NotFound.status and absent is not None:
                 return absent
             if response.status != 200:
                 raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
             return decoder.decode(payload)
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+            raise EscalationFailed(self._why_not(error)) from None
+        except (TimeoutError, aiohttp.ClientError, OSError, *MALFORMED) as error:
             raise EscalationFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
 
 
@@ -235,6 +289,19 @@ async def read_lines(content: aiohttp.StreamReader, hear: Callable[[bytes], None
         for last in lines:
             hear(last)
     return rest or last
+
+
+def _tls_reason(error: Exception) -> str | None:
+    """What is wrong with TLS, and which setting has to do with it; None if something else is."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        said = error.certificate_error
+        why = getattr(said, "verify_message", None) or str(said)
+        return f"its certificate is not trusted: {why} (edge.dc_ca says whose certificates are)"
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError) or "[SSL" in str(error):
+        found = re.search(r"\[SSL: (\w+)\]", str(error))
+        why = found[1].replace("_", " ").lower() if found else str(error)
+        return f"TLS failed: {why} (a datacenter may ask for edge.dc_certificate)"
+    return None
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

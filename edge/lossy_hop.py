@@ -18,6 +18,7 @@ from edge.arrival import sending
 from edge.hops import HopBroken, HopLate, HttpHop
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import (
+    MALFORMED,
     BadImage,
     EscalationFailed,
     HawkVisionError,
@@ -136,7 +137,7 @@ class LossyHop:
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except MALFORMED:
                 raise HopBroken(f"{self._http.url} refused with a body that says nothing: {payload[:80]!r}") from None
         return _STATUSES.get(status, 500), payload
 

@@ -32,6 +32,7 @@ from hawkvision.cascade.policy import Policy, Route, weakened
 from hawkvision.cascade.profile import CERTIFIED_DROPS
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound, TooLarge
+from hawkvision.logs import Transitions
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 from hawkvision.types import (
@@ -51,8 +52,12 @@ from hawkvision.vision.image import ImageHeader, probe
 
 log = logging.getLogger("hawkvision.edge")
 
-RUNGS_INTERVAL_S: Final = 15.0
-"""How often the node asks what the datacenter serves while the link is up: it finds a replaced model."""
+RUNGS_INTERVAL_S: Final = 5.0
+"""How often the node asks what the datacenter serves while the link is up and nothing happens: it finds a model that
+was replaced behind a proxy, and a silent link. Where escalations fail or are doubted, or a connection ends, it asks at
+once."""
+CERTIFIED: Final = "certified"
+"""The state of a rung that the datacenter serves as it was certified."""
 FIRST_PROBE_S: Final = 0.25
 LONGEST_PROBE_S: Final = 5.0
 """How often it asks while the link is down: the interval doubles from the first to the longest."""
@@ -147,6 +152,7 @@ class EdgeNode:
         self.source = source
         self.rival = rival
         self._calls = Call if rival is None else rival.calls
+        self._report = Transitions(log, dict.fromkeys(expected, CERTIFIED))
         self._matches: dict[str, bool] = {}  # by rung; empty before the datacenter has said what it serves
         for target in LISTED_TARGETS:  # what was found out before a restart counts from the first answer on
             self.watched(policy.route(target), None)
@@ -320,12 +326,13 @@ class EdgeNode:
     async def _watch_datacenter(self) -> None:
         """Know what the datacenter serves, and bring a lost link back; callers' requests are never the probes."""
         assert self.uplink is not None
-        link, lost = self.uplink.link, self.uplink.lost
+        uplink, link, lost = self.uplink, self.uplink.link, self.uplink.lost
         pause_s = FIRST_PROBE_S
         while True:
             lost.clear()
-            if await self._check_datacenter(self.uplink):
+            if await self._check_datacenter(uplink):
                 link.restored()
+                uplink.report()
                 pause_s = FIRST_PROBE_S
                 # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
@@ -333,8 +340,8 @@ class EdgeNode:
                         await lost.wait()
             else:
                 link.failed()
+                uplink.report()
                 pause_s = min(2 * pause_s, LONGEST_PROBE_S)
-            self.metrics.datacenter_up.set(float(self.uplink.up))
             if not link.up:
                 await asyncio.sleep(pause_s)
 
@@ -343,21 +350,27 @@ class EdgeNode:
         try:
             served = await uplink.rungs()
         except EscalationFailed as error:
-            log.info("datacenter: %s", error)
+            log.debug("datacenter: %s", error)
             return False
         found = {rung.name: rung for rung in served.rungs}
         for name, fingerprint in self._expected.items():
             rung = found.get(name)
             matches = rung is not None and rung.fingerprint == fingerprint
-            if not matches and self._matches.get(name) is not False:
-                log.error(
-                    "certificates are void: made for %s with fingerprint %s, but %s serves %s",
+            self._matches[name] = matches
+            if not matches:
+                self._report.note(
+                    name,
+                    rung,
+                    logging.WARNING,
+                    "guarantees suspended: certificates are about %s with fingerprint %s, %s serves %s",
                     name,
                     fingerprint,
                     uplink.url,
-                    rung or "no such rung",
+                    "no such rung" if rung is None else f"it with fingerprint {rung.fingerprint}",
                 )
-            self._matches[name] = matches
+            else:
+                message = "guarantees restored: %s serves %s as it was certified"
+                self._report.note(name, CERTIFIED, logging.INFO, message, uplink.url, name)
         return True
 
     async def close(self) -> None:

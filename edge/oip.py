@@ -9,7 +9,9 @@ tensor extension JSON and raw tensors behind it:
       "parameters": {"binary_data_size": 16}}], "parameters": {"binary_data_output": true, "max_accuracy_drop": 0.01}}
     0C 00 00 00 | FF D8 FF …                                each element: uint32 length, little-endian, and its bytes
 
-In JSON a picture is base64, for JSON cannot carry other bytes. Sources: Open Inference Protocol, `inference_rest.md`;
+In JSON a picture is base64, for JSON cannot carry other bytes. Parameters that are neither ours nor the protocol's mean
+nothing here, as with KServe and Triton: the response lists their names in `ignored_parameters`, so that a misspelt
+target can be seen. Optional members may be null. Sources: Open Inference Protocol, `inference_rest.md`;
 Triton's protocol extensions `binary_data`, `classification`, `parameters` and `schedule_policy`.
 """
 
@@ -19,13 +21,13 @@ import binascii
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from edge.fields import MAX_FIELDS, MAX_TOP_K, Source, parse_request
+from edge.fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision import __version__
-from hawkvision.errors import BadField
+from hawkvision.errors import MALFORMED, BadField
 from hawkvision.types import Answer, ClassifyRequest, PromiseStatus
 
 Value: TypeAlias = str | bool | int | float
@@ -40,11 +42,28 @@ OUTPUTS: Final = {"label": "BYTES", "index": "INT64", "confidence": "FP32"}
 MAX_PICTURES: Final = 32
 """Pictures in one request: an eighth of the places that a node has for those that wait, so that none takes them all."""
 MAX_ID_LENGTH: Final = 1024
-EXTENSIONS: Final = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
+MAX_JSON_VALUES: Final = 10_000
+"""Values in a request's JSON, counted by its commas before it is parsed: 32 pictures and their parameters are some
+hundred. Base64 has no commas, and 10 MiB of small values would take some 500 MB."""
+MAX_SAID_IGNORED: Final = 256
+"""Characters of `ignored_parameters`."""
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
 
 _LENGTH: Final = struct.Struct("<I")
 _IGNORED: Final = frozenset({"priority", "sequence_start", "sequence_end"})
 """Parameters that `tritonclient` has arguments for, and that need nothing here: earliest deadlines go first anyway."""
+_REQUESTS_OWN: Final = frozenset({"binary_data_output", "timeout", "sequence_id", *_IGNORED, *FIELDS})
+"""Parameters of a request that mean something here."""
+_SHARED_MEMORY: Final = "shared_memory_region"
+NO_SHARED_MEMORY: Final = "this server has no shared memory with its callers; send and take the data in the body"
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -53,7 +72,7 @@ class _Tensor(msgspec.Struct, frozen=True):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, Value] = {}
+    parameters: dict[str, Any] | None = None
     data: Data | None = None
 
 
@@ -61,15 +80,15 @@ class _Wanted(msgspec.Struct, frozen=True):
     """One entry of a request's `outputs`, as it is written."""
 
     name: str
-    parameters: dict[str, Value] = {}
+    parameters: dict[str, Any] | None = None
 
 
 class _Head(msgspec.Struct, frozen=True):
     """The JSON part of a request, as it is written."""
 
     inputs: list[_Tensor]
-    id: str = ""
-    parameters: dict[str, Value] = {}
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
     outputs: list[_Wanted] | None = None
 
 
@@ -91,6 +110,8 @@ class InferRequest:
     pictures: tuple[bytes, ...]
     request: ClassifyRequest
     outputs: tuple[Output, ...]
+    ignored: tuple[str, ...] = ()
+    """Names of parameters that mean nothing here, each once."""
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
@@ -110,26 +131,42 @@ def parse_infer(task: str, body: bytes, json_bytes: str | None, elsewhere: Seque
         BadField: naming the part that is malformed, missing, unknown or contradictory.
     """
     path: Source = ("path", "task", task)
-    split = _json_length(json_bytes, len(body))
+    split = json_length(json_bytes, len(body))
     if split == 0:
         return InferRequest("", (body,), parse_request([path, *elsewhere]), _all_outputs(binary=False))
     head = _read_head(body[:split])
-    if len(head.id) > MAX_ID_LENGTH:
-        raise BadField(f"id: expected at most {MAX_ID_LENGTH} characters, got {len(head.id)}")
+    name = head.id or ""
+    if len(name) > MAX_ID_LENGTH:
+        raise BadField(f"id: expected at most {MAX_ID_LENGTH} characters, got {len(name)}")
     if len(head.inputs) != 1 or head.inputs[0].name != INPUT:
         given = ", ".join(repr(tensor.name[:40]) for tensor in head.inputs[:4]) or "none"
         raise BadField(f"inputs: expected one input, {INPUT!r}; got {given}")
-    pictures = _pictures(head.inputs[0], memoryview(body)[split:])
-    outputs = _outputs(head)
-    sources = _sources(head.parameters)
+    (tensor,) = head.inputs
+    parameters = _given(head.parameters)
+    pictures = _pictures(tensor, memoryview(body)[split:])
+    outputs = _outputs(head.outputs, parameters)
+    sources = _sources(parameters)
     most = max((output.classes or 0 for output in outputs), default=0)
-    if most and "top_k" not in head.parameters:
+    if most and "top_k" not in parameters:
         sources.append(("outputs", "top_k", str(most)))
-    return InferRequest(head.id, pictures, parse_request([path, *elsewhere, *sources]), outputs)
+    ignored = [key for key in parameters if key not in _REQUESTS_OWN]
+    ignored += [key for key in _given(tensor.parameters) if key != "binary_data_size"]
+    ignored += [key for wanted in head.outputs or () for key in _given(wanted.parameters) if key not in _OUTPUTS_OWN]
+    asked = parse_request([path, *elsewhere, *sources])
+    return InferRequest(name, pictures, asked, outputs, tuple(dict.fromkeys(ignored)))
 
 
-def _json_length(header: str | None, available: int) -> int:
-    """Bytes of JSON at the front of a body of `available` bytes."""
+def _given(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those that are not null."""
+    return {name: value for name, value in (parameters or {}).items() if value is not None}
+
+
+def json_length(header: str | None, available: int) -> int:
+    """Bytes of JSON at the front of a body of `available` bytes, as the header `Inference-Header-Content-Length` says.
+
+    Raises:
+        BadField: if it is no such number.
+    """
     if header is None:
         return max(1, available)
     if not (header.isascii() and header.isdigit() and len(header) <= 12 and int(header) <= available):
@@ -140,9 +177,15 @@ def _json_length(header: str | None, available: int) -> int:
 
 
 def _read_head(data: bytes) -> _Head:
+    if data.count(b",") >= MAX_JSON_VALUES:
+        raise BadField(
+            f"body: the JSON has more than {MAX_JSON_VALUES} values; send pictures encoded, in base64 or as binary data"
+        )
     try:
         return _decode_head(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise BadField("body: the JSON is nested too deeply") from None
+    except MALFORMED as error:
         raise BadField(f"body: not an inference request in JSON: {error}") from None
 
 
@@ -156,10 +199,10 @@ def _pictures(tensor: _Tensor, behind: memoryview) -> tuple[bytes, ...]:
     shape = tensor.shape
     if len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or not 1 <= shape[0] <= MAX_PICTURES:
         raise BadField(f"{where}.shape: expected [N] or [N,1] with N from 1 to {MAX_PICTURES}; got {str(shape)[:60]}")
-    size = tensor.parameters.get("binary_data_size")
-    unknown = next((name for name in tensor.parameters if name != "binary_data_size"), None)
-    if unknown is not None:
-        raise BadField(f"{where}.parameters: unknown parameter {unknown[:40]!r}; known: binary_data_size")
+    parameters = _given(tensor.parameters)
+    if _SHARED_MEMORY in parameters:
+        raise BadField(f"{where}.parameters.{_SHARED_MEMORY}: {NO_SHARED_MEMORY}")
+    size = parameters.get("binary_data_size")
     if (size is None) == (tensor.data is None):
         raise BadField(f"{where}: expected either `data` or the parameter `binary_data_size`")
     if tensor.data is not None:
@@ -211,36 +254,51 @@ def _from_base64(where: str, text: str) -> bytes:
 # ------------------------------------------------------------------------------------------------- what is asked
 
 
-def _sources(parameters: Mapping[str, Value]) -> list[Source]:
+def _sources(parameters: Mapping[str, Any]) -> list[Source]:
     """A request's parameters as fields.
 
     Of `tritonclient`'s own, `timeout` (microseconds) is a deadline where none is given in `deadline_ms`, and
     `sequence_id` names the stream where `stream` does not; the others need nothing here.
     """
-    if len(parameters) > MAX_FIELDS:
-        raise BadField(f"parameters: expected at most {MAX_FIELDS}, got {len(parameters)}")
     sources: list[Source] = []
     for name, value in parameters.items():
         where = f"parameters.{name[:40]}"
-        if name in _IGNORED:
+        if name in _IGNORED or name not in _REQUESTS_OWN:
             continue
         if name == "binary_data_output":
             _flag(where, value)
         elif name == "timeout":
             if type(value) is not int or not 0 <= value < 1 << 53:
-                raise BadField(f"{where}: expected microseconds, a whole number; got {str(value)[:40]!r}")
+                raise BadField(f"{where}: expected microseconds, a whole number; got {_shown(value)}")
             if value and "deadline_ms" not in parameters:
                 sources.append(("parameters.timeout, in ms", "deadline_ms", f"{value / 1000:g}"))
         elif name == "sequence_id":
-            if isinstance(value, bool | float):
-                raise BadField(f"{where}: expected a whole number or a string; got {value!r}")
+            if isinstance(value, bool) or not (isinstance(value, str) or _is_int64(value)):
+                raise BadField(f"{where}: expected a whole number or a string; got {_shown(value)}")
             if value and "stream" not in parameters:
                 sources.append((where, "stream", str(value)))
-        elif isinstance(value, bool):
-            raise BadField(f"{where}: expected a number or a string, got {value!r}")
+        elif isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise BadField(f"{where}: expected a number or a string, got {_shown(value)}")
         else:
             sources.append(("parameters", name, value if isinstance(value, str) else _decimal(where, value)))
     return sources
+
+
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < 1 << 63
+
+
+def _shown(value: object) -> str:
+    """A value of JSON for an error, whatever it is: of bounded length, and without looking deep into it."""
+    match value:
+        case str():
+            return repr(value[:40])
+        case int() if abs(value) >= 1 << 64:
+            return "a number out of range"
+        case dict() | list():
+            return "an object" if isinstance(value, dict) else "a list"
+        case _:
+            return repr(value)
 
 
 def _decimal(where: str, value: float) -> str:
@@ -249,9 +307,9 @@ def _decimal(where: str, value: float) -> str:
     return repr(int(value) if float(value).is_integer() else value)
 
 
-def _flag(where: str, value: Value) -> bool:
+def _flag(where: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise BadField(f"{where}: expected true or false, got {str(value)[:40]!r}")
+        raise BadField(f"{where}: expected true or false, got {_shown(value)}")
     return value
 
 
@@ -259,15 +317,15 @@ def _all_outputs(*, binary: bool) -> tuple[Output, ...]:
     return tuple(Output(name, binary) for name in OUTPUTS)
 
 
-def _outputs(head: _Head) -> tuple[Output, ...]:
+def _outputs(listed: Sequence[_Wanted] | None, parameters: Mapping[str, Any]) -> tuple[Output, ...]:
     """The outputs asked for, in that order; all of them where none is named."""
-    binary = _flag("parameters.binary_data_output", head.parameters.get("binary_data_output", False))
-    if not head.outputs:
+    binary = _flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
+    if not listed:
         return _all_outputs(binary=binary)
-    if len(head.outputs) > len(OUTPUTS):
-        raise BadField(f"outputs: expected each of {', '.join(OUTPUTS)} at most once; got {len(head.outputs)} entries")
+    if len(listed) > len(OUTPUTS):
+        raise BadField(f"outputs: expected each of {', '.join(OUTPUTS)} at most once; got {len(listed)} entries")
     found: dict[str, Output] = {}
-    for number, wanted in enumerate(head.outputs):
+    for number, wanted in enumerate(listed):
         where = f"outputs[{number}]"
         if wanted.name not in OUTPUTS or wanted.name in found:
             raise BadField(
@@ -277,18 +335,23 @@ def _outputs(head: _Head) -> tuple[Output, ...]:
     return tuple(found.values())
 
 
+_OUTPUTS_OWN: Final = frozenset({"binary_data", "classification", _SHARED_MEMORY})
+
+
 def _output(where: str, wanted: _Wanted, *, binary: bool) -> Output:
     classes: int | None = None
-    for name, value in wanted.parameters.items():
+    for name, value in _given(wanted.parameters).items():
         said = f"{where}.parameters.{name[:40]}"
         if name == "binary_data":
             binary = _flag(said, value)
-        elif name == "classification" and wanted.name == "confidence":
+        elif name == "classification":
+            if wanted.name != "confidence":
+                raise BadField(f"{said}: classes are listed in the output 'confidence'")
             if type(value) is not int or not 0 <= value <= MAX_TOP_K:
-                raise BadField(f"{said}: expected 1 to {MAX_TOP_K} classes, got {str(value)[:40]!r}")
+                raise BadField(f"{said}: expected 1 to {MAX_TOP_K} classes, got {_shown(value)}")
             classes = value or None
-        else:
-            raise BadField(f"{said}: unknown; `binary_data` is known, and `classification` of 'confidence'")
+        elif name == _SHARED_MEMORY:  # a caller who looks there would find what was there before
+            raise BadField(f"{said}: {NO_SHARED_MEMORY}")
     return Output(wanted.name, binary, classes)
 
 
@@ -307,7 +370,10 @@ def encode_answers(asked: InferRequest, answers: Sequence[Answer]) -> tuple[byte
     said: dict[str, object] = {"model_name": answers[0].task, "model_version": MODEL_VERSION}
     if asked.id:
         said["id"] = asked.id
-    text = _encode({**said, "parameters": describe(answers), "outputs": tensors})
+    parameters = describe(answers)
+    if asked.ignored:
+        parameters["ignored_parameters"] = ",".join(asked.ignored)[:MAX_SAID_IGNORED]
+    text = _encode({**said, "parameters": parameters, "outputs": tensors})
     return (text, None) if not behind else (b"".join((text, *behind)), len(text))
 
 

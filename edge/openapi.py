@@ -15,7 +15,7 @@ from hawkvision import __version__
 _ERRORS: Final = {
     "400": "Not a picture, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
-    "408": "Headers or body did not arrive in time",
+    "408": "Headers did not arrive in time, or the body came more slowly than 500 bytes a second",
     "413": "Too many bytes or too many pixels",
     "414": "The URL is longer than 16 KiB",
     "415": "A format that is not read here",
@@ -125,8 +125,8 @@ def _transports() -> dict[str, Any]:
     text, number = {"type": "string"}, {"type": "integer"}
     lossy = {
         "port": number | {"description": "UDP, at the host of this document."},
-        "certificate": text | {"description": "PEM; what the server's certificate must be or be signed by."},
-        "name": text | {"description": "What the certificate is made out to."},
+        "certificate": text | {"description": "PEM; the first is what the server must show, bit for bit."},
+        "name": text | {"description": "To ask for in the handshake."},
         "version": number | {"description": "Of the wire format, `hawkvision/transport/WIRE.md`."},
     }
     return _object({"lossy": _nullable(_object(lossy))})
@@ -170,6 +170,10 @@ def document() -> dict[str, Any]:
             "/v2": get("Name, version and extensions (Open Inference Protocol)", "server"),
             "/v2/models/{task}": of_task(get("Inputs and outputs (Open Inference Protocol)", "model")),
             "/v2/models/{task}/ready": of_task(get("The task is served (Open Inference Protocol)", "modelReady")),
+            "/v2/models/{task}/stats": of_task(get("Requests and where their time went (Triton)", "modelStatistics")),
+            "/v2/repository/index": {
+                "post": get("What is loaded (Triton)", "repositoryIndex")["get"],
+            },
             "/v2/models/{task}/infer": of_task({"post": _infer(errors)}),
             "/metrics": get("Metrics for Prometheus", "metrics", "text/plain"),
         },
@@ -231,7 +235,8 @@ def _infer(errors: dict[str, Any]) -> dict[str, Any]:
         "description": (
             f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_PICTURES}: encoded pictures, in binary, or "
             "in base64 where the data are JSON. The fields of /v1/classify are request parameters. Outputs: "
-            f"{', '.join(OUTPUTS)}. How they were found is in the response's parameters."
+            f"{', '.join(OUTPUTS)}. How they were found is in the response's parameters, and in `ignored_parameters` "
+            "the names of those that mean nothing here."
         ),
         "operationId": "infer",
         "requestBody": {"required": True, "content": media},

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from hawkvision import errors
-from hawkvision.errors import EscalationFailed, RequestError
+from hawkvision.errors import MALFORMED, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest
 
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
@@ -38,7 +38,7 @@ def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopR
     """
     try:
         reply = _reply_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise EscalationFailed(f"{url} sent a reply that is none: {error}") from None
     seen = [(c.index, c.confidence) for c in reply.top_k]
     if reply.passed_over is not None:
@@ -54,7 +54,7 @@ def refused(status: int, payload: bytes) -> tuple[RequestError | None, str]:
     """Of a reply other than 200: what is wrong with the caller's picture, if that was the reason, and what it said."""
     try:
         body = _error_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         body = _ErrorBody(error=f"HTTP {status}")
     fault = CALLERS_FAULT.get(body.code)
     return (fault(body.error) if fault is not None and fault.status == status else None), body.error

@@ -4,7 +4,8 @@ A row per stream and certificate; the stream's name is hashed, so rows have a bo
 that were written longest ago go. Readers of write-ahead logs never wait for the writer: states are read on the event
 loop (a lookup among 16,384 rows takes 10 µs), and written from a thread.
 
-Failures while a node runs are logged and counted by the caller, and cost memory of the past, never an answer.
+A file that cannot be written (a full disk, a read-only file system) is still read, so that what was suspended before a
+restart stays so. Failures are logged and counted by the caller, and cost memory of the past, never an answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from hawkvision.cascade.online import Bet, State
-from hawkvision.errors import ConfigError
+from hawkvision.errors import MALFORMED, ConfigError
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -54,7 +55,7 @@ class Place(NamedTuple):
 
 
 class StateError(Exception):
-    """The file could not be read or written just now."""
+    """The file cannot be read or written."""
 
 
 class StateFile:
@@ -64,25 +65,52 @@ class StateFile:
         """Open or make the file; rows of the stream `kept` are never deleted.
 
         Raises:
-            ConfigError: if the file cannot be opened for writing, is used by another node, or is not of this kind.
+            ConfigError: if its folder is missing, or it is used by another node or of another kind.
+            StateError: if it can neither be written nor read, is corrupt, or has another version.
         """
+        self._path = path
         self._rows_limit = rows_limit
         self._kept = kept
-        with contextlib.ExitStack() as opened:
-            try:
-                self._lock = _lock(path)
-                opened.callback(os.close, self._lock)
-                self._writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-                opened.callback(self._writer.close)
-                _prepare(self._writer, path)
-                self._reader = sqlite3.connect(
-                    f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-                )
-                opened.callback(self._reader.close)
-                (self._written,) = self._writer.execute("SELECT coalesce(max(written), 0) FROM states").fetchone()
-            except (sqlite3.Error, OSError) as error:
-                raise ConfigError(f"state_file {path}: cannot be used: {error}") from None
-            opened.pop_all()
+        self.unwritable: str | None = None
+        """Why nothing can be kept, and only what is there is read; None if all is well."""
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(f"state_file {path}: cannot be used: expected a file in a folder that exists")
+        self._opened = contextlib.ExitStack()
+        try:
+            self._open()
+        except (sqlite3.Error, OSError) as error:
+            self._opened.close()
+            self.unwritable = str(error)
+            self._open_for_reading()
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _open(self) -> None:
+        self._opened.callback(os.close, _lock(self._path))
+        self._writer = self._connected("")
+        _prepare(self._writer, self._path)
+        self._reader = self._connected("?mode=ro")
+        (self._written,) = self._writer.execute("SELECT coalesce(max(written), 0) FROM states").fetchone()
+
+    def _open_for_reading(self) -> None:
+        """Read what was kept, without writing anything beside it; what its write-ahead log holds is not seen."""
+        try:
+            self._reader = self._connected("?mode=ro&immutable=1")
+            if not _check(self._reader, self._path):
+                raise StateError(f"state_file {self._path}: cannot be used: {self.unwritable}")
+        except (sqlite3.Error, OSError):
+            self._opened.close()
+            raise StateError(f"state_file {self._path}: cannot be used: {self.unwritable}") from None
+        except BaseException:
+            self._opened.close()
+            raise
+
+    def _connected(self, options: str) -> sqlite3.Connection:
+        where = f"{self._path.absolute().as_uri()}{options}"
+        connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False)
+        self._opened.callback(connection.close)
+        return connection
 
     def read(self, place: Place) -> State | None:
         """What was kept of a stream.
@@ -95,7 +123,7 @@ class StateFile:
                 "SELECT state FROM states WHERE stream = ? AND certificate = ?", (place.stream, place.certificate)
             ).fetchone()
             return None if row is None else decode_state(row[0])
-        except (sqlite3.Error, msgspec.DecodeError, ValueError) as error:
+        except (sqlite3.Error, *MALFORMED, ValueError) as error:
             raise StateError(f"cannot read the state of a stream: {error}") from None
 
     def write(self, states: Iterable[tuple[Place, bytes]]) -> None:
@@ -104,6 +132,8 @@ class StateFile:
         Raises:
             StateError: if the file cannot be written; then none of them is kept.
         """
+        if self.unwritable is not None:
+            raise StateError(f"cannot write the state of streams: {self.unwritable}")
         self._written += 1
         try:
             self._writer.execute("BEGIN IMMEDIATE")
@@ -127,9 +157,7 @@ class StateFile:
 
     def close(self) -> None:
         """Close the file; its write-ahead log is folded into it."""
-        self._reader.close()
-        self._writer.close()
-        os.close(self._lock)
+        self._opened.close()
 
 
 def encode_state(state: State) -> bytes:
@@ -174,32 +202,46 @@ def _lock(path: Path) -> int:
     return held
 
 
+def _pragma(connection: sqlite3.Connection, name: str) -> object:
+    return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is ours; if not, it is empty.
+
+    Raises:
+        ConfigError: if it is something else's.
+        StateError: if it is corrupt, or another version's.
+        sqlite3.Error: if it is corrupt or cannot be read.
+    """
+    # The log's mode is written before the schema: after a crash in between, the file is empty but not of no pages.
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    kind, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
+    if not tables and kind == 0:
+        return False
+    if kind != APPLICATION_ID and "states" not in tables:
+        raise ConfigError(f"state_file {path}: is a database of something else; name another file")
+    if kind == APPLICATION_ID and version != SCHEMA_VERSION:
+        raise StateError(f"state_file {path}: has version {version}, this node reads {SCHEMA_VERSION}; move it away")
+    damage = _pragma(connection, "quick_check(1)") if kind == APPLICATION_ID else "its header is damaged"
+    if damage != "ok":
+        raise StateError(f"state_file {path}: is corrupt ({damage}); move it away")
+    return True
+
+
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Check that the file is ours, or make it so.
 
     Raises:
-        ConfigError: if it is something else's, or another version's.
+        ConfigError: if it is something else's.
+        StateError: if it is corrupt, or another version's.
         sqlite3.Error: if it is corrupt or cannot be written.
     """
-
-    def pragma(name: str) -> object:
-        return connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-    # The log's mode is written before the schema: after a crash in between, the file is empty but not of no pages.
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    fresh = tables == 0 and pragma("application_id") == 0
-    if not fresh and pragma("application_id") != APPLICATION_ID:
-        raise ConfigError(f"state_file {path}: is a database of something else; name another file")
-    if not fresh and pragma("user_version") != SCHEMA_VERSION:
-        raise ConfigError(
-            f"state_file {path}: has version {pragma('user_version')}, this node reads {SCHEMA_VERSION}; move it away"
-        )
-    if not fresh and pragma("quick_check(1)") != "ok":
-        raise ConfigError(f"state_file {path}: is corrupt ({pragma('quick_check(1)')}); move it away")
-    if pragma("journal_mode = WAL") != "wal":
+    ours = _check(connection, path)
+    if _pragma(connection, "journal_mode = WAL") != "wal":
         raise ConfigError(f"state_file {path}: its file system cannot hold a write-ahead log; name a local file")
     connection.execute("PRAGMA synchronous = NORMAL")
-    if fresh:
+    if not ours:
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
     # Found out now, not by a node that forgets everything at its next restart.
     connection.execute("BEGIN IMMEDIATE")

@@ -22,6 +22,7 @@ from typing import Final
 
 from edge.state import Place, StateError, StateFile, encode_state
 from hawkvision.cascade.online import State, StreamControl, Terms
+from hawkvision.logs import Transitions
 from hawkvision.metrics import EdgeMetrics
 
 log = logging.getLogger("hawkvision.edge")
@@ -89,6 +90,7 @@ class Streams:
         # What made room and is not in the file yet; the file may lag behind by `WRITE_INTERVAL_S`.
         self._leaving: OrderedDict[Place, State] = OrderedDict()
         self._complaint = ""
+        self._reported = Transitions(log)
         self._stopping = asyncio.Event()
         self._writer = asyncio.create_task(self._keep_writing()) if file else None
         metrics.streams.labels(task).set_function(self.__len__)
@@ -117,12 +119,15 @@ class Streams:
             counter = self._metrics.alarms if kept.void else self._metrics.returns
             counter.labels(self._task).inc()
             state, own = kept.control.state, kept.place.stream == DEFAULT_STREAM
-            # Callers may name any number of streams, and must not fill the log with them.
-            log.log(
-                logging.WARNING if own else logging.INFO,
-                "stream %s: %s, after %d requests with %d of %d audits disagreeing",
+            # Callers may name any number of streams, and must not fill the log with them: they are one subject.
+            self._reported.note(
+                f"own {kept.place.certificate}" if own else "named",
+                kept.void if own else (kept.place, kept.void, state.alarms),
+                logging.WARNING if own and kept.void else logging.INFO,
+                "guarantee %s: stream %s is %s certified, after %d requests with %d of %d audits disagreeing",
+                "suspended" if kept.void else "restored",
                 "of the node itself" if own else kept.place.stream.hex(),
-                "traffic is not as certified, its promise is void" if kept.void else "traffic is as certified again",
+                "not as" if kept.void else "as",
                 state.requests,
                 state.disagreements,
                 state.audits,
@@ -130,6 +135,7 @@ class Streams:
 
     async def close(self) -> None:
         """Write what is not written yet, and close the file."""
+        self._reported.close()
         if self._file is None or self._writer is None:
             return
         self._stopping.set()

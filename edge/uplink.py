@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -31,6 +33,7 @@ from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
 from hawkvision.errors import EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
+from hawkvision.logs import Transitions
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 from hawkvision.vision.image import ImageHeader
@@ -45,6 +48,9 @@ PACE_GAIN: Final = 0.05
 SPARED_S: Final = 0.01
 """How long before the end of its wait who has something takes that: a busy machine makes waits longer than they should
 be, and who holds an answer need not be late. With half of it, 0.6 % of answers over a crowded network were."""
+LOOK_AGAIN_S: Final = 1.0
+"""Between two looks at the datacenter for connections that end: a tier that closes each after its answer is no reason
+to ask it all the time."""
 QUICKEST_AMONG: Final = 64
 """Answers of which the quickest says how early a picture must arrive."""
 OWN_SHARE: Final = 0.5
@@ -85,6 +91,7 @@ class Uplink:
         give_up_below: float = GIVE_UP_BELOW,
         reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
 
@@ -98,12 +105,19 @@ class Uplink:
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
+            tls: for an ingress of https; None trusts whom the system trusts.
         """
         self.url = url.rstrip("/")
         self.lost = asyncio.Event()
-        """Set when a link goes down, for whoever watches the datacenter."""
-        http = HttpHop(self.url, api_key, connections)
-        self._ways = Ways(http, api_key, transport, clock, self._switched, metrics)
+        """Set when a link goes down, is doubted, or a connection ends, for whoever watches the datacenter."""
+        self._reported = Transitions(log, {"transport": Transport.TCP, "doubt": False})
+        self._noted: tuple[Transport, bool, bool] | None = None
+        """What was last reported: the transport, whether its link is up, whether it is doubted."""
+        self._ended_at = -math.inf
+        self._looking: asyncio.TimerHandle | None = None
+        """To have the datacenter looked at, for a connection has ended."""
+        http = HttpHop(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
+        self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics)
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:
@@ -129,6 +143,9 @@ class Uplink:
         self._rest_ms = 0.0
         """How much later than its first members a whole rung answers."""
         self._metrics = metrics
+        if metrics is not None:
+            metrics.datacenter_up.set_function(lambda: float(self.up))
+            metrics.datacenter_doubted.set_function(lambda: float(self._ways.hop.link.doubtful))
 
     @property
     def transport(self) -> Transport:
@@ -144,6 +161,45 @@ class Uplink:
     def up(self) -> bool:
         """Whether the next picture has a link to go over."""
         return self._ways.hop.link.up
+
+    def report(self) -> None:
+        """Log what has changed about the way that pictures go; to be called whenever something may have."""
+        link, transport = self._ways.hop.link, self.transport
+        now = (transport, link.up, link.doubtful)
+        before, self._noted = self._noted, now
+        if before == now:
+            return
+        note, good, bad = self._reported.note, logging.INFO, logging.WARNING
+        loss = "" if self.loss is None else f", loss {self.loss:.3f}"
+        note("transport", transport, good, "pictures go to %s over %s%s", self.url, transport.value, loss)
+        if link.up:
+            again = "reached" if before is None else "back"
+            note("datacenter", True, good, "datacenter %s: %s answers", again, self.url)
+        else:
+            note("datacenter", False, bad, "datacenter lost: %s does not answer", self.url)
+        if link.doubtful:
+            note("doubt", True, bad, "datacenter doubted: answers of %s are late for most deadlines", self.url)
+            self.lost.set()
+        else:
+            note("doubt", False, good, "datacenter trusted again: answers of %s are in time", self.url)
+
+    def _probed(self) -> None:
+        """Probes are of datagrams: of another transport they say nothing before the datacenter was first asked."""
+        if self._noted is not None or self.transport is Transport.LOSSY:
+            self.report()
+
+    def _connection_ended(self) -> None:
+        """The datacenter may have ended, too: have it looked at, once in `LOOK_AGAIN_S` at most."""
+        if self._closed or self._looking is not None or not self.up:
+            return
+
+        def look() -> None:
+            self._looking = None
+            self._ended_at = self._clock.now()
+            self.lost.set()
+
+        wait_s = max(0.0, LOOK_AGAIN_S - (self._clock.now() - self._ended_at))
+        self._looking = asyncio.get_running_loop().call_later(wait_s, look)
 
     @property
     def idle(self) -> bool:
@@ -186,10 +242,12 @@ class Uplink:
     async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:
         """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
 
+        Formats that not every tier reads are left behind.
+
         Raises:
             BadImage, TooLarge: if it must be made smaller, and cannot be read.
         """
-        if self._reducer is None or not self._reducer.saves(header):
+        if self._reducer is None or (header.format.native and not self._reducer.saves(header)):
             return body
         return await asyncio.to_thread(self._reducer.reduced, body, header)
 
@@ -255,6 +313,7 @@ class Uplink:
             answer = await self._infer(self._ways.http, question)
         finally:
             self._pending -= 1
+            self.report()
             if watching is not None:
                 watching.cancel()
         return answer
@@ -297,6 +356,7 @@ class Uplink:
         waited_ms = (now - started) * 1e3
         so_far.given_up = True
         link.gave_up(waited_ms, now)
+        self.report()
         raise GivenUp(f"{why} after {waited_ms:.0f} ms; few of those that take so long come in time")
 
     def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
@@ -339,6 +399,9 @@ class Uplink:
     async def close(self) -> None:
         """Close the connections."""
         self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self._reported.close()
         background = [task for task in (self._trial, *self._given_up, *self._watching) if task is not None]
         for task in background:
             task.cancel()
@@ -350,6 +413,7 @@ class Uplink:
     def _switched(self) -> None:
         if self._trial is not None:
             self._trial.cancel()
+        self.report()
 
     async def _infer(self, hop: Hop, question: _Question) -> Escalated:
         request, timeout_s = question.request, question.timeout_s
@@ -462,6 +526,6 @@ async def _unwatched(trying: Callable[[], Awaitable[Escalated]]) -> None:
     try:
         await trying()
     except (EscalationFailed, RequestError) as error:
-        log.info("trial failed: %s", error)
+        log.debug("trial failed: %s", error)
     except Exception:  # nobody would hear of it
         log.exception("trial broke off")

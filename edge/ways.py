@@ -7,7 +7,6 @@ escalations that were late over TCP ───┴─► cascade.choice ─► way
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop
 from hawkvision.cascade.choice import LATE_AMONG, Choice, LinkReading, Transport
 from hawkvision.clock import Clock
 from hawkvision.metrics import EdgeMetrics
-
-log = logging.getLogger("hawkvision.edge")
 
 Wanted: TypeAlias = Literal["tcp", "lossy", "auto"]
 """How pictures are to travel; `lossy` and `auto` fall back to TCP where datagrams are not answered."""
@@ -36,6 +33,7 @@ class Ways:
         wanted: Wanted,
         clock: Clock,
         switched: Callable[[], None],
+        noticed: Callable[[], None],
         metrics: EdgeMetrics | None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
@@ -46,6 +44,7 @@ class Ways:
             wanted: as its name says.
             clock: for probes.
             switched: called when pictures go another way from now on.
+            noticed: called after every probe.
             metrics: where to count.
         """
         self.http = http
@@ -53,6 +52,7 @@ class Ways:
         self._wanted = wanted
         self._clock = clock
         self._switched = switched
+        self._noticed = noticed
         self._metrics = metrics
         self._choice = Choice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
@@ -106,6 +106,7 @@ class Ways:
             self._choose(lossy)  # before a probe that may have to connect first, as well
             found = await lossy.probe()
             self._choose(lossy)
+            self._noticed()
             active = self._clock.now() - self._asked_at < ACTIVE_S
             await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
 
@@ -122,7 +123,6 @@ class Ways:
         self._late.clear()
         self.hop.link.changed()
         self._switched()
-        log.info("pictures go to %s over %s: loss %.3f", self.http.url, self.transport, view.loss)
         if self._metrics is not None:
             self._metrics.uplink_switches.labels(self.transport.value).inc()
 

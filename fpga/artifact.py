@@ -10,10 +10,9 @@ import binascii
 from pathlib import Path
 from typing import Final
 
-import onnxruntime as ort
-
 from fpga.ir import Graph, from_bytes
 from hawkvision.errors import CompileError
+from hawkvision.onnx_runtime import ort
 
 GRAPH_KEY: Final = "hawkvision.fpga.graph"
 """Metadata: the bytes of `fpga.ir.to_bytes` in base64."""

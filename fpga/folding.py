@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from fpga.ir import Graph, Stage
 from hawkvision.errors import CompileError
+from hawkvision.text import decode_text
 
 Count = Annotated[int, Meta(ge=1, le=4096)]
 MIN_ROW: Final = 3
@@ -63,7 +64,7 @@ def parse_folding(text: bytes | str, where: str) -> Folding:
         CompileError: if it is no JSON, or has another shape.
     """
     try:
-        return msgspec.json.decode(text, type=Folding)
+        return msgspec.json.decode(text if isinstance(text, str) else decode_text(text), type=Folding)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CompileError(f"{where}: {error}") from None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
 import platform
 from pathlib import Path
@@ -22,8 +21,7 @@ from fpga import reference
 from fpga.cache import mark_used, tidy
 from fpga.ir import Conv, Graph, Stage
 from fpga.reference import Mask
-from hawkvision.command import run
-from hawkvision.compiled import COMPILE_CPU_S, compile_library, find_compiler, load_library
+from hawkvision.compiled import Recipe, open_library
 from hawkvision.errors import BackendError, CompileError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
@@ -207,24 +205,16 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         CompileError: if there is no compiler that can, or nowhere to put the result.
         BackendError: if another user may have written what is there.
     """
-    compiler = find_compiler("C++")
-    command = [compiler, *FLAGS, *((_native(),) if native else ())]
-    try:
-        version = run(compiler, ["--version"], cpu_limit_s=COMPILE_CPU_S).output
-    except OSError as error:
-        raise CompileError(f"{compiler} cannot be run: {error}") from None
-    told_apart = (SOURCE.read_bytes(), " ".join(command).encode(), version.encode(), _processor())
-    path = folder / f"kernel-{hashlib.sha256(b'|'.join(told_apart)).hexdigest()[:32]}.so"
-
-    def make() -> None:
-        tidy(folder)
-        compile_library(command, SOURCE, path)
-
-    if path.is_file():
-        mark_used(path)
-    else:
-        make()
-    library = load_library(path, make)
+    recipe = Recipe(
+        name="kernel",
+        language="C++",
+        source=SOURCE,
+        included=(),
+        flags=(*FLAGS, *((_native(),) if native else ())),
+        machine=_processor(),
+    )
+    library = open_library(recipe, folder, make_room=tidy)
+    mark_used(Path(library._name))
     library.hv_logits.restype = ctypes.c_int32
     library.hv_logits.argtypes = [
         ctypes.POINTER(_Network),
@@ -242,7 +232,7 @@ def _native() -> str:
 
 
 @functools.cache
-def _processor() -> bytes:
+def _processor() -> str:
     """What `native` stands for: a cache that moves to another machine must not crash there."""
     kinds = ("flags", "Features", "model name", "CPU part")
     try:
@@ -250,7 +240,7 @@ def _processor() -> bytes:
     except OSError:
         lines = []
     told = sorted({line for line in lines if line.split("\t")[0].strip() in kinds})
-    return "\n".join([platform.machine(), *told]).encode()
+    return "\n".join([platform.machine(), *told])
 
 
 class _Vectorised:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga import netlist_cells, netlist_ice40
-from fpga.cache import mark_used
+from fpga.cache import mark_used, tidy
 from fpga.netlist_cells import (
     LANES,
     ONE,
@@ -36,7 +35,7 @@ from fpga.netlist_cells import (
     count_cells,
     read_module,
 )
-from hawkvision.compiled import compile_library, find_compiler, load_library
+from hawkvision.compiled import Recipe, open_library
 from hawkvision.errors import CompileError
 from hawkvision.manifest import cache_dir
 
@@ -237,15 +236,9 @@ class Netlist:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    command = [find_compiler("C"), *FLAGS]
-    told_apart = hashlib.sha256(SOURCE.read_bytes() + " ".join(command).encode()).hexdigest()[:32]
-    path = cache_dir() / "fpga" / f"netlist-{told_apart}.so"
-    make = functools.partial(compile_library, command, SOURCE, path)
-    if path.is_file():
-        mark_used(path)
-    else:
-        make()
-    library = load_library(path, make)
+    recipe = Recipe(name="netlist", language="C", source=SOURCE, included=(), flags=FLAGS)
+    library = open_library(recipe, cache_dir() / "fpga", make_room=tidy)
+    mark_used(Path(library._name))
     library.netlist_stream.restype = ctypes.c_int64
     library.netlist_cycles.restype = None
     return library

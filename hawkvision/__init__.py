@@ -6,18 +6,94 @@ A caller states what a picture's answer must be worth and when it is needed; the
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import hawkvision.telemetry  # noqa: F401  before any library that would report to its maker
 
 if TYPE_CHECKING:
-    from hawkvision.client import AsyncClient as AsyncClient
-    from hawkvision.client import Client as Client
+    from hawkvision.client import AsyncClient, Client, Health
+    from hawkvision.client_batch import Outcome
+    from hawkvision.client_replies import BadReply, Unreachable
+    from hawkvision.errors import (
+        BadField,
+        BadImage,
+        ConfigError,
+        DeadlineMissed,
+        HawkVisionError,
+        NotReady,
+        Overloaded,
+        RequestError,
+        ServiceError,
+        TargetUnreachable,
+        TooLarge,
+        Unauthorized,
+        UnsupportedMedia,
+    )
+    from hawkvision.types import AccuracyPromise, Answer, OnMiss, Prediction, Quality, Tier, Timing
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "__version__"]
+
+_FROM: Final = {
+    "hawkvision.client": ("AsyncClient", "Client", "Health"),
+    "hawkvision.client_batch": ("Outcome",),
+    "hawkvision.client_replies": ("BadReply", "Unreachable"),
+    "hawkvision.errors": (
+        "BadField",
+        "BadImage",
+        "ConfigError",
+        "DeadlineMissed",
+        "HawkVisionError",
+        "NotReady",
+        "Overloaded",
+        "RequestError",
+        "ServiceError",
+        "TargetUnreachable",
+        "TooLarge",
+        "Unauthorized",
+        "UnsupportedMedia",
+    ),
+    "hawkvision.types": ("AccuracyPromise", "Answer", "OnMiss", "Prediction", "Quality", "Tier", "Timing"),
+}
+_MODULE_OF: Final = {name: module for module, names in _FROM.items() for name in names}
+
+__all__ = [
+    "AccuracyPromise",
+    "Answer",
+    "AsyncClient",
+    "BadField",
+    "BadImage",
+    "BadReply",
+    "Client",
+    "ConfigError",
+    "DeadlineMissed",
+    "HawkVisionError",
+    "Health",
+    "NotReady",
+    "OnMiss",
+    "Outcome",
+    "Overloaded",
+    "Prediction",
+    "Quality",
+    "RequestError",
+    "ServiceError",
+    "TargetUnreachable",
+    "Tier",
+    "Timing",
+    "TooLarge",
+    "Unauthorized",
+    "Unreachable",
+    "UnsupportedMedia",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the clients on first use, so that servers and the command line do not pay for them."""
-    if name in ("AsyncClient", "Client"):
-        return getattr(importlib.import_module("hawkvision.client"), name)
+    """Import public names on first use, so that servers and the command line do not pay for the client."""
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What `from hawkvision import *` and completion offer."""
+    return sorted(__all__)

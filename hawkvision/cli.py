@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hawkvision import __version__
+from hawkvision import __version__, logs
 from hawkvision.errors import HawkVisionError
+from hawkvision.logs import LogFormat, LogLevel
+from hawkvision.process import exit_on_sigterm
+from hawkvision.terminal import write_anything
 
 if TYPE_CHECKING:
     from hawkvision.zoo.build import Artifact
@@ -32,6 +35,8 @@ app.add_typer(dc_app, name="dc")
 app.add_typer(models_app, name="models")
 report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was measured.")
 app.add_typer(report_app, name="report")
+keys_app = typer.Typer(no_args_is_help=True, help="Keys of callers: a file that servers take with --keys-file.")
+app.add_typer(keys_app, name="keys")
 
 EXTRA_OF = {
     "onnx": "build",
@@ -48,13 +53,16 @@ PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": T
 
 Task = Annotated[str, typer.Option(help="The task whose ladder is meant.")]
 ModelsDir = Annotated[Path | None, typer.Option(help="Where manifests lie; default: the ones shipped.")]
+KeysFile = Annotated[Path, typer.Option("--file", envvar="HAWKVISION_EDGE_KEYS_FILE", help="The file of keys.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where built models lie; default: ~/.cache/hawkvision.")]
 
 
 def main() -> None:
     """Entry point of the console script."""
+    write_anything()
+    exit_on_sigterm()  # or a compiler that a command has started would go on without it
     try:
-        app()
+        app(obj=logs.configure)
     except HawkVisionError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
@@ -67,8 +75,17 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    log_level: Annotated[
+        LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Of commands; servers have a setting of their own.")
+    ] = "warning",
+    log_format: Annotated[LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Of the lines.")] = "text",
+) -> None:
     """Options of the bare command."""
+    if context.obj is not None:  # a process of its own, whose logging is ours to set up
+        context.obj(log_level, log_format)
     if version:
         typer.echo(f"hawkvision {__version__}")
         raise typer.Exit
@@ -319,6 +336,19 @@ def certify(
     console.print(f"certified on {site.data.n} pictures; written to {path}; `hawkvision edge up --certificates {path}`")
 
 
+@app.command("seal")
+def seal_file(
+    files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
+) -> None:
+    """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
+    from hawkvision.artifacts import write_atomic
+    from hawkvision.cascade.profile import seal
+
+    for path in files:
+        write_atomic(path, seal(path))
+        typer.echo(f"sealed: {path}")
+
+
 @report_app.command("calibration")
 def report_calibration(
     data: Annotated[Path, typer.Option(help="Labelled pictures; best those that the profile was made of.")],
@@ -337,9 +367,51 @@ def report_calibration(
     typer.echo(f"written to {out}")
 
 
+@keys_app.command("add")
+def keys_add(
+    name: Annotated[str, typer.Argument(help="Whose key it is, for logs and metrics.")],
+    file: KeysFile,
+    scope: Annotated[list[str], typer.Option(help="infer, observe or operate; may be given several times.")],
+    rate: Annotated[float | None, typer.Option(help="Requests a second; default: any number.")] = None,
+) -> None:
+    """Make a key and print it, this once; the file keeps only what it can be recognised by."""
+    from hawkvision.errors import ConfigError
+    from hawkvision.servers.keyfile import Scope, add_key
+
+    unknown = sorted(set(scope) - set(Scope))
+    if unknown:
+        raise ConfigError(f"--scope: expected {', '.join(Scope)}, got {unknown[0]!r}")
+    typer.echo(add_key(file, name, map(Scope, scope), rate))
+
+
+@keys_app.command("list")
+def keys_list(file: KeysFile) -> None:
+    """Show the keys of a file: names, scopes, rates."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision.servers.keyfile import read_keys
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "scopes", "requests/s", "sha256"):
+        table.add_column(title)
+    for entry in read_keys(file):
+        rate = "" if entry.rate is None else f"{entry.rate:g}"
+        table.add_row(entry.name, " ".join(sorted(entry.scopes)), rate, entry.digest.hex()[:12])
+    Console().print(table)
+
+
+@keys_app.command("remove")
+def keys_remove(name: Annotated[str, typer.Argument(help="Of the key to forget.")], file: KeysFile) -> None:
+    """Forget a key: servers that read the file refuse it within seconds."""
+    from hawkvision.servers.keyfile import remove_key
+
+    remove_key(file, name)
+
+
 @app.command()
 def classify(
-    pictures: Annotated[list[Path], typer.Argument(help="Pictures: JPEG, PNG or WebP.")],
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.")],
     url: Annotated[str, typer.Option(envvar="HAWKVISION_URL", help="The edge node.")] = "http://127.0.0.1:8080",
     min_accuracy: Annotated[float | None, typer.Option(help="At least this share of answers right.")] = None,
     max_accuracy_drop: Annotated[float | None, typer.Option(help="At most this far below the best rung.")] = None,
@@ -351,38 +423,54 @@ def classify(
     top_k: Annotated[int, typer.Option(help="Classes to list.")] = 1,
     task: Annotated[str | None, typer.Option(help="Default: the node's.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="HAWKVISION_API_KEY", help="The node's key.")] = None,
+    ca: Annotated[Path | None, typer.Option(envvar="HAWKVISION_CA", help="Who certified the node (PEM).")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(envvar="HAWKVISION_CERTIFICATE", help="This caller's certificate and key (PEM).")
+    ] = None,
+    certificate_key: Annotated[Path | None, typer.Option(help="The key, if it is in another file.")] = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Send pictures as datagrams, for links that lose.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Pictures under way at once.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON answer a line.")] = False,
 ) -> None:
     """Ask an edge node what is on pictures."""
-    from hawkvision.client import Client
-    from hawkvision.demo import AnswerTable
+    from rich.console import Console
+    from rich.progress import track
 
+    from hawkvision.client import Client, Transport
+    from hawkvision.demo import AnswerTable
+    from hawkvision.pictures import picture_files
+
+    files = picture_files(pictures)
     table = AnswerTable()
     failures = 0
-    with Client(url, api_key=api_key, transport="lossy" if lossy else "http") as client:
-        for picture in pictures:
-            try:
-                answer = client.classify(
-                    picture,
-                    min_accuracy=min_accuracy,
-                    max_accuracy_drop=max_accuracy_drop,
-                    quality=quality,
-                    min_confidence=min_confidence,
-                    deadline_ms=deadline_ms,
-                    on_miss=on_miss,
-                    stream=stream,
-                    top_k=top_k,
-                    task=task,
-                )
-            except (HawkVisionError, OSError) as error:
+    way: Transport = "lossy" if lossy else "http"
+    with Client(
+        url, api_key=api_key, transport=way, ca=ca, certificate=certificate, certificate_key=certificate_key
+    ) as client:
+        outcomes = client.classify_batch(
+            files,
+            concurrency=concurrency,
+            min_accuracy=min_accuracy,
+            max_accuracy_drop=max_accuracy_drop,
+            quality=quality,
+            min_confidence=min_confidence,
+            deadline_ms=deadline_ms,
+            on_miss=on_miss,
+            stream=stream,
+            top_k=top_k,
+            task=task,
+        )
+        on_stderr = Console(stderr=True)
+        hidden = len(files) == 1 or not on_stderr.is_terminal
+        shown = track(outcomes, "classifying", len(files), console=on_stderr, transient=True, disable=hidden)
+        for file, outcome in zip(files, shown, strict=True):
+            if isinstance(outcome, Exception):
                 failures += 1
-                typer.echo(f"error: {picture}: {error}", err=True)
-                continue
-            if as_json:
-                typer.echo(json.dumps({"picture": str(picture), **answer.to_json()}))
+                typer.echo(f"error: {file}: {outcome}", err=True)
+            elif as_json:
+                typer.echo(json.dumps({"picture": str(file), **outcome.to_json()}))
             else:
-                table.add(picture.name, answer)
+                table.add(file.name, outcome)
     if not as_json and table.rows:
         table.show()
     if failures:
@@ -411,6 +499,43 @@ def plan_command(context: typer.Context) -> None:
     from fpga.offload.command import app as plan_app
 
     plan_app(context.args, prog_name="hawkvision plan")
+
+
+@app.command()
+def doctor(
+    edge: Annotated[Path | None, typer.Option(help="Settings of an edge node that runs here.")] = None,
+    dc: Annotated[Path | None, typer.Option(help="Settings of a datacenter tier that runs here.")] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option(help="edge or dc, set up by environment; default: edge, or what has a file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding and line.")] = False,
+) -> None:
+    """Check whether this machine is fit to run a node or a tier, and say what to do; exit status 1 for problems."""
+    from dataclasses import asdict
+
+    from hawkvision.doctor.checks import examine_datacenter, examine_edge
+    from hawkvision.doctor.findings import Level
+
+    asked = set(tier or ())
+    if asked - {"edge", "dc"}:
+        raise typer.BadParameter(f"--tier is edge or dc, got {', '.join(sorted(asked - {'edge', 'dc'}))}")
+    examinations = []
+    if edge is not None or "edge" in asked or not (asked or dc):
+        examinations.append(("edge", examine_edge(edge)))
+    if dc is not None or "dc" in asked:
+        examinations.append(("dc", examine_datacenter(dc)))
+    worst = 0
+    for name, findings in examinations:
+        for finding in findings:
+            worst = max(worst, list(Level).index(finding.level))
+            if as_json:
+                typer.echo(json.dumps({"tier": name, **asdict(finding)}))
+                continue
+            typer.echo(f"{finding.level.upper():8} {name}: {finding.check}: {finding.found}")
+            if finding.advice is not None:
+                typer.echo(f"{'':8} → {finding.advice}")
+    if worst == list(Level).index(Level.PROBLEM):
+        raise typer.Exit(1)
 
 
 @app.command()

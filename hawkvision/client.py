@@ -11,6 +11,10 @@ travel unchanged, as the raw body, and fields as query parameters. A refusal is 
     ├── Unreachable   no connection, a broken one, or no answer within `timeout_s`
     └── BadReply      something answered, but not in the way a node does
 
+A call with `deadline_ms` gives up `late_s` after that deadline at the latest and raises `DeadlineMissed`, except for
+`on_miss=wait`, which `timeout_s` alone bounds. After a fork a client works in the child as well, over connections of
+the child's own.
+
 With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
 link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
 models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
@@ -23,24 +27,29 @@ deadline.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import threading
-from collections.abc import Awaitable, Coroutine, Sequence
+import os
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Unpack
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from hawkvision.client_batch import Outcome, in_order
+from hawkvision.client_loop import BackgroundLoop
 from hawkvision.client_question import (
     ClassifyFields,
     Picture,
-    Question,
+    TimeLimit,
     encoded,
     lossy_question,
     query_fields,
     readable,
+    waits_beyond_deadline,
 )
 from hawkvision.client_replies import (
     BadReply,
@@ -51,8 +60,9 @@ from hawkvision.client_replies import (
     error_from_reply,
     object_of,
 )
-from hawkvision.errors import ConfigError, NotReady
+from hawkvision.errors import ConfigError, DeadlineMissed, NotReady
 from hawkvision.hop import TRANSPORT_PATH
+from hawkvision.servers.key_text import clean_key
 from hawkvision.types import Answer, Pixels
 
 if TYPE_CHECKING:
@@ -70,6 +80,9 @@ KEEPALIVE_S: Final = 60.0
 enough that a camera with a picture a minute, or every few seconds, connects once."""
 MAX_ATTEMPTS: Final = 10
 """Per call, whatever the retry budget."""
+LATE_S: Final = 1.0
+"""How long after its deadline an answer is waited for by default: TCP sends a lost first segment again after one second
+(RFC 6298 §2), so that one loss costs no answer."""
 FIRST_PAUSE_S: Final = 0.1
 """Before the second attempt when a refusal has no Retry-After; doubles with each further one."""
 
@@ -83,6 +96,10 @@ class Health:
     variant: str | None = None
 
 
+_INHERITED: Final[list[object]] = []
+"""Sessions and links of a parent process. They are kept: collecting one would close what the parent still uses."""
+
+
 class AsyncClient:
     """One node, over kept-alive connections. Use it on one event loop; close it, or use it as a context manager."""
 
@@ -92,26 +109,36 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         timeout_s: float = 30.0,
+        late_s: float = LATE_S,
         connections: int = 16,
         retry_budget_s: float = 0.0,
         transport: Transport = "http",
         paths: Sequence[str] = (),
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        certificate_key: str | Path | None = None,
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
         Args:
             url: of the node, such as `http://127.0.0.1:8080`.
             api_key: sent as `Authorization: Bearer …`.
-            timeout_s: for one attempt, from waiting for a free connection to the last byte of the reply.
-            connections: open at once at most; further calls wait for a free one, within `timeout_s`.
+            timeout_s: for one attempt, from when a connection is free for it to the last byte of the reply.
+            late_s: how long after its `deadline_ms` a call may still get an answer; less than `timeout_s`.
+            connections: open at once at most; further calls wait for a free one before their time begins.
             retry_budget_s: how long one call may pause in all to try again after 429 and 503, honouring
                 Retry-After; 0 never retries. A `deadline_ms` that is shorter bounds it too.
             transport: `lossy` sends pictures as datagrams; the node says over HTTP where to.
             paths: this machine's addresses to send datagrams from, each over a link of its own; default: one, the
                 system's choice.
+            ca: PEM file of the authorities that the node's certificate is checked against, for https; default: the
+                system's.
+            certificate: PEM file of this caller's own certificate, for a node that asks for one.
+            certificate_key: PEM file of its private key; default: the same file.
 
         Raises:
-            ConfigError: if the URL is none, or paths are given for HTTP.
+            ConfigError: if the URL is none, a key or a file cannot be used, or what is given belongs to another
+                transport.
         """
         self.url = _checked_url(url)
         if transport not in ("http", "lossy"):
@@ -120,13 +147,26 @@ class AsyncClient:
             raise ConfigError("paths: only transport='lossy' uses several; HTTP goes the way the system chooses")
         self._lossy = transport == "lossy"
         self._paths = tuple(paths)
+        self._tls: ssl.SSLContext | Literal[True] = True
+        if ca is not None or certificate is not None or certificate_key is not None:
+            if not self.url.lower().startswith("https:"):
+                raise ConfigError(f"ca, certificate: only for https://HOST[:PORT], got {url!r}")
+            # Imported here because other callers need no cryptography, which takes a while to load.
+            from hawkvision.servers.tls import caller_context
+
+            self._tls = caller_context(ca, certificate, certificate_key)
+        api_key = clean_key(api_key, "api_key") if api_key else None
         self._api_key = api_key
         self._link: LossyWay | None = None
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
+        self._late_s = late_s
         self._connections = connections
+        self._places = asyncio.Semaphore(connections)
         self._retry_budget_s = retry_budget_s
         self._session: aiohttp.ClientSession | None = None
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        """The process and the loop to which the connections belong."""
         self._closed = False
 
     async def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
@@ -138,17 +178,38 @@ class AsyncClient:
             BadField: for contradictory fields, before anything is sent.
             RequestError, ServiceError: as the node says, or as the module's docstring draws. Over the lossy transport
                 a broken picture is found out before it is sent.
+            DeadlineMissed: if there is no answer `late_s` after the deadline.
             OSError: if the path cannot be read.
         """
         query = query_fields(**fields)
-        deadline_ms = fields.get("deadline_ms")
+        deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
         exchange: Exchange
         if self._lossy:
-            exchange = partial(self._exchange_lossy, await readable(picture), lossy_question(query))
+            exchange = partial(self._exchange_lossy, await readable(picture), query)
         else:
             exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, await encoded(picture))
-        return answer_from_json(await self._retried(exchange, f"{self.url}{CLASSIFY_PATH}", budget_s))
+        where = f"{self.url}{CLASSIFY_PATH}"
+        return answer_from_json(await self._retried(exchange, where, budget_s, deadline_ms))
+
+    async def classify_batch(
+        self, pictures: Iterable[Picture], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+    ) -> AsyncGenerator[Outcome]:
+        """What each picture shows, in the order of the pictures, which may be any number.
+
+        An error of one picture stands in its place, and the next ones are asked all the same.
+
+        Args:
+            pictures: each as `classify` takes it; taken from the iterable as there is room for them.
+            concurrency: pictures under way at once. Up to `client_batch.AHEAD` times as many wait for one before them.
+            fields: as of `classify`, the same for all.
+
+        Raises:
+            BadField: for contradictory fields, before anything is sent.
+        """
+        query_fields(**fields)
+        async for outcome in in_order(pictures, partial(self.classify, **fields), concurrency):
+            yield outcome
 
     async def targets(self) -> dict[str, Any]:
         """The document of `GET /v1/targets`: attainable targets with promise, expected escalation and latency.
@@ -190,6 +251,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections. Closing twice does no harm."""
         self._closed = True
+        if self._home is not None and self._home[0] != os.getpid():
+            self._disinherit()
         if self._link is not None:
             await self._link.close()
         if self._session is not None:
@@ -204,37 +267,60 @@ class AsyncClient:
     async def _get(self, path: str, budget_s: float) -> dict[str, Any]:
         return await self._retried(partial(self._exchange, "GET", path, {}, None), f"{self.url}{path}", budget_s)
 
-    async def _retried(self, exchange: Exchange, where: str, budget_s: float) -> dict[str, Any]:
+    async def _retried(
+        self, exchange: Exchange, where: str, budget_s: float, deadline_ms: float | None = None
+    ) -> dict[str, Any]:
         """The JSON object of a 200 reply; retries within the budget."""
-        spent_s = 0.0
-        for attempt in range(MAX_ATTEMPTS):
-            status, retry_after, payload = await exchange()
-            if status == 200:
-                return object_of(payload, where)
-            pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
-            may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
-            if not may_retry or spent_s + pause_s > budget_s:
-                raise error_from_reply(status, payload, retry_after, where)
-            spent_s += pause_s
-            await asyncio.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
+        async with self._place() as began:
+            spent_s = 0.0
+            for attempt in range(MAX_ATTEMPTS):
+                limit = TimeLimit.after(_now() - began, self._timeout_s, deadline_ms, self._late_s)
+                status, retry_after, payload = await exchange(limit)
+                if status == 200:
+                    return object_of(payload, where)
+                pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
+                may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
+                too_late = deadline_ms is not None and _now() + pause_s - began >= deadline_ms / 1e3
+                if not may_retry or too_late or spent_s + pause_s > budget_s:
+                    raise error_from_reply(status, payload, retry_after, where)
+                spent_s += pause_s
+                await asyncio.sleep(pause_s)
+            raise AssertionError("the last attempt returns or raises")
 
-    async def _exchange(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
+    @asynccontextmanager
+    async def _place(self) -> AsyncGenerator[float]:
+        """One of the connections; gives when it was there."""
+        self._settle()
+        if self._lossy:  # one connection carries any number of questions
+            yield _now()
+            return
+        async with self._places:
+            yield _now()
+
+    async def _exchange(
+        self, method: str, path: str, query: dict[str, str], body: bytes | None, limit: TimeLimit
+    ) -> Reply:
         """One attempt."""
+        query = limit.applied(query)
         try:
-            try:
-                return await self._send(method, path, query, body)
-            except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                # The server may close a kept-alive connection just as it is used again. Asking about a picture twice
-                # changes nothing, so one new connection is tried before the caller is troubled.
-                return await self._send(method, path, query, body)
+            async with asyncio.timeout(limit.seconds):
+                try:
+                    return await self._send(method, path, query, body)
+                except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                    # The server may close a kept-alive connection just as it is used again. Asking about a picture
+                    # twice changes nothing, so one new connection is tried before the caller is troubled.
+                    return await self._send(method, path, query, body)
         except TimeoutError:
-            raise Unreachable(f"{self.url} had not answered {method} {path} after {self._timeout_s:g} s") from None
+            if limit.deadline_ms is not None:
+                raise DeadlineMissed(f"{self.url}: no answer came for the deadline {limit.deadline_ms:g} ms") from None
+            raise Unreachable(f"{self.url} had not answered {method} {path} after {limit.seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
 
     async def _send(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
-        headers = {} if body is None else {"Content-Type": "application/octet-stream"}
+        headers = {} if path == TRANSPORT_PATH else dict(self._headers)  # which anybody may ask, and anybody may hear
+        if body is not None:
+            headers["Content-Type"] = "application/octet-stream"
         async with self._open().request(
             method, self.url + path, params=query, data=body, headers=headers, allow_redirects=False
         ) as response:
@@ -245,19 +331,18 @@ class AsyncClient:
                     raise BadReply(f"{self.url}{path} sent more than {MAX_REPLY_BYTES} bytes")
             return response.status, _retry_after(response.headers.get("Retry-After")), bytes(payload)
 
-    def _exchange_lossy(self, picture: bytes | Pixels, question: Question) -> Awaitable[Reply]:
+    def _exchange_lossy(self, picture: bytes | Pixels, query: dict[str, str], limit: TimeLimit) -> Awaitable[Reply]:
         """One attempt over datagrams, told as an HTTP reply would tell it."""
-        return self._open_link().exchange(picture, question)
+        return self._open_link().exchange(picture, lossy_question(limit.applied(query)), limit)
 
     def _open_link(self) -> LossyWay:
         """The link, made on first use because it belongs to the running loop."""
         # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
         from hawkvision.client_lossy import LossyWay
 
-        if self._closed:
-            raise RuntimeError(f"the client of {self.url} is closed")
+        self._settle()
         if self._link is None:
-            offered = partial(self._exchange, "GET", TRANSPORT_PATH, {}, None)
+            offered = partial(self._exchange, "GET", TRANSPORT_PATH, {}, None, TimeLimit(self._timeout_s))
             self._link = LossyWay(
                 self.url, offered, paths=self._paths, api_key=self._api_key, timeout_s=self._timeout_s
             )
@@ -265,23 +350,38 @@ class AsyncClient:
 
     def _open(self) -> aiohttp.ClientSession:
         """The session, made on first use because it belongs to the running loop."""
-        if self._closed:
-            raise RuntimeError(f"the client of {self.url} is closed")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEPALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-                headers=self._headers,
+                connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
+                timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
+    def _settle(self) -> None:
+        """See to it that the connections belong to this process and the running loop.
 
-ResultT = TypeVar("ResultT")
+        Raises:
+            RuntimeError: if the client is closed, or used on a second loop.
+        """
+        if self._closed:
+            raise RuntimeError(f"the client of {self.url} is closed")
+        pid, loop = os.getpid(), asyncio.get_running_loop()
+        if self._home is not None and self._home[0] != pid:
+            self._disinherit()
+        if self._home is not None and self._home[1] is not loop:
+            raise RuntimeError(f"the client of {self.url} was used on another event loop; make one for each loop")
+        self._home = pid, loop
+
+    def _disinherit(self) -> None:
+        """Leave alone what belongs to the parent of this process."""
+        _INHERITED.append((self._session, self._link, self._places, self._home))
+        self._session = self._link = self._home = None
+        self._places = asyncio.Semaphore(self._connections)
 
 
 class Client:
-    """`AsyncClient` for code without an event loop; safe to call from several threads."""
+    """`AsyncClient` for code without an event loop; safe to call from several threads, and after a fork."""
 
     def __init__(
         self,
@@ -289,49 +389,53 @@ class Client:
         *,
         api_key: str | None = None,
         timeout_s: float = 30.0,
+        late_s: float = LATE_S,
         connections: int = 16,
         retry_budget_s: float = 0.0,
         transport: Transport = "http",
         paths: Sequence[str] = (),
+        ca: str | Path | None = None,
+        certificate: str | Path | None = None,
+        certificate_key: str | Path | None = None,
     ) -> None:
         """See `AsyncClient`."""
         self._async = AsyncClient(
             url,
             api_key=api_key,
             timeout_s=timeout_s,
+            late_s=late_s,
             connections=connections,
             retry_budget_s=retry_budget_s,
             transport=transport,
             paths=paths,
+            ca=ca,
+            certificate=certificate,
+            certificate_key=certificate_key,
         )
         self.url = self._async.url
-        self._loop = asyncio.new_event_loop()
-        # A daemon, so that a program that forgot `close` can still end.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hawkvision-client", daemon=True)
-        self._thread.start()
-        self._closing = threading.Lock()
+        self._loop = BackgroundLoop(f"the client of {self.url}")
 
     def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
         """See `AsyncClient.classify`."""
-        return self._run(self._async.classify(picture, **fields))
+        return self._loop.run(self._async.classify(picture, **fields))
+
+    def classify_batch(
+        self, pictures: Iterable[Picture], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+    ) -> Generator[Outcome]:
+        """See `AsyncClient.classify_batch`. The iterable is read on the client's own thread."""
+        return self._loop.iterate(self._async.classify_batch(pictures, concurrency=concurrency, **fields))
 
     def targets(self) -> dict[str, Any]:
         """See `AsyncClient.targets`."""
-        return self._run(self._async.targets())
+        return self._loop.run(self._async.targets())
 
     def health(self) -> Health:
         """See `AsyncClient.health`."""
-        return self._run(self._async.health())
+        return self._loop.run(self._async.health())
 
     def close(self) -> None:
         """Close the connections and end the thread. Closing twice does no harm; calls under way are cut off."""
-        with self._closing:
-            if self._loop.is_closed():
-                return
-            asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._loop.close(self._async.close)
 
     def __enter__(self) -> Client:
         return self
@@ -339,25 +443,9 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
-        if self._loop.is_closed():
-            call.close()
-            raise RuntimeError(f"the client of {self.url} is closed")
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise RuntimeError(f"the client of {self.url} was closed during a call") from None
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
 
-    async def _shut_down(self) -> None:
-        await self._async.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _retry_after(header: str | None) -> float | None:

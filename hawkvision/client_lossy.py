@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from hawkvision.client_question import Question
-from hawkvision.client_replies import BadReply, Exchange, Reply, Unreachable, error_from_reply
-from hawkvision.errors import ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
+from hawkvision.client_question import Question, TimeLimit
+from hawkvision.client_replies import BadReply, Reply, Unreachable, error_from_reply
+from hawkvision.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.lossy import LossyLink
+from hawkvision.lossy_connections import NotConnectedInTime
 from hawkvision.transport.client import ConnectionLost
 from hawkvision.transport.jpeg_header import cut
 from hawkvision.transport.receiver import Status
@@ -34,7 +35,13 @@ class LossyWay:
     """One node, over a link that belongs to the running loop; close it."""
 
     def __init__(
-        self, url: str, offered: Exchange, *, paths: Sequence[str], api_key: str | None, timeout_s: float
+        self,
+        url: str,
+        offered: Callable[[], Awaitable[Reply]],
+        *,
+        paths: Sequence[str],
+        api_key: str | None,
+        timeout_s: float,
     ) -> None:
         """Prepare a link; nothing is sent yet.
 
@@ -43,7 +50,7 @@ class LossyWay:
             offered: asks the node over HTTP what is at `TRANSPORT_PATH`; one attempt.
             paths: this machine's addresses to send from; empty lets the system choose one.
             api_key: of the node, if it asks for one.
-            timeout_s: for one attempt.
+            timeout_s: for connecting beforehand.
         """
         self.url = url
         self._offered = offered
@@ -62,7 +69,7 @@ class LossyWay:
         """Bytes of datagrams sent so far."""
         return self._link.sent_bytes
 
-    async def exchange(self, picture: bytes | Pixels, question: Question) -> Reply:
+    async def exchange(self, picture: bytes | Pixels, question: Question, limit: TimeLimit) -> Reply:
         """One attempt, told as an HTTP reply would tell it.
 
         Raises:
@@ -72,18 +79,25 @@ class LossyWay:
             HawkVisionError: what it says against datagrams.
         """
         try:
-            status, body = await self._ask(picture, question)
+            status, body = await self._ask(picture, question, limit.seconds)
         except NotReady as error:  # the node says so over HTTP, asked for where it listens
             return error.status, None, msgspec.json.encode(error.body())
+        except NotConnectedInTime as error:
+            if limit.deadline_ms is not None:
+                raise self._missed(limit.deadline_ms) from None
+            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
         except ConnectionLost as error:
             raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
         except TimeoutError:
-            if not question.insist and question.deadline_s is not None and question.deadline_s < self._timeout_s:
-                raise DeadlineMissed(f"{self.url}: no answer came back in time for {question.deadline_s:g} s") from None
-            raise Unreachable(f"{self.url} had not answered a picture after {self._timeout_s:g} s") from None
+            if question.deadline_s is not None and question.deadline_s < limit.seconds:
+                raise self._missed(question.deadline_s * 1e3) from None
+            raise Unreachable(f"{self.url} had not answered a picture after {limit.seconds:g} s") from None
         return _reply_of(status.name, body, self.url)
 
-    async def _ask(self, picture: bytes | Pixels, question: Question) -> tuple[Status, bytes]:
+    def _missed(self, deadline_ms: float) -> DeadlineMissed:
+        return DeadlineMissed(f"{self.url}: no answer came for the deadline {deadline_ms:g} ms")
+
+    async def _ask(self, picture: bytes | Pixels, question: Question, timeout_s: float) -> tuple[Status, bytes]:
         """An encoded picture goes as it is where it fits and there is time to repair all losses, for without a deadline
         there is; with one, over a quick link, unless the question is fast or it travels undamaged in any case, cut
         along restart markers, of which parts can be shown.
@@ -95,7 +109,7 @@ class LossyWay:
             picture,
             meta=question.meta,
             deadline_s=deadline_s,
-            timeout_s=self._timeout_s,
+            timeout_s=timeout_s,
             insist=question.insist,
         )
         if deadline_s is None:
@@ -137,7 +151,7 @@ class LossyWay:
             raise error_from_reply(status, payload, retry_after, where)
         try:
             offer = msgspec.json.decode(payload, type=Transports).lossy
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise BadReply(f"{where}: {error}") from None
         if offer is None:
             raise ConfigError(f"{self.url} does not listen for datagrams; expected a node with edge.lossy_port set")
@@ -162,7 +176,7 @@ def _reply_of(status: str, body: bytes, where: str) -> Reply:
         return 200, None, body
     try:
         refusal = msgspec.json.decode(body, type=_Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         raise BadReply(f"{where}: expected a refusal in JSON, got {body[:120]!r}") from None
     match status:
         case "REFUSED":

@@ -23,6 +23,9 @@ LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
 MAX_META: Final = 64
 """Bytes that fragments carry of their own, here the stream's name; a longer one makes a template of its own."""
 
+SAME_MOMENT_S: Final = 1e-3
+"""An attempt that begins so soon has all of its deadline."""
+
 TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
 """The fields of which one is the target."""
 
@@ -53,6 +56,35 @@ def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
         raise BadField(f"expected at most one of {', '.join(TARGETS)}; got {' and '.join(targets)}")
     # Enums are written by value; repr gives floats their shortest exact form.
     return {name: repr(float(v)) if isinstance(v, float) else f"{v}" for name, v in given.items()}
+
+
+def waits_beyond_deadline(fields: ClassifyFields) -> bool:
+    """Whether the caller wants the answer whenever it comes."""
+    return fields.get("on_miss") == OnMiss.WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """How long one attempt may take, and what of the deadline is left if it is the deadline that says so."""
+
+    seconds: float
+    deadline_ms: float | None = None
+    """What the caller gave, if that bounds the attempt rather than the timeout."""
+    left_ms: float | None = None
+    """Of the deadline, for an attempt that is not the first."""
+
+    @classmethod
+    def after(cls, elapsed_s: float, timeout_s: float, deadline_ms: float | None, late_s: float) -> TimeLimit:
+        """The limit of an attempt that begins `elapsed_s` after the call; None is no deadline, or none that counts."""
+        if deadline_ms is None:
+            return cls(timeout_s)
+        left_ms = deadline_ms - elapsed_s * 1e3 if elapsed_s > SAME_MOMENT_S else None
+        until_s = deadline_ms / 1e3 + late_s - elapsed_s
+        return cls(timeout_s, None, left_ms) if timeout_s <= until_s else cls(until_s, deadline_ms, left_ms)
+
+    def applied(self, query: dict[str, str]) -> dict[str, str]:
+        """The query, with what is left of its deadline."""
+        return query if self.left_ms is None else query | {"deadline_ms": repr(self.left_ms)}
 
 
 @dataclass(frozen=True, slots=True)

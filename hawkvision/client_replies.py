@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from hawkvision import errors
-from hawkvision.client_question import TARGETS
-from hawkvision.errors import HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.client_question import TARGETS, TimeLimit
+from hawkvision.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,
     Answer,
@@ -28,8 +28,8 @@ from hawkvision.types import (
 
 Reply: TypeAlias = tuple[int, float | None, bytes]
 """Status, Retry-After in seconds, body."""
-Exchange: TypeAlias = Callable[[], Awaitable[Reply]]
-"""One attempt."""
+Exchange: TypeAlias = Callable[[TimeLimit], Awaitable[Reply]]
+"""One attempt within a limit."""
 
 
 class Unreachable(ServiceError):
@@ -167,5 +167,5 @@ def object_of(payload: bytes, where: str) -> dict[str, Any]:
     """
     try:
         return msgspec.json.decode(payload, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except MALFORMED:
         raise BadReply(f"{where}: expected a JSON object, got {payload[:120]!r}") from None

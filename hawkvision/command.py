@@ -1,4 +1,7 @@
-"""Commands that are run to their end, or to that of the CPU time that they are given."""
+"""Commands that are run to their end, or to that of the CPU time that they are given.
+
+A command leads a process group of its own, and whatever ends it ends the group: a compiler is several processes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +24,12 @@ WALL_PER_CPU: Final = 20
 """A command that sleeps, or is starved, is ended after so many times its CPU limit, and a minute, or as it is told."""
 KEPT_CHARACTERS: Final = 2000
 """Of a command's last words, in errors."""
+
+
+_lock: Final = threading.Lock()
+_groups: Final[set[int]] = set()
+"""Process groups of the commands that run now; none of them has been waited for."""
+_stopped = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +95,11 @@ def run(
     us either: it would go on writing into a folder in which the next one works.
 
     Raises:
+        CompileError: if `stop_commands` ended it, or was called before.
         OSError: if it cannot be started, or there is no folder for temporary files.
     """
+    name = title or Path(command).name
+    _refuse_if_stopped(name)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     soft, hard = (
         each if most == resource.RLIM_INFINITY else min(each, most) for each in (cpu_limit_s, cpu_limit_s + 5)
@@ -105,19 +118,44 @@ def run(
             cwd=folder,
             env=None if env is None else {**os.environ, **env},
             preexec_fn=limit,
+            start_new_session=True,
         )
         longest_s = 60 + WALL_PER_CPU * cpu_limit_s if wall_limit_s is None else wall_limit_s
-        guard = threading.Timer(longest_s, process.kill)
+        guard = threading.Timer(longest_s, _kill, (process.pid,))
         guard.start()
+        with _lock:
+            _groups.add(process.pid)
         try:
-            _, status, used = os.wait4(process.pid, 0)
-        except BaseException:
-            process.kill()
-            raise
+            _refuse_if_stopped(name)  # since it was looked at first
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             guard.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
+            # Before it is waited for: until then nobody else's group can have its number.
+            with _lock:
+                _kill(process.pid)
+                _groups.discard(process.pid)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        _refuse_if_stopped(name)
         said.seek(0)
         output = said.read().decode(errors="replace")
-    name = title or Path(command).name
     return Ran(name, process.returncode, output, used.ru_utime + used.ru_stime, cpu_limit_s)
+
+
+def stop_commands() -> None:
+    """End all commands that run, on whatever threads, and start no more: this process was told to end."""
+    global _stopped
+    with _lock:
+        _stopped = True
+        for group in _groups:
+            _kill(group)
+
+
+def _refuse_if_stopped(name: str) -> None:
+    if _stopped:
+        raise CompileError(f"{name}: not run to its end, for this process was told to end")
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # it has ended, all of it
+        os.killpg(group, signal.SIGKILL)

@@ -1,21 +1,36 @@
 """Native code of ours: compiled on the machine that runs it, once, by whatever compiler it has.
 
-Libraries are kept under names that are hashes of what they were made of. None that another user may have written is
-loaded, and what is missing or damaged is made again.
+A library is kept in a file whose name says all that must be known before it is loaded:
+
+    kernel-<what it was made of>-<which compiler made it>-<SHA-256 of the file>.so
+
+So a file that a power cut or a failing disk has changed is found out, and made anew, instead of ending the process
+with SIGBUS; and another compiler, version or flag makes another file. None that another user may have written is
+loaded. Where code cannot be kept or run (a cache that is mounted `noexec` or read-only), nothing is compiled at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import functools
+import hashlib
+import logging
+import mmap
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from hawkvision.artifacts import check_ours, write_atomic
+from hawkvision.artifacts import check_ours, sha256_of, write_atomic
 from hawkvision.command import run
 from hawkvision.errors import ArtifactError, CompileError
+
+log = logging.getLogger("hawkvision.compiled")
 
 Language: TypeAlias = Literal["C", "C++"]
 
@@ -27,6 +42,33 @@ COMPILE_CPU_S: Final = 120
 """A minute is what the slowest source takes on a Raspberry Pi, two seconds on a server's core."""
 COMPILE_WALL_S: Final = 300.0
 """Whoever starts a node waits for it."""
+VERSION_WALL_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a library is made of."""
+
+    name: str
+    """Of the library's files, in front of what tells them apart."""
+    language: Language
+    source: Path
+    """Is compiled."""
+    included: tuple[Path, ...]
+    """Files that the source includes."""
+    flags: tuple[str, ...]
+    instead: tuple[str, ...] = ()
+    """Flags to add where it cannot be compiled without."""
+    machine: str = ""
+    """What more decides the result, such as the processor that `-march=native` stands for."""
+
+    def made_of(self) -> str:
+        """Tells this recipe from others, in 32 digits."""
+        whole = hashlib.sha256("\0".join((self.language, *self.flags, "|", *self.instead, "|", self.machine)).encode())
+        for path in (self.source, *self.included):
+            content = path.read_bytes()
+            whole.update(len(content).to_bytes(8, "little") + content)
+        return whole.hexdigest()[:32]
 
 
 def find_compiler(language: Language) -> str:
@@ -43,32 +85,137 @@ def find_compiler(language: Language) -> str:
     return found
 
 
-def compile_library(command: Sequence[str], source: Path, path: Path) -> None:
-    """Compile a source into the shared library `path`, which is whole or not there; its folder is made if needed.
+def open_library(recipe: Recipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> ctypes.CDLL:
+    """The library that is kept in a folder, made if it is missing or damaged; it is compiled once at most.
+
+    Without a compiler, one that another compiler has made serves. `make_room` is called with the folder before a new
+    file is put there.
 
     Raises:
-        CompileError: if it cannot be compiled, or not written, saying why.
+        BackendError: if another user may have written it.
+        CompileError: if it cannot be made, kept or loaded; says why.
     """
+    kept = find_kept(recipe, folder)
+    if kept is not None:
+        try:
+            return ctypes.CDLL(str(kept))
+        except (
+            OSError
+        ) as error:  # the bytes are those that were made: another system made them, or code may not lie here
+            check_place(folder)
+            log.warning("%s: made anew, for it cannot be loaded: %s", kept, error)
+            kept.unlink(missing_ok=True)
+    made = make_library(recipe, folder, make_room=make_room)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        return ctypes.CDLL(str(made))
+    except OSError as error:
+        raise CompileError(f"{made}: cannot be loaded: {error}") from None
+
+
+def find_kept(recipe: Recipe, folder: Path, *, by_anyone: bool = False) -> Path | None:
+    """The file of a library that is sound, of this machine's compiler, or of any where there is none; or None.
+
+    Damaged files are removed, where that is possible, and the log says so. `by_anyone` takes any compiler's in any
+    case, for folders that a package brings.
+
+    Raises:
+        BackendError: if another user may have written it.
+        CompileError: if the folder cannot be looked into.
+    """
+    maker = "*"
+    if not by_anyone:
+        with contextlib.suppress(CompileError):
+            maker = _identity(find_compiler(recipe.language))
+    found: list[tuple[float, Path]] = []
+    try:
+        for path in folder.glob(f"{recipe.name}-{recipe.made_of()}-{maker}-*.so"):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+                found.append((path.lstat().st_mtime, path))
+    except OSError as error:
+        raise CompileError(f"{folder}: cannot be looked into: {error.strerror}") from None
+    for _, path in sorted(found, reverse=True):
+        check_ours(path)
+        if is_sound(path):
+            return path
+        log.warning("%s: is damaged; it is made anew", path)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return None
+
+
+def is_sound(path: Path) -> bool:
+    """Whether a file has the SHA-256 that its name ends with."""
+    try:
+        return path.stem.endswith(f"-{sha256_of(path.read_bytes())}")
+    except OSError:  # a failing disk says so when it is read
+        return False
+
+
+def make_library(recipe: Recipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> Path:
+    """Compile a library into a folder, in which it is whole or not there; the folder is made if needed.
+
+    Raises:
+        CompileError: if it cannot be compiled, or kept there, saying why; what cannot be kept is not compiled.
+    """
+    compiler = find_compiler(recipe.language)
+    stem = f"{recipe.name}-{recipe.made_of()}-{_identity(compiler)}"
+    check_place(folder)
+    if make_room is not None:
+        make_room(folder)
+    log.info("compiling %s with %s, once", recipe.source.name, compiler)
+    try:
         with tempfile.TemporaryDirectory(prefix="hawkvision-compiled-") as scratch:
             built = Path(scratch) / "library.so"
-            _compile([*command, "-o", str(built), str(source)], source)
-            write_atomic(path, built.read_bytes())
+            try:
+                _compile([compiler, *recipe.flags], recipe.source, built)
+            except CompileError as error:
+                if not recipe.instead:
+                    raise
+                log.info("%s: once more, with %s: %s", recipe.source.name, " ".join(recipe.instead), error.message)
+                _compile([compiler, *recipe.flags, *recipe.instead], recipe.source, built)
+            code = built.read_bytes()
+            path = folder / f"{stem}-{sha256_of(code)}.so"
+            write_atomic(path, code)
     except OSError as error:
-        raise CompileError(f"{path}: cannot write: {error.strerror}") from None
+        raise CompileError(f"{folder}: cannot write: {error.strerror}") from None
     except ArtifactError as error:
         raise CompileError(error.message) from None
+    return path
 
 
-def _compile(command: Sequence[str], source: Path) -> None:
+def check_place(folder: Path) -> None:
+    """State that code can be put into a folder and run from there; the folder is made if needed.
+
+    Raises:
+        CompileError: saying which of both it is that cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as trial:
+            trial.write(bytes(mmap.PAGESIZE))
+            trial.flush()
+            try:
+                mmap.mmap(trial.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+            except PermissionError:
+                raise CompileError(f"{folder}: no code runs from there, its file system is mounted noexec") from None
+    except OSError as error:
+        reason = "its file system is read-only" if error.errno == errno.EROFS else error.strerror
+        raise CompileError(f"{folder}: cannot write: {reason}") from None
+
+
+def _compile(command: list[str], source: Path, built: Path) -> None:
+    """Compile; the compiler's own temporary files lie beside what it builds.
+
+    Raises:
+        CompileError: if it cannot, or was ended.
+    """
     try:
         ran = run(
             command[0],
-            command[1:],
+            [*command[1:], "-o", str(built), str(source)],
             cpu_limit_s=COMPILE_CPU_S,
             wall_limit_s=COMPILE_WALL_S,
-            env={"LC_ALL": "C"},
+            env={"LC_ALL": "C", "TMPDIR": str(built.parent)},
         )
     except OSError as error:
         raise CompileError(f"{command[0]} cannot be run: {error}") from None
@@ -78,19 +225,17 @@ def _compile(command: Sequence[str], source: Path) -> None:
     ran.check()
 
 
-def load_library(path: Path, make: Callable[[], object]) -> ctypes.CDLL:
-    """A library, made anew if it cannot be loaded: a failing disk has changed it, or it comes from another system.
+@functools.cache
+def _identity(compiler: str) -> str:
+    """Tells a compiler from others, and from other versions of itself, in 16 digits.
 
     Raises:
-        BackendError: if another user may have written it.
-        CompileError: if it cannot be loaded even so; and whatever `make` raises.
+        CompileError: if it cannot be run.
     """
-    check_ours(path)
     try:
-        return ctypes.CDLL(str(path))
-    except OSError:
-        make()
-    try:
-        return ctypes.CDLL(str(path))
+        told = run(
+            compiler, ["--version"], cpu_limit_s=COMPILE_CPU_S, wall_limit_s=VERSION_WALL_S, env={"LC_ALL": "C"}
+        ).output
     except OSError as error:
-        raise CompileError(f"{path}: cannot be loaded: {error}") from None
+        raise CompileError(f"{compiler} cannot be run: {error}") from None
+    return hashlib.sha256(f"{os.path.realpath(compiler)}\0{told}".encode()).hexdigest()[:16]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import logging
 import os
 import tomllib
 import types
@@ -20,6 +21,14 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.logs import LogFormat, LogLevel
+from hawkvision.servers.access import check_access, together
+from hawkvision.servers.key_text import clean_key, own_key
+from hawkvision.servers.tls import MinimumVersion
+from hawkvision.service_links import without_service_links
+from hawkvision.text import read_text
+
+log = logging.getLogger("hawkvision.config")
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -37,7 +46,21 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     host: str = "127.0.0.1"
     port: Port = 8080
     api_key: Key | None = None
-    """Required from callers (`Authorization: Bearer …`); obligatory when `host` is not loopback."""
+    """Required from callers (`Authorization: Bearer …`), and allows everything; this or `keys_file` is obligatory when
+    `host` is not loopback."""
+    keys_file: Path | None = None
+    """Keys of several callers, each with a name, scopes and perhaps a rate, as `hawkvision keys add` writes them; read
+    again when it changes."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate chain, leaf first, with which HTTP is served over TLS; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_minimum_version: MinimumVersion = "1.2"
+    """The oldest version of TLS that callers may speak."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities one of which must have certified every caller; None asks for no certificates."""
+    allow_plain_http: bool = False
+    """Serve HTTP without TLS beyond loopback, where something in front ends TLS or the network is nobody else's."""
     task: str = "imagenet"
     variant: Word | None = None
     """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
@@ -71,12 +94,24 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     queue_limit: Count = 256
     """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
     0.64 s: longer than anybody with a deadline would."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network) other than loopback, never more than half of all; 0 for
+    no bound, as behind a proxy on another machine, whose address all callers share."""
+    cors_origins: tuple[Word, ...] = ()
+    """Origins whose pages may ask this node from a browser, as `https://shop.example`; `*` for all, none by default."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
     dc_url: str | None = None
     """The datacenter ingress, `http://HOST[:PORT]` or https; None makes a node that answers alone."""
     dc_api_key: Key | None = None
+    """The key that the datacenter asks for; it must allow `infer`."""
+    dc_ca: Path | None = None
+    """PEM file of the authorities that the datacenter's certificate is checked against; None takes the system's."""
+    dc_certificate: Path | None = None
+    """PEM file of this node's own certificate, for a datacenter that asks for one."""
+    dc_key: Path | None = None
+    """PEM file of the private key of `dc_certificate`, unencrypted."""
     dc_transport: Literal["tcp", "lossy", "auto"] = "tcp"
     """How pictures go to the datacenter: over HTTP; as datagrams; or as datagrams while the link loses some, where the
     datacenter offers that (`dc.lossy_port`)."""
@@ -90,8 +125,16 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
     lossy_certificate: Path | None = None
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key; without them the node makes its own at each start."""
+    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the node
+    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    lossy_accept_sent_keys: bool = False
+    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
     drain_timeout_s: Seconds = 20.0
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     models_dir: Path | None = None
     cache_dir: Path | None = None
     profile: Path | None = None
@@ -120,6 +163,21 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     host: str = "127.0.0.1"
     port: Port = 8090
     api_key: Key | None = None
+    """Required from callers (`Authorization: Bearer …`), and allows everything; this or `keys_file` is obligatory when
+    `host` is not loopback."""
+    keys_file: Path | None = None
+    """Keys of several callers, each with a name, scopes and perhaps a rate, as `hawkvision keys add` writes them; read
+    again when it changes."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate chain, leaf first, with which HTTP is served over TLS; read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file of the certificate's private key, unencrypted."""
+    tls_minimum_version: MinimumVersion = "1.2"
+    """The oldest version of TLS that callers may speak."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities one of which must have certified every caller; None asks for no certificates."""
+    allow_plain_http: bool = False
+    """Serve HTTP without TLS beyond loopback, where something in front ends TLS or the network is nobody else's."""
     task: str = "imagenet"
     variants: tuple[Word, ...] = ()
     """The rungs to serve; empty takes the manifest's `ladder.dc`."""
@@ -140,6 +198,9 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """How long a free model waits for company. Batches form by themselves while it is busy, so 0 costs nothing."""
     max_ongoing_requests: Count = 32
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """As `edge.connections_per_address`. An edge node has up to `edge.dc_connections`; not for clusters, where Serve's
+    own proxies take the connections."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     lossy_port: Port | None = None
@@ -147,9 +208,17 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     a cluster's HTTP proxies there is no one process that datagrams could go to."""
     lossy_certificate: Path | None = None
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key; without them the tier makes its own at each start."""
+    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the tier
+    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    lossy_accept_sent_keys: bool = False
+    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
     ray_network: Literal["private", "auto", "shared"] = "private"
     """Where Ray's own ports are: in a network namespace of their own, out of everybody's reach; `shared` leaves them in
     this machine's, on loopback but for one port of each replica, which asks for a token; `auto` takes what the kernel
@@ -183,10 +252,14 @@ def load_config(
         values |= _file_section(path, section)
         _convert(kind, values, f"{path}: [{section}]")
     environ = os.environ if environ is None else environ
-    for variable, text in environ.items():
-        if variable.startswith(prefix):
-            key = variable.removeprefix(prefix).lower()
-            values[key] = _listed(text) if _is_tuple(kind, key) else text
+    settings, links = without_service_links(environ, prefix)
+    if links:
+        log.warning(
+            "%s: passed over, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links))
+        )
+    for name, text in settings.items():
+        key = name.lower()
+        values[key] = _listed(text) if _is_tuple(kind, key) else text
     _convert(kind, values, f"environment {prefix}*")
     values |= {k: v for k, v in (overrides or {}).items() if v is not None}
     config = _convert(kind, values, "command line")
@@ -197,14 +270,42 @@ def load_config(
     if isinstance(config, EdgeConfig):
         _check_policy(config)
         _check_fpga(config)
-    if (config.lossy_certificate is None) != (config.lossy_key is None):
-        raise ConfigError(f"{section}.lossy_certificate and {section}.lossy_key belong together: both or neither")
-    if config.api_key is None and not is_loopback(config.host):
+    together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
+    check_access(config, section, prefix, loopback=is_loopback(config.host))
+    if isinstance(config, EdgeConfig):
+        _check_datacenter_tls(config)
+    elif config.address is not None and config.tls_certificate is not None:
         raise ConfigError(
-            f"{section}.host = {config.host!r} is reachable from other machines, so {section}.api_key must be set "
-            f"(for example in {prefix}API_KEY); only loopback addresses may go without"
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
+            "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
         )
-    return config
+    return _with_clean_keys(config, section)
+
+
+def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
+    """The settings with keys as they are compared and sent.
+
+    Raises:
+        ConfigError: for a key that is too short, or that no header can carry.
+    """
+    cleaned: dict[str, Any] = {}
+    if config.api_key is not None:
+        cleaned["api_key"] = own_key(config.api_key, f"{section}.api_key")
+    if isinstance(config, EdgeConfig) and config.dc_api_key is not None:
+        cleaned["dc_api_key"] = clean_key(config.dc_api_key, f"{section}.dc_api_key")
+    return msgspec.structs.replace(config, **cleaned)
+
+
+def _check_datacenter_tls(config: EdgeConfig) -> None:
+    """Refuse TLS settings that would not be used.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    together("edge", "dc_certificate", config.dc_certificate, "dc_key", config.dc_key)
+    for key in ("dc_ca", "dc_certificate"):
+        if getattr(config, key) is not None and not (config.dc_url or "").lower().startswith("https:"):
+            raise ConfigError(f"edge.{key} belongs to an edge.dc_url of https://HOST[:PORT], got {config.dc_url!r}")
 
 
 def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequence[str]) -> ConfigT:
@@ -218,11 +319,14 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file with a section [{section}]")
     for field in msgspec.structs.fields(kind):
+        # A switch may be given without "true".
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(field.default, bool) else {}
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             dest=field.name,
             metavar=field.name.upper(),
             help=f"default: {_shown(field.default)} (or {prefix}{field.name.upper()})",
+            **switch,
         )
     values: dict[str, Any] = vars(parser.parse_args(argv))
     path = values.pop("config")
@@ -233,6 +337,8 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
 def _shown(default: Any) -> str:
     if default is None or default == ():
         return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
@@ -248,7 +354,7 @@ def is_loopback(host: str) -> bool:
 
 def _file_section(path: Path, section: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

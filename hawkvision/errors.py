@@ -5,6 +5,7 @@
     │   ├── BadImage            400 bad_image          the bytes are no picture we can decode
     │   ├── BadField            400 bad_field          an unknown, malformed or contradictory field
     │   ├── Unauthorized        401 unauthorized       missing or wrong key
+    │   ├── Forbidden           403 forbidden          the key is known, and has not the scope
     │   ├── NotFound            404 not_found          no such path or task
     │   ├── MethodNotAllowed    405 method_not_allowed
     │   ├── RequestTimeout      408 request_timeout    the headers or the body did not arrive in time
@@ -32,7 +33,12 @@ Every error survives pickling, because Ray carries them between processes.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What `msgspec` raises for a document from outside that is not what it should be; the last for deep nesting."""
 
 
 class HawkVisionError(Exception):
@@ -73,6 +79,13 @@ class Unauthorized(RequestError):
 
     code = "unauthorized"
     status = 401
+
+
+class Forbidden(RequestError):
+    """The key is known, and its scopes do not cover the request."""
+
+    code = "forbidden"
+    status = 403
 
 
 class NotFound(RequestError):

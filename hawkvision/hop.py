@@ -10,6 +10,7 @@
         X-HawkVision-Score: margin             unless its score of this kind is at least that, the
         X-HawkVision-Otherwise: committee      otherwise-rung answers
         traceparent: 00-…                      W3C trace context
+        X-Request-Id: …                        the caller's, or the trace's id (`hawkvision.logs`); not as datagrams
         Authorization: Bearer KEY              when the tier has a key
         <the encoded picture: the caller's own bytes, or a smaller one made of a much larger (`vision.reduce`)>
 
@@ -71,7 +72,7 @@ from typing import Final
 
 import msgspec
 
-from hawkvision.errors import BadField
+from hawkvision.errors import MALFORMED, BadField
 from hawkvision.trace import TraceContext
 from hawkvision.types import Score
 
@@ -254,11 +255,11 @@ class LossyOffer(msgspec.Struct, frozen=True):
     port: int
     """UDP."""
     certificate: str
-    """PEM, of what the server's certificate must be or be signed by."""
+    """PEM; the server shows the first of them, which is compared bit for bit."""
     name: str
-    """What the certificate is made out to."""
+    """To ask for in the handshake; version 1 also looked for it in the certificate."""
     version: int
-    """Of the wire format."""
+    """Of the hello that is spoken."""
 
 
 class Transports(msgspec.Struct, frozen=True):
@@ -292,7 +293,7 @@ def parse_hop_datagram(template: bytes, meta: bytes) -> tuple[HopRequest, TraceC
     """
     try:
         shared = _template_decoder.decode(template)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise BadField(f"template: {error}") from None
     if len(meta) < _META.size or meta[0] != META_VERSION:
         raise BadField(f"meta: expected version {META_VERSION} and {_META.size} bytes or more, got {meta[:8].hex()!r}…")

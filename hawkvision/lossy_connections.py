@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import LossyOffer
 from hawkvision.transport.client import ConnectionLost, LossyClient
+from hawkvision.transport.control import VERSION
 from hawkvision.transport.udp import Route
 
 Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]
@@ -39,6 +40,10 @@ RETIRED_S: Final = 30.0
 """Connections that are kept for what was asked on them, and how long each is."""
 MAX_HEADERS: Final = 64
 """JPEG headers registered on one connection; a camera has one, a collection of photographs any number."""
+
+
+class NotConnectedInTime(ConnectionLost):
+    """There is no connection yet, and the caller's time is up; it may come about all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class Connections:
         """The connection, made if there is none.
 
         Raises:
-            ConnectionLost: if `MAX_CONNECTS` attempts failed, or time is up.
+            ConnectionLost: if `MAX_CONNECTS` attempts failed; `NotConnectedInTime` if time is up.
             HawkVisionError: for what trying again does not mend.
         """
         loop = asyncio.get_running_loop()
@@ -105,7 +110,7 @@ class Connections:
             connecting = self._begin()
             await asyncio.wait({connecting}, timeout=max(0.0, until - loop.time()))
             if not connecting.done():
-                raise ConnectionLost(f"no connection to {self._host} came about in time")
+                raise NotConnectedInTime(f"no connection to {self._host} came about in time")
             if connecting.cancelled():
                 raise ConnectionLost("the link was closed at this end")
             error = connecting.exception()
@@ -162,6 +167,11 @@ class Connections:
         await asyncio.sleep(self._pause_s)
         try:
             offer = self._offer or await self._discover()
+            if offer.version < VERSION:
+                raise ConfigError(
+                    f"{self._host} speaks version {offer.version} of the datagram transport, which needs the API key "
+                    f"itself; expected version {VERSION}: update it first"
+                )
             client = await LossyClient.connect(
                 offer.port,
                 offer.certificate,

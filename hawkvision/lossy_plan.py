@@ -72,9 +72,9 @@ def prepare(
 ) -> Prepared:
     """A picture as fragments.
 
-    Small ones go as they are; JPEGs with restart segments are cut along them unless the plan asks for a lower quality
-    or the picture is larger than useful; all others are decoded, shrunk so that their shorter side is `useful_side`
-    pixels at most, and coded at the plan's quality.
+    Small ones go as they are, unless in a format that not every node reads; JPEGs with restart segments are cut along
+    them unless the plan asks for a lower quality or the picture is larger than useful; all others are decoded, shrunk
+    so that their shorter side is `useful_side` pixels at most, and coded at the plan's quality.
 
     Args:
         picture: encoded, or RGB pixels.
@@ -92,7 +92,7 @@ def prepare(
     if not isinstance(picture, bytes):
         return Prepared(encode(_shrunk(checked_pixels(picture), useful_side), plan, room))
     header = probe(picture)
-    if exact or len(picture) <= SMALL_FRAGMENTS * room:
+    if exact or (header.format.native and len(picture) <= SMALL_FRAGMENTS * room):
         as_it_is = opaque(picture, plan.parity, room)
         if as_it_is is not None:
             return Prepared(as_it_is)
@@ -133,14 +133,15 @@ def plain_bytes(picture: Picture, useful_side: int) -> float:
     Raises:
         BadImage, UnsupportedMedia, BadField: if it is no picture.
     """
+    native = False
     if isinstance(picture, bytes):
         header = probe(picture)
-        width, height = header.width, header.height
+        width, height, native = header.width, header.height, header.format.native
     else:
         height, width = checked_pixels(picture).shape[:2]
     shrink = min(1.0, useful_side / min(width, height))
     coded = PLAIN_BYTES_PER_PIXEL * width * height * shrink**2
-    return min(coded, len(picture)) if isinstance(picture, bytes) else coded
+    return min(coded, len(picture)) if native else coded
 
 
 def spare_ratio(plain_s: float, deadline_s: float | None, rtt_s: float = 0.0, answer_s: float = ANSWER_S) -> float:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from hawkvision.errors import ManifestError, NotFound
+from hawkvision.errors import ConfigError, ManifestError, NotFound
+from hawkvision.text import read_text
 
 Sha256: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -150,6 +151,10 @@ class Manifest(_Strict, frozen=True):
     committees: tuple[Committee, ...] = ()
     training: Training | None = None
     """Of ladders that `hawkvision models train` made; None where others trained the models."""
+    labels_sha256: Sha256 | None = None
+    """Of the label file, its lines ending in a newline; None does not check it."""
+    profile_sha256: Sha256 | None = None
+    """Of `profile.json`; None leaves it to the digest that the file carries."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name.
@@ -272,11 +277,23 @@ def models_dir(override: Path | None = None) -> Path:
 
 
 def cache_dir(override: Path | None = None) -> Path:
-    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`."""
+    """Where built artefacts lie: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
+
+    Raises:
+        ConfigError: if nothing says where that is.
+    """
     if override is not None:
         return override
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "hawkvision"
+    if base:
+        return Path(base) / "hawkvision"
+    try:
+        return Path.home() / ".cache" / "hawkvision"
+    except RuntimeError:
+        raise ConfigError(
+            "there is no cache folder: user "
+            f"{os.geteuid()} has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME"
+        ) from None
 
 
 def load_manifest(task: str, models: Path) -> Manifest:
@@ -290,22 +307,42 @@ def load_manifest(task: str, models: Path) -> Manifest:
     if not path.is_file():
         known = sorted(p.parent.name for p in models.glob("*/manifest.toml"))
         raise NotFound(f"no task {task!r} under {models}; known tasks: {', '.join(known) or 'none'}")
-    return parse_manifest(path.read_text(encoding="utf-8"), where=str(path))
+    return parse_manifest(_read(path), where=str(path))
 
 
 def load_labels(manifest: Manifest, models: Path) -> tuple[str, ...]:
     """The class names in index order, one a line in `models/<task>/<labels>`.
 
     Raises:
-        ManifestError: if the file is missing or its length is not `manifest.classes`.
+        ManifestError: if the file is missing, is not the one that is pinned, or its length is not `manifest.classes`.
     """
     path = models / manifest.task / manifest.labels
     if not path.is_file():
         raise ManifestError(f"{path}: label file of task {manifest.task!r} is missing")
-    labels = tuple(path.read_text(encoding="utf-8").splitlines())
+    text = _read(path)
+    if manifest.labels_sha256 is not None:
+        found = hashlib.sha256(text.encode()).hexdigest()
+        if found != manifest.labels_sha256:
+            raise ManifestError(
+                f"{path}: these are not the labels that the manifest pins: expected SHA-256 {manifest.labels_sha256}, "
+                f"found {found}; restore them"
+            )
+    labels = tuple(text.splitlines())
     if len(labels) != manifest.classes:
         raise ManifestError(f"{path}: expected {manifest.classes} lines, one per class, found {len(labels)}")
     return labels
+
+
+def _read(path: Path) -> str:
+    """The text of a manifest or a label file.
+
+    Raises:
+        ManifestError: if it cannot be read.
+    """
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot read: {error}") from None
 
 
 def artifact_path(cache: Path, task: str, variant: str) -> Path:

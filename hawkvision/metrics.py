@@ -10,9 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from hawkvision import __version__
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -28,34 +38,90 @@ class LossyCounts:
     pictures: Mapping[str, int]
     """By what came of them: complete, partial, cancelled, and the transport's refusals."""
     sessions: int
-    dropped_datagrams: int
+    dropped_datagrams: Mapping[str, int]
+    """By why."""
+    refused_callers: Mapping[str, int]
+    """By why their hello was not welcome."""
     received_bytes: int
     sent_bytes: int
 
 
-class _LossyDoor(Collector):
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=("reason",))
+    for reason, n in sorted(counts.items()):
+        family.add_metric((reason,), n)
+    return family
+
+
+class LossyDoorCounts(Collector):
     """Reads a lossy door's counts when Prometheus asks, so that no datagram pays for it."""
 
-    def __init__(self, read: Callable[[], LossyCounts]) -> None:
+    def __init__(self, prefix: str, read: Callable[[], LossyCounts]) -> None:
+        self._prefix = prefix
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
-        counts = self._read()
+        counts, prefix = self._read(), f"{self._prefix}_lossy"
         pictures = CounterMetricFamily(
-            "hawkvision_lossy_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
+            f"{prefix}_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
         )
         for outcome, n in sorted(counts.pictures.items()):
             pictures.add_metric((outcome,), n)
         yield pictures
-        yield GaugeMetricFamily("hawkvision_lossy_sessions", "Callers connected for datagrams", counts.sessions)
-        yield CounterMetricFamily(
-            "hawkvision_lossy_dropped_datagrams", "Datagrams of no session, or broken", counts.dropped_datagrams
+        yield GaugeMetricFamily(f"{prefix}_sessions", "Callers connected for datagrams", counts.sessions)
+        yield _by_reason(f"{prefix}_dropped_datagrams", "Datagrams of strangers, or broken", counts.dropped_datagrams)
+        yield _by_reason(
+            f"{prefix}_refused_callers", "Callers that were not let in for datagrams", counts.refused_callers
+        )
+        yield CounterMetricFamily(f"{prefix}_received_bytes", "Bytes of datagrams received", counts.received_bytes)
+        yield CounterMetricFamily(f"{prefix}_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
+
+
+class KeyRequests(Collector):
+    """Reads the requests of each key when Prometheus asks. Names are those of the keys there are, and a few more."""
+
+    def __init__(self, name: str, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        self._name = name
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The family of one scrape."""
+        family = CounterMetricFamily(
+            self._name, "Requests by the name of their key and whether they were let in", labels=("key", "outcome")
+        )
+        for labels, n in sorted(self._read().items()):
+            family.add_metric(labels, n)
+        yield family
+
+
+@dataclass(frozen=True, slots=True)
+class TlsState:
+    """What a server's TLS has come to."""
+
+    expires: float
+    """When its certificate's time is over, in seconds since 1970."""
+    handshakes_failed: int
+
+
+class Tls(Collector):
+    """Reads the state of a server's TLS when Prometheus asks."""
+
+    def __init__(self, prefix: str, read: Callable[[], TlsState]) -> None:
+        self._prefix = prefix
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of one scrape."""
+        state = self._read()
+        yield GaugeMetricFamily(
+            f"{self._prefix}_tls_certificate_expiry_timestamp_seconds",
+            "When the server's certificate expires",
+            state.expires,
         )
         yield CounterMetricFamily(
-            "hawkvision_lossy_received_bytes", "Bytes of datagrams received", counts.received_bytes
+            f"{self._prefix}_tls_handshake_failures", "Callers whose TLS handshake failed", state.handshakes_failed
         )
-        yield CounterMetricFamily("hawkvision_lossy_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
 
 
 Cycles: TypeAlias = Literal["simulated", "modelled", "reported"]
@@ -161,6 +227,12 @@ class _Offload(Collector):
         yield GaugeMetricFamily("hawkvision_offload_fpga_up", "Whether the FPGA is used at all", int(counts.fpga_up))
 
 
+def describe_process(registry: CollectorRegistry, prefix: str, text: str, task: str, backend: str) -> None:
+    """Say on a page what runs: `<prefix>_build_info{version, task, backend}`, which is 1."""
+    info = Gauge(f"{prefix}_build_info", text, ("version", "task", "backend"), registry=registry)
+    info.labels(__version__, task, backend).set(1.0)
+
+
 class EdgeMetrics:
     """The metrics of one edge node, in a registry of their own."""
 
@@ -168,6 +240,7 @@ class EdgeMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"hawkvision_{name}", text, labels, registry=self.registry)
@@ -200,7 +273,13 @@ class EdgeMetrics:
         self.streams_void = gauge("streams_void", "Controllers whose promise is void", "task")
         self.accuracy_debt = gauge("accuracy_debt", "Wrong answers, in expectation, that all streams owe", "task")
         self.state_failures = counter(
-            "state_failures", "Controller states that could not be read, written or kept", "task", "operation"
+            "state_failures",
+            "Controller states, or files of them, that could not be opened, read, written or kept",
+            "task",
+            "operation",
+        )
+        self.state_kept = gauge(
+            "state_kept", "1 while what is known of streams is kept in the state file, 0 if it cannot be", "task"
         )
         self.model_loads = counter("model_loads", "Variants loaded while running, on demand", "task", "variant")
         self.incomplete_answers = counter(
@@ -223,12 +302,27 @@ class EdgeMetrics:
         )
         self.in_flight = gauge("requests_in_flight", "Requests being answered")
         self.queue_length = gauge("queue_length", "Requests waiting for a worker")
-        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation got through")
+        self.datacenter_up = gauge("datacenter_up", "Whether the last escalation or probe got through")
+        self.datacenter_doubted = gauge(
+            "datacenter_doubted", "Whether the datacenter's answers were too late so often that few wait for them"
+        )
         self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
+
+    def describe(self, task: str, backend: str) -> None:
+        """Say what the node runs, once that is known."""
+        describe_process(self.registry, "hawkvision", "What the node is and runs", task, backend)
 
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
         """Have a lossy door's counts on the page."""
-        self.registry.register(_LossyDoor(read))
+        self.registry.register(LossyDoorCounts("hawkvision", read))
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Have the requests of each key on the page."""
+        self.registry.register(KeyRequests("hawkvision_key_requests", read))
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Have the state of the server's TLS on the page."""
+        self.registry.register(Tls("hawkvision", read))
 
     def watch_fpga(self, read: Callable[[], FpgaCounts]) -> None:
         """Have an FPGA backend's counts on the page."""

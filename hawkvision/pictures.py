@@ -58,6 +58,23 @@ class UnlabelledPictures:
         return len(self.bodies)
 
 
+def picture_files(paths: Sequence[Path]) -> list[Path]:
+    """The paths, with the pictures below it in the place of each folder, in the order of their names.
+
+    Raises:
+        ConfigError: naming a folder that holds no pictures.
+    """
+    files: list[Path] = []
+    for path in paths:
+        found = [path]
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+            if not found:
+                raise ConfigError(f"{path}: expected pictures ({', '.join(SUFFIXES)}) in this folder, found none")
+        files += found
+    return files
+
+
 def read_pictures(path: Path, labels: Sequence[str]) -> LabelledPictures:
     """Read a labelled set; `labels` are the task's class names in index order.
 

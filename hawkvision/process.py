@@ -140,6 +140,14 @@ def ended(process: subprocess.Popen[bytes], within_s: float = STOP_TIMEOUT_S) ->
         return process.wait()
 
 
+def exit_on_sigterm(status: int = 128 + signal.SIGTERM) -> None:
+    """Have SIGTERM raise `SystemExit`, so that what this process has started and made is cleared away.
+
+    For the main thread of a process that has no handler of its own yet.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+
+
 def stop_with_parent(sent: signal.Signals = signal.SIGTERM) -> None:
     """Have the kernel send us a signal when our parent dies, however it dies (Linux; elsewhere nothing happens).
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hawkvision.errors import HawkVisionError
+from hawkvision.terminal import write_anything
 from loadgen import awake, command_line
 
 COMMANDS: Final = {
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
 
     Only the command that is asked for is loaded: some need extras that others do without.
     """
+    write_anything()
     words = list(sys.argv[1:] if argv is None else argv)
     command_line.words.set(words)
     parser = argparse.ArgumentParser(prog=prog, description="Test a deployment from outside.")

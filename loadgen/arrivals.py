@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.errors import ConfigError
+from hawkvision.text import read_text
 
 MAX_REQUESTS: Final = 5_000_000
 """Of one run: five hours at 250 per second, and some 2 GB of outcomes."""
@@ -206,7 +207,7 @@ def read_timestamps(path: Path) -> tuple[float, ...]:
     try:
         if path.stat().st_size > MAX_REPLAY_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_REPLAY_BYTES} bytes; take a part of it")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: cannot read timestamps: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ class LossyAsker:
         Raises:
             ConfigError: if the URL is none.
         """
-        self._client = AsyncClient(url, transport="lossy", timeout_s=timeout_s, api_key=api_key)
+        self._client = AsyncClient(url, transport="lossy", timeout_s=timeout_s, late_s=timeout_s, api_key=api_key)
         self._task = task
         self._counted = 0
 

@@ -74,7 +74,7 @@ class Deployment:
                 self._pokes.append((stack.enter_context(_socket(link, "server")), link.client_address))
             arguments = ("--host", self.far.server_address, "--port", str(DC_PORT), *self._dc_arguments)
             prefix = self.far.command("server", ())
-            env = {"HAWKVISION_DC_API_KEY": self.key}
+            env = {"HAWKVISION_DC_API_KEY": self.key, "HAWKVISION_DC_ALLOW_PLAIN_HTTP": "true"}
             tier = stack.enter_context(
                 running("hawkvision.datacenter", *arguments, title="the datacenter tier", prefix=prefix, env=env)
             )
@@ -100,7 +100,11 @@ class Deployment:
             NotReady: if it does not start; carries what it said.
         """
         given = ("--host", self.near.server_address, "--port", str(EDGE_PORT), "--dc-url", self._dc_url, *arguments)
-        env = {"HAWKVISION_EDGE_API_KEY": self.key, "HAWKVISION_EDGE_DC_API_KEY": self.key}
+        env = {
+            "HAWKVISION_EDGE_API_KEY": self.key,
+            "HAWKVISION_EDGE_ALLOW_PLAIN_HTTP": "true",
+            "HAWKVISION_EDGE_DC_API_KEY": self.key,
+        }
         prefix = self.near.command("server", ())
         with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:
             self.near.keep_off(node.pid)

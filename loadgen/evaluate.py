@@ -49,6 +49,8 @@ from loadgen.terminal import terminal
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
 DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
 MAX_CONCURRENCY: Final = 256
+LATE_S: Final = 29.0
+"""How long after its deadline an answer counts: how late it comes is measured."""
 """Callers in the closed loop; a node sheds beyond its queue of 256."""
 
 
@@ -173,7 +175,9 @@ async def run(given: argparse.Namespace) -> int:
     rows: tuple[Row | Unattainable, ...] | None = None
     failed: HawkVisionError | None = None
     with heeded() as stop:
-        async with AsyncClient(given.url, api_key=given.api_key, connections=given.concurrency) as client:
+        async with AsyncClient(
+            given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
+        ) as client:
             asking = measure(client, given.task, pictures, chosen, targets, given.concurrency, seen)
             try:
                 rows = await unless(stop, asking)

@@ -23,6 +23,7 @@ from fpga.offload.model import Link, Work
 from fpga.offload.queues import Service
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
+from hawkvision.text import decode_text
 from hawkvision.vision.backend import Backend
 
 BATCHES: Final = (1, 4)
@@ -181,7 +182,7 @@ def parse_calibration(content: bytes, where: str) -> Calibration:
         ConfigError: if it is none.
     """
     try:
-        return msgspec.json.decode(content, type=Calibration)
+        return msgspec.json.decode(decode_text(content), type=Calibration)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: not a calibration: {error}") from None
 

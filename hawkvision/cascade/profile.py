@@ -5,6 +5,10 @@ came from and the models it holds for. A site's own certificates, made by `hawkv
 site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
 A pair has one condition for whole pictures, and one per class of quality and received fraction for those that crossed
 a lossy link. Format 3 added the latter; a file of format 2 says the same without them.
+
+What a file promises must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it, and
+every file carries a digest of its own content, made when it was written. That finds out a slip of the hand and a
+failing disk; it is no signature.
 """
 
 from __future__ import annotations
@@ -12,14 +16,16 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.scores import Score
-from hawkvision.errors import ManifestError
-from hawkvision.manifest import Fraction, MeasuredAccuracy, Name, Sha256
+from hawkvision.errors import MALFORMED, ManifestError
+from hawkvision.manifest import Fraction, Manifest, MeasuredAccuracy, Name, Sha256
+from hawkvision.text import decode_text
 from hawkvision.types import Received
 
 CERTIFIED_DROPS = (
@@ -42,6 +48,9 @@ CERTIFIED_DROPS = (
     0.5,
 )
 """The ε that are certified ahead; a target between two of them uses the smaller."""
+
+_DIGEST: Final = "digest"
+"""The member of a file that holds the digest of the others."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 
@@ -335,35 +344,92 @@ def threshold_value(written: float | str) -> float:
 _File = TypeVar("_File", Profile, SiteCertificates)
 
 
-def load_profile(path: Path) -> Profile:
-    """Read a profile.
+def load_profile(path: Path, sha256: str | None = None) -> Profile:
+    """Read a profile; `sha256` is that of its file, where a manifest pins it.
 
     Raises:
-        ManifestError: if the file is missing or breaks the schema; names the file and the key.
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return _load(path, Profile, "profile", "hawkvision calibrate")
+    return _load(path, Profile, "profile", "hawkvision calibrate", sha256)
+
+
+def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
+    """A task's profile: `own`, or the one that lies beside its manifest.
+
+    Raises:
+        ManifestError: as `load_profile`.
+    """
+    if own is not None:
+        return load_profile(own)
+    return load_profile(models / manifest.task / "profile.json", manifest.profile_sha256)
 
 
 def load_site(path: Path) -> SiteCertificates:
     """Read a site's certificates.
 
     Raises:
-        ManifestError: if the file is missing or breaks the schema; names the file and the key.
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return _load(path, SiteCertificates, "site certificates", "hawkvision certify")
+    return _load(path, SiteCertificates, "site certificates", "hawkvision certify", None)
 
 
-def _load(path: Path, kind: type[_File], what: str, command: str) -> _File:
+def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | None) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        data = path.read_bytes()
+        if sha256 is not None and sha256_of(data) != sha256:
+            raise ManifestError(
+                f"{path}: this is not the {what} that its manifest pins: expected SHA-256 {sha256}, found "
+                f"{sha256_of(data)}; restore it, or name one of your own (`{command}`)"
+            )
+        content, digest = _taken_apart(data)
+        document = msgspec.convert(content, kind)
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
+    if digest != _digest(content):
+        wrong = "has no digest of its content" if digest is None else "was altered: its digest is that of other content"
+        raise ManifestError(
+            f"{path}: {wrong}; make it anew with `{command}`, or restore it, or vouch for it as it is with "
+            f"`hawkvision seal {path}`"
+        )
+    return document
 
 
 def dump(document: Profile | SiteCertificates) -> bytes:
-    """The document as indented JSON, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
+    """The document as indented JSON with its digest, ending in a newline."""
+    return _sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
+
+
+def seal(path: Path) -> bytes:
+    """The content of a file with the digest that belongs to it, whatever digest it has.
+
+    Raises:
+        ManifestError: if it is missing, or neither a profile nor a site's certificates.
+    """
+    try:
+        content, _ = _taken_apart(path.read_bytes())
+        msgspec.convert(content, SiteCertificates if "as_of" in content else Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
+    return _sealed(content)
+
+
+def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
+    """A file's content, and the digest that it carries."""
+    content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
+    return content, content.pop(_DIGEST, None)
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    whole = {**content, _DIGEST: _digest(content)}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Of the values, however they are spaced and ordered."""
+    return sha256_of(msgspec.json.encode(content, order="sorted"))

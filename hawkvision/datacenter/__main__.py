@@ -20,17 +20,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     # Imported once the signals are heard, for importing takes a second.
+    from hawkvision import logs
     from hawkvision.config import DatacenterConfig, parse_arguments
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.errors import HawkVisionError
     from hawkvision.process import stop_with_parent
+    from hawkvision.telemetry import warn_if_allowed
 
     words = list(sys.argv[1:] if argv is None else argv)
     if WITH_PARENT in words:
         words.remove(WITH_PARENT)
         stop_with_parent()
+    logs.configure()  # until the settings are read
     try:
         config = parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words)
+        logs.configure(config.log_level, config.log_format)
+        warn_if_allowed()
         return launch(config, stopping)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output

@@ -29,8 +29,11 @@ from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
 from hawkvision.datacenter.direct import PROBE_S, Address, HungUp, Question, Replicas, no_replica
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
-from hawkvision.datacenter.replica import Replica, settings_of
+from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
+from hawkvision.log_relay import configure_worker
+from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
+from hawkvision.servers.reload import Reloads
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
@@ -76,7 +79,7 @@ class HandleVariants:
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         """See `looks.Variants.ask`. A rung's members are all in one group; rungs that share one are as well."""
         for (group, handle), its in groupby(errands, lambda errand: self._groups[next(iter(errand.wanted))]):
-            question = Question(picture, tuple(its), expires_at, piecemeal)
+            question = Question(picture, tuple(its), expires_at, piecemeal, current_request())
             if self._direct is not None:
                 answering = self._direct.ask(group, question)
             else:
@@ -115,6 +118,12 @@ class HandleVariants:
     ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
         return parts if self._presence is None else _until(self._presence.gone(group), parts, group)
 
+    async def backends(self) -> str:
+        """What runs the variants, as the replicas say; each name once, with commas between."""
+        handles = dict(self._groups.values())
+        told = await asyncio.gather(*(handle.backends.remote() for handle in handles.values()))
+        return ",".join(dict.fromkeys(name for names in told for name in names))
+
 
 async def _until(
     gone: Coroutine[Any, Any, None], parts: AsyncGenerator[AnswerT], group: str
@@ -151,7 +160,7 @@ async def _next(parts: AsyncGenerator[AnswerT]) -> AnswerT | None:
 async def _piece_by_piece(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at)
+    stream = handle.options(stream=True).piecemeal.remote(picture, errands, expires_at, current_request())
     try:
         while (part := await _in_our_words(group, anext(stream, None))) is not None:
             yield part
@@ -162,7 +171,7 @@ async def _piece_by_piece(
 async def _at_once(
     group: str, handle: DeploymentHandle, picture: bytes, errands: Sequence[Errand], expires_at: float
 ) -> AsyncGenerator[tuple[VariantAnswer, ...]]:
-    response = handle.classify.remote(picture, errands, expires_at)
+    response = handle.classify.remote(picture, errands, expires_at, current_request())
     try:
         parts: tuple[tuple[VariantAnswer, ...], ...] = await _in_our_words(group, response)
     except asyncio.CancelledError:
@@ -191,11 +200,28 @@ async def _in_our_words(group: str, answering: Awaitable[AnswerT | HawkVisionErr
     return answer
 
 
+def _log_as_the_tier(level: LogLevel, form: LogFormat) -> None:
+    """Have this process, which Ray has started, log as the tier does, and Serve in it."""
+    configure_worker(level, form)
+    adopt("ray.serve")
+
+
+class ServedReplica(Replica):
+    """A replica in a process of Ray's."""
+
+    def __init__(self, settings: GroupSettings) -> None:
+        """See `Replica`."""
+        _log_as_the_tier(settings.log_level, settings.log_format)
+        super().__init__(settings)
+
+
 class Ingress:
     """The door inside a cluster, behind Serve's own HTTP listener."""
 
     def __init__(self, config: DatacenterConfig, catalog: Catalog, *handles: DeploymentHandle) -> None:
+        _log_as_the_tier(config.log_level, config.log_format)
         self._door = make_door(config, catalog)
+        self._door.tier.metrics.describe(config.task, config.backend)
         self._presence = HandlePresence(
             {group.name: handle for group, handle in zip(catalog.groups, handles, strict=True)},
             self._door.tier.replicas_changed,
@@ -203,9 +229,11 @@ class Ingress:
         # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
         self._watches = config.min_replicas > 0
         self._variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
+        self._reloads = Reloads.of(self._door.keys)
 
     async def __call__(self, request: Request) -> Response:
         """Any request to the application."""
+        self._reloads.start()  # the first time, for only now there is a loop for sure
         return await self._door.respond(request)
 
     async def check_health(self) -> None:
@@ -267,7 +295,7 @@ class HandlePresence:
 
 
 # Wrapped by name, not by decorator, so that the classes stay plain: testable, and known to the type checker.
-_GROUP: Any = serve.deployment(Replica)
+_GROUP: Any = serve.deployment(ServedReplica)
 _INGRESS: Any = serve.deployment(Ingress)
 
 

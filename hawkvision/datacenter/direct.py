@@ -42,6 +42,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.errors import DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
+from hawkvision.logs import About, resume
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -68,6 +69,8 @@ class Question:
     errands: tuple[Errand, ...]
     expires_at: float
     piecemeal: bool
+    request: About | None = None
+    """Whose it is, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +518,7 @@ class _Asked(_Frames):
 
     async def _answer(self, number: int, question: Question) -> None:
         end: HawkVisionError | _Failed | None = None
+        resume(question.request)
         try:
             async with aclosing(self._answering(question)) as parts:
                 async for part in parts:

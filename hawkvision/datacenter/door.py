@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -31,7 +30,6 @@ from hawkvision.errors import (
     NotFound,
     NotReady,
     Overloaded,
-    TooLarge,
     Unauthorized,
     UnsupportedMedia,
 )
@@ -47,6 +45,9 @@ from hawkvision.hop import (
     Transports,
     parse_hop_headers,
 )
+from hawkvision.logs import REQUEST_ID_HEADER, about
+from hawkvision.servers.bodies import Bodies, Body, CallerGone
+from hawkvision.servers.keys import Keys, needed_scopes
 from hawkvision.trace import parse_traceparent, start_trace
 
 log = logging.getLogger(__name__)
@@ -58,21 +59,23 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """What a caller may send: bytes of one body, requests inside the tier at once, and the key that is asked for."""
+    """What a caller may send: bytes of one body, and requests inside the tier at once."""
 
     max_body_bytes: int
     max_in_flight: int
-    api_key: str | None
 
 
 class Door:
     """Parses, checks, hands pictures to the tier and answers."""
 
-    def __init__(self, catalog: Catalog, limits: DoorLimits) -> None:
+    def __init__(self, catalog: Catalog, limits: DoorLimits, keys: Keys) -> None:
         self.tier = Tier(catalog, limits.max_in_flight)
-        self.transports = Transports()
+        self.keys = keys
+        self.tier.metrics.watch_keys(keys.counts)
+        self.transports: Callable[[], Transports] = Transports
         """What else the tier listens to, for whoever asks."""
         self._limits = limits
+        self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The door as an ASGI application for HTTP; uvicorn is told to send nothing else."""
@@ -83,17 +86,19 @@ class Door:
         """The reply to one request; errors become their documented bodies and statuses."""
         trace = parse_traceparent(request.headers.get(TRACE_HEADER))
         span = trace.child() if trace else start_trace()
+        request_id = about(request.headers.get(REQUEST_ID_HEADER), span)
         started = time.perf_counter()
         try:
             response = await self._route(request)
         except HawkVisionError as error:
             response = _error(error)
-        except ClientDisconnect:
+        except (CallerGone, ClientDisconnect):
             response = Response(status_code=499)  # nobody reads it; nginx's number, for the metrics
         except Exception:  # process boundary: one request's defect must not reach the next
-            log.exception("trace %s: unexpected failure", span.trace_id)
+            log.exception("unexpected failure")
             response = _error(InternalError("internal error; the datacenter's log has the details"))
         response.headers[TRACE_HEADER] = span.header()
+        response.headers[REQUEST_ID_HEADER] = request_id
         self._count(request, response.status_code, time.perf_counter() - started)
         return response
 
@@ -116,29 +121,26 @@ class Door:
         if path == "/readyz":
             self.tier.check_ready()
             return Response(b"ready", media_type="text/plain")
-        self._authorize(request.headers.get("authorization"))
+        if path == TRANSPORT_PATH:
+            return _json(self.transports())
+        self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
         if path == RUNGS_PATH:
             self.tier.check_ready()
             return _json(self.tier.catalog.listing())
-        if path == TRANSPORT_PATH:
-            return _json(self.transports)
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         return await self._infer(request)
 
-    def _authorize(self, header: str | None) -> None:
-        key = self._limits.api_key
-        if key is not None and not hmac.compare_digest((header or "").encode(), f"Bearer {key}".encode()):
-            raise Unauthorized("missing or wrong key; expected the header Authorization: Bearer KEY")
-
     async def _infer(self, request: Request) -> Response:
         asked = parse_hop_headers(request.headers)
         if asked.progressive:
             return await self._progressively(request, asked)
-        with self.tier.admit(asked) as visit:
-            picture = await visit.in_time(self._body(request))
-            return _json(await _unless_gone(request, visit.look(picture)))
+        visit = self.tier.visit(asked)
+        with self._body(request) as body:
+            picture = await visit.in_time(_read(body, request))
+            with visit.inside():
+                return _json(await _unless_gone(request, visit.look(picture)))
 
     async def _progressively(self, request: Request, asked: HopRequest) -> Response:
         """A line for every answer, from the first on; a plain reply if that is the last one already.
@@ -146,9 +148,11 @@ class Door:
         Raises:
             HawkVisionError: for what goes wrong before the first.
         """
+        visit = self.tier.visit(asked)
         with ExitStack() as stack:
-            visit = stack.enter_context(self.tier.admit(asked))
-            picture = await visit.in_time(self._body(request))
+            body = stack.enter_context(self._body(request))
+            picture = await visit.in_time(_read(body, request))
+            stack.enter_context(visit.inside())
             inside = stack.pop_all()
         # The visit lasts as long as this task, which the deadline ends, not as long as anybody reads what it says.
         looking = asyncio.create_task(visit.look(picture, lambda reply: lines.put_nowait(_line(reply))))
@@ -170,7 +174,7 @@ class Door:
         if first is None:
             return _json(await looking)
 
-        async def body() -> AsyncIterator[bytes]:
+        async def said() -> AsyncIterator[bytes]:
             try:
                 yield first
                 while (line := await lines.get()) is not None:
@@ -179,24 +183,23 @@ class Door:
             finally:
                 looking.cancel()
 
-        return StreamingResponse(body(), media_type=PROGRESSIVE_TYPE)
+        return StreamingResponse(said(), media_type=PROGRESSIVE_TYPE)
 
-    async def _body(self, request: Request) -> bytes:
+    @contextmanager
+    def _body(self, request: Request) -> Iterator[Body]:
+        """The body of a request for a picture, which takes memory as long as the block lasts.
+
+        Raises:
+            UnsupportedMedia: if it says that it is something else.
+        """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in ("", "application/octet-stream") and not kind.startswith("image/"):
             raise UnsupportedMedia(f"Content-Type {kind[:60]!r}: expected image/* or application/octet-stream")
-        limit = self._limits.max_body_bytes
-        stated = request.headers.get("content-length", "")
-        if stated.isdigit() and int(stated) > limit:
-            raise TooLarge(f"the body has {stated} bytes; at most {limit} are read")
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise TooLarge(f"the body has more than the {limit} bytes that are read")
-            chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body = Body(self._bodies, request.receive)
+        try:
+            yield body
+        finally:
+            body.release()
 
 
 _PATHS = {
@@ -210,14 +213,23 @@ _PATHS = {
 
 
 def make_door(config: DatacenterConfig, catalog: Catalog) -> Door:
-    """The door that the settings describe; it says 503 until its tier is given its variants."""
-    return Door(catalog, DoorLimits(config.max_body_bytes, max_in_flight(config, catalog), config.api_key))
+    """The door that the settings describe; it says 503 until its tier is given its variants.
+
+    Raises:
+        ConfigError: if the keys cannot be read.
+    """
+    keys = Keys(config.api_key, config.keys_file, where="dc.api_key")
+    return Door(catalog, DoorLimits(config.max_body_bytes, max_in_flight(config, catalog)), keys)
 
 
 def max_in_flight(config: DatacenterConfig, catalog: Catalog) -> int:
     """What all groups together can hold, running and queued; anything more would be shed further in."""
     per_group = config.max_replicas * config.max_ongoing_requests + max(config.max_queued_requests, 0)
     return per_group * len(catalog.groups)
+
+
+async def _read(body: Body, request: Request) -> bytes:
+    return await body.read(request.headers.get("content-length"))
 
 
 async def _unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:

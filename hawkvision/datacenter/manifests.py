@@ -36,7 +36,7 @@ def serve_config(config: DatacenterConfig) -> str:
     """The YAML for `serve deploy FILE`.
 
     Raises:
-        ConfigError: if the rungs are unknown.
+        ConfigError: if the rungs are unknown, or if it should speak TLS, which Serve's proxies would not.
     """
     return _yaml(_serve_document(config))
 
@@ -48,7 +48,7 @@ def rayservice(config: DatacenterConfig, image: str) -> str:
     Service `hawkvision-dc-serve-svc` listens on port 8000.
 
     Raises:
-        ConfigError: if the rungs are unknown, or if `host` is loopback, which no other pod could reach.
+        ConfigError: as `serve_config`, or if `host` is loopback, which no other pod could reach.
     """
     if is_loopback(config.host):
         raise ConfigError(f"dc.host = {config.host!r}: pods reach one another over the network; set 0.0.0.0")
@@ -118,6 +118,11 @@ def _network_policy() -> dict[str, Any]:
 
 def _serve_document(config: DatacenterConfig) -> dict[str, Any]:
     load_catalog(config)  # the rungs exist, or the cluster would only find out while starting
+    if config.tls_certificate is not None:
+        raise ConfigError(
+            "dc.tls_certificate belongs to a tier on one machine: in a cluster the proxies of Ray Serve listen, and "
+            "what is in front of them ends TLS; set dc.allow_plain_http = true"
+        )
     defaults = msgspec.to_builtins(DatacenterConfig(), enc_hook=str)
     chosen = msgspec.to_builtins(config, enc_hook=str)
     args = {k: v for k, v in chosen.items() if v != defaults[k] and k not in _NOT_ARGS}

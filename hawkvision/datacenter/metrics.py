@@ -1,17 +1,34 @@
 """What the door counts, for `GET /metrics`: Prometheus' conventions, prefix `hawkvision_dc_`.
 
-The door knows all of it from its replies, so nothing has to be gathered from Ray's processes, whose own metrics
-(`ray.util.metrics`) leave by a port that Ray picks on each node. Labels are rungs and variants of the catalog, paths
-that exist and status codes; no caller's text becomes one.
+`process_*` are of the door's own process. The door knows all else from its replies, so nothing has to be gathered from
+Ray's processes, whose own metrics (`ray.util.metrics`) leave by a port that Ray picks on each node. Labels are rungs
+and variants of the catalog, paths that exist and status codes; no caller's text becomes one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
-from hawkvision.metrics import LATENCY_BUCKETS_S
+from hawkvision.metrics import (
+    LATENCY_BUCKETS_S,
+    KeyRequests,
+    LossyCounts,
+    LossyDoorCounts,
+    Tls,
+    TlsState,
+    describe_process,
+)
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -23,6 +40,7 @@ class DatacenterMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
 
         def histogram(name: str, text: str, label: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
             return Histogram(f"hawkvision_dc_{name}", text, (label,), registry=self._registry, buckets=buckets)
@@ -70,6 +88,9 @@ class DatacenterMetrics:
             "Pictures inside the tier, queued ones included",
             registry=self._registry,
         )
+        self.received_bytes = Counter(
+            "hawkvision_dc_received_bytes", "Bytes of bodies received over HTTP", registry=self._registry
+        )
         self.duration = histogram(
             "request_duration_seconds", "Headers in to answer out, of status 200, by rung asked", "rung"
         )
@@ -77,6 +98,22 @@ class DatacenterMetrics:
         self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
         self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
         self.batch_size = histogram("batch_size", "Pictures inferred together", "variant", BATCH_BUCKETS)
+
+    def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+        """Have the requests of each key on the page."""
+        self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
+
+    def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
+        """Have a lossy door's counts on the page."""
+        self._registry.register(LossyDoorCounts("hawkvision_dc", read))
+
+    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+        """Have the state of the server's TLS on the page."""
+        self._registry.register(Tls("hawkvision_dc", read))
+
+    def describe(self, task: str, backend: str) -> None:
+        """Say what the tier runs, once that is known."""
+        describe_process(self._registry, "hawkvision_dc", "What the tier is and runs", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

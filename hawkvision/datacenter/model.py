@@ -36,8 +36,10 @@ class Model:
         *,
         max_batch_size: int,
         batch_wait_s: float,
+        backend: str,
     ) -> None:
-        """Run each backend once, so that the first request finds it warm.
+        """Run each backend on one image and on two, an image with its mirror image, so that the first request finds it
+        warm.
 
         Args:
             narrow: the model on one thread.
@@ -46,14 +48,17 @@ class Model:
             threads: on which it infers, one batch at a time.
             max_batch_size: requests in a batch.
             batch_wait_s: how long a batch that is not full waits for company.
+            backend: its name.
         """
+        self.backend = backend
         self._narrow = narrow
         self.wide = wide
         self._temperature = temperature
         self._threads = threads
-        for backend in (narrow, wide):
-            if backend is not None:
-                backend.infer(np.zeros((1, *backend.input_shape), np.uint8))
+        for each in (narrow, wide):
+            if each is not None:
+                for images in (1, 2):
+                    each.infer(np.zeros((images, *each.input_shape), np.uint8))
         self._batcher: Batcher[_Asked, Probabilities] = Batcher(
             self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
         )

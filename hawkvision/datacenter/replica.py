@@ -12,6 +12,7 @@ free, and decoding scales with the replicas. Decoding comes before batching, so 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -31,13 +32,16 @@ from hawkvision.datacenter.direct import Address, Reported, report
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
-from hawkvision.manifest import Variant, artifact_path, cache_dir
+from hawkvision.logs import About, LogFormat, LogLevel, resume
+from hawkvision.manifest import InputSpec, Variant, artifact_path, cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import BackendKind, open_backend
+from hawkvision.vision.backends import BackendKind, backend_name, open_backend
 from hawkvision.vision.image import load_inputs
 from hawkvision.vision.wide import divides, open_wide, usable_cores
+
+log = logging.getLogger("hawkvision.datacenter")
 
 # Two threads decode while others infer: decoding is about a third of the work of a small variant, never more than half.
 _DECODE_THREADS = 2
@@ -57,6 +61,8 @@ class GroupSettings:
     batch_wait_ms: float
     max_pixels: int
     intra_op_threads: int
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
     group: str = ""
     door: Address | None = None
     """Where to report, if the door is on this machine."""
@@ -75,6 +81,8 @@ def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig, door: 
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
         intra_op_threads=config.intra_op_threads,
+        log_level=config.log_level,
+        log_format=config.log_format,
         group=group.name,
         door=door,
     )
@@ -99,9 +107,16 @@ class Replica:
         # The largest first: the others fit beside and after it (Graham, 1969), and it is worth the most by itself.
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
+        _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
+        self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
+        log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
         self._inside = 0
         """Pictures."""
         self._reported: Reported | None = None
+
+    async def backends(self) -> tuple[str, ...]:
+        """What runs the variants, each name once."""
+        return self._backends
 
     async def check_health(self) -> None:
         """Report to a door on this machine. Serve asks this before it calls the replica started, and ever again.
@@ -122,21 +137,23 @@ class Replica:
         return True
 
     async def classify(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
     ) -> tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError:
         """What the variants make of the picture, errand by errand (`Errand` says when one ends), in parts.
 
         `expires_at` is a time of day (`time.time()`), because it counts the wait in Ray's router too; the nodes of a
         cluster are assumed to agree to within milliseconds. A picture that cannot be read and a missed deadline come
         back as values: Ray would log each raised error with its traceback, and let bad callers fill the disk.
+        `request` is whose picture it is, for the log.
         """
+        resume(request)
         try:
             return tuple([part async for part in self._walk(picture, errands, expires_at, piecemeal=False)])
         except (RequestError, DeadlineMissed) as error:
             return error
 
     async def piecemeal(
-        self, picture: bytes, errands: Sequence[Errand], expires_at: float
+        self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
     ) -> AsyncIterator[tuple[VariantAnswer, ...] | HawkVisionError]:
         """As `classify`, but in smaller parts (`_stages`), each told as soon as it is there; an error is the last.
 
@@ -144,6 +161,7 @@ class Replica:
         On two cores of an AMD EPYC, ImageNet's committee has an opinion after 13 ms, and ends after 28 where it need
         not look at all views, or 38 (medians in the door; `classify` ends after 27 in all).
         """
+        resume(request)
         try:
             async with aclosing(self._walk(picture, errands, expires_at, piecemeal=True)) as parts:
                 async for part in parts:
@@ -327,6 +345,18 @@ def _mirrored(upright: Pixels) -> Pixels:
     return mirrored
 
 
+def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:
+    """Decode and scale a picture of each usual format as all variants take it in, so that the first caller's finds what
+    that needs loaded.
+    """
+    size = round(1.5 * max(max(spec.height, spec.width) for spec in specs))
+    noise = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    for suffix in (".jpg", ".png"):
+        made, data = cv2.imencode(suffix, noise)
+        if made and size * size <= max_pixels:
+            deque(load_inputs(data.tobytes(), specs, max_pixels=max_pixels), maxlen=0)
+
+
 def _load(variant: Variant, settings: GroupSettings, threads: Executor) -> Model:
     cache = cache_dir(settings.cache_dir)
     if settings.backend != "noop":
@@ -349,4 +379,5 @@ def _load(variant: Variant, settings: GroupSettings, threads: Executor) -> Model
         threads,
         max_batch_size=settings.max_batch_size,
         batch_wait_s=settings.batch_wait_ms / 1e3,
+        backend=backend_name(settings.backend, narrow),
     )

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import uvicorn
 
+from hawkvision import logs
 from hawkvision.artifacts import load_variant
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, load_catalog
@@ -59,9 +60,16 @@ from hawkvision.datacenter.launch.supervisor import (
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
+from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.hop import Transports
+from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
+from hawkvision.servers.access import server_certificates
+from hawkvision.servers.handshake import behind_tls
+from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connections_for, raise_open_files
+from hawkvision.servers.reload import Reloads
+from hawkvision.servers.tls import Certificates
+from hawkvision.telemetry import SILENCED
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
@@ -79,7 +87,7 @@ TUNING = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **SILENCED,
 }
 # A second apart; Ray would try twenty times. Where somebody listens and refuses so often, the key is likely wrong.
 _TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
@@ -119,11 +127,13 @@ def serve(
         restarts: how many tier processes came before this one; for the metrics.
 
     Raises:
-        ConfigError: if the rungs are unknown.
+        ConfigError: if rungs, keys or certificates are unknown or unusable.
         ArtifactError: if a model file is missing or is not the one that the manifest names.
         BackendError: if a variant does not start.
     """
     catalog = load_catalog(config)
+    door = make_door(config, catalog)
+    certificates = server_certificates(config, "dc")
     if config.backend != "noop":
         for variant in catalog.variants:  # each replica checks again; here it fails at once, and says why
             load_variant(cache_dir(config.cache_dir), config.task, variant)
@@ -137,12 +147,15 @@ def serve(
     # name server to learn which address of this machine it has.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
-    asyncio.run(_serve(config, catalog, sockets, folder, launcher, stopping, restarts))
+    with home_for_ray():
+        asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
     config: DatacenterConfig,
     catalog: Catalog,
+    door: Door,
+    certificates: Certificates | None,
     sockets: PublicSockets,
     folder: Path,
     launcher: socket.socket,
@@ -153,19 +166,26 @@ async def _serve(
     _stop_on_signal(stop)
     if stopping.is_set():
         stop.set()
-    door = make_door(config, catalog)
     door.tier.metrics.restarts.set(restarts)
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
-        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, sockets.datagrams)
-        door.transports = Transports(lossy.offer)
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
+        door.transports = lossy.offered.transports
+    reloads = Reloads.of(door.keys, certificates)
+    if lossy is not None:
+        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     server = _Server(
         uvicorn.Config(
             door.asgi,
+            http=_protocol(config, door, certificates),
             interface="asgi3",
+            timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",
             ws="none",
             access_log=False,
+            log_config=None,  # its lines are written as ours
             log_level="warning",
             timeout_graceful_shutdown=_DRAIN_S,
         )
@@ -177,7 +197,7 @@ async def _serve(
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
         opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
@@ -196,6 +216,7 @@ async def _serve(
             await _give_back(sockets, launcher)
             server.should_exit = True
             await serving
+            await reloads.close()
             if lossy is not None:
                 await lossy.close(_DRAIN_S)
             replicas.close()
@@ -302,11 +323,21 @@ async def _open(
     while not stop.is_set():
         if await step(lambda: _all_running(catalog)) and (config.min_replicas == 0 or not replicas.absent):
             await _connect(variants, config, catalog)
+            door.tier.metrics.describe(config.task, await variants.backends())
             door.tier.variants = variants
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_S)
     return False
+
+
+def _protocol(config: DatacenterConfig, door: Door, certificates: Certificates | None) -> type[asyncio.Protocol]:
+    """What speaks HTTP with callers, within bounds, and behind TLS where there is a certificate."""
+    protocol = bounded(Limits(connections_for(raise_open_files()), config.connections_per_address))
+    if certificates is None:
+        return protocol
+    door.tier.metrics.watch_tls(certificates.state)
+    return behind_tls(protocol, certificates)
 
 
 async def _connect(variants: HandleVariants, config: DatacenterConfig, catalog: Catalog) -> None:
@@ -385,8 +416,10 @@ def _deploy_here(config: DatacenterConfig, catalog: Catalog, replicas: Replicas)
     from hawkvision.datacenter.app import HandleVariants, group_apps
 
     quiet = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    logs.adopt("ray", logging.ERROR)
+    logs.adopt("ray.serve")
     serve.start(http_options=HTTPOptions(location="NoServer"), logging_config=quiet)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logs.adopt("ray.serve")  # once more, for the start has set it up again
     apps = group_apps(config, catalog, replicas.address)
     handles = serve.run_many(
         [serve.RunTarget(app, name=name, route_prefix=None, logging_config=quiet) for name, app in apps.items()],

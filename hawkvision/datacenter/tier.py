@@ -1,11 +1,12 @@
 """What the tier does with a picture, whichever door brought it: check, let in, look, reply. No protocol here.
 
-    door ── HopRequest ──► admit ─┬─ unknown rung, not ready, too late, full ──► error
-                                  └─ Visit ── picture ──► look ─┬─► HopReply
-                                                                └─► HopReply so far, … (progressive requests)
+    door ── HopRequest ──► visit ─┬─ unknown rung, not ready, too late, full ──► error
+                                  └─ Visit ── picture ──► inside ─┬─ full ──► error
+                                                                  └─ look ─┬─► HopReply
+                                                                           └─► HopReply so far, … (progressive requests)
 
-A visit counts against `max_in_flight` from the moment it is let in, before the picture has been read, so that the bound
-holds for memory as well.
+A visit counts against `max_in_flight` once its picture is there, so that callers whose pictures do not come keep nobody
+out; what of these is in memory has a bound of its own (`hawkvision.servers.bodies`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, TypeVar
 
 from hawkvision.cascade.scores import top_classes
@@ -82,9 +83,8 @@ class Tier:
         elif live > 0 and was_absent:
             log.info("%s has a live replica again", group)
 
-    @contextmanager
-    def admit(self, asked: HopRequest) -> Iterator[Visit]:
-        """Let a request in for as long as the block lasts.
+    def visit(self, asked: HopRequest) -> Visit:
+        """What is to become of a request whose picture may be on its way still; it is let in by `Visit.inside`.
 
         Raises:
             NotFound: for a task or rung that is not served.
@@ -94,13 +94,32 @@ class Tier:
         variants = self.ready_variants()
         if asked.deadline_ms is not None and asked.deadline_ms <= 0.0:
             raise DeadlineMissed(f"the deadline had passed by {-asked.deadline_ms:g} ms when the request came")
-        if self._in_flight >= self._max_in_flight:
-            raise Overloaded(f"{self._in_flight} requests are already inside the tier", retry_after_s=1.0)
+        self._refuse_if_full()
+        return Visit(variants, first, second, asked, self.metrics, self._inside)
+
+    @contextmanager
+    def admit(self, asked: HopRequest) -> Iterator[Visit]:
+        """Let a request whose picture is there in for as long as the block lasts.
+
+        Raises:
+            HawkVisionError: as `visit`.
+        """
+        visit = self.visit(asked)
+        with visit.inside():
+            yield visit
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._refuse_if_full()
         self._in_flight += 1
         try:
-            yield Visit(variants, first, second, asked, self.metrics)
+            yield
         finally:
             self._in_flight -= 1
+
+    def _refuse_if_full(self) -> None:
+        if self._in_flight >= self._max_in_flight:
+            raise Overloaded(f"{self._in_flight} requests are already inside the tier", retry_after_s=1.0)
 
     def count(self, path: str, asked_for: str | None, status: int, seconds: float) -> None:
         """Count a request for a picture: by the rung asked for (None: the best), and how long it took if answered."""
@@ -129,7 +148,7 @@ class Tier:
 
 
 class Visit:
-    """One request inside the tier, under its deadline. Made by `Tier.admit`."""
+    """One request to the tier, under its deadline. Made by `Tier.visit`."""
 
     def __init__(
         self,
@@ -138,7 +157,10 @@ class Visit:
         second: Second | None,
         asked: HopRequest,
         metrics: DatacenterMetrics,
+        inside: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self.inside = inside
+        """Lets it in for as long as the block lasts; raises `Overloaded` if the tier is full."""
         left_s = None if asked.deadline_ms is None else asked.deadline_ms / 1e3
         self._variants = variants
         self._rungs = first, second

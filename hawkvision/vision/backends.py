@@ -70,6 +70,15 @@ def open_backend(
     return backend
 
 
+def backend_name(asked: str, backend: Backend) -> str:
+    """What runs a variant that was opened as `asked` in the settings: of `auto`, which of the two."""
+    if asked != "auto":
+        return asked
+    from hawkvision.vision.int8.backend import Int8Backend
+
+    return "int8" if isinstance(backend, Int8Backend) else "onnxruntime"
+
+
 def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int) -> Backend:
     if tuple(providers) == ON_THE_CPU:
         try:

@@ -10,6 +10,7 @@ Sources: ITU-T T.81 annex B, PNG third edition §5 and §11, RFC 9649 (WebP), EX
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -32,9 +33,15 @@ MAX_CHUNKS = 64
 MAX_EXIF_ENTRIES = 256
 """Entries of EXIF's first directory that are looked at; cameras write about fifteen."""
 
+_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff]", re.DOTALL)
+_JPEG_DNL = re.compile(rb"\xff\xdc\x00\x04..", re.DOTALL)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
 _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
+
+_EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
+"""Field types that cameras have been seen to give the orientation; the standard wants 3."""
+_MORE = "JPEG, PNG and WebP pictures are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"GIF8", "GIF"),
@@ -42,6 +49,7 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
     (b"II+\0", "BigTIFF"),
+    (b"MM\0+", "BigTIFF"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\0\0\0\x0cJXL ", "JPEG XL"),
@@ -55,15 +63,42 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"\x93NUMPY", "a NumPy array"),
 )
 
-_ISO_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"hevc": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF", b"avif": "AVIF"}
+_ISO_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"), "HEIC"),
+    **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
+}
+"""Brands of still images in ISO files, surest first."""
+_MAX_BRANDS = 16
 
 
 class ImageFormat(StrEnum):
-    """The formats that are read."""
+    """The formats that are read: three always, the others by `vision.formats`."""
 
     JPEG = "jpeg"
     PNG = "png"
     WEBP = "webp"
+    GIF = "gif"
+    BMP = "bmp"
+    TIFF = "tiff"
+    HEIF = "heif"
+    AVIF = "avif"
+
+    @property
+    def native(self) -> bool:
+        """Whether every node and every tier reads it, whatever is installed."""
+        return self in (ImageFormat.JPEG, ImageFormat.PNG, ImageFormat.WEBP)
+
+
+_OTHERS = {
+    "GIF": ImageFormat.GIF,
+    "BMP": ImageFormat.BMP,
+    "TIFF": ImageFormat.TIFF,
+    "BigTIFF": ImageFormat.TIFF,
+    "HEIC": ImageFormat.HEIF,
+    "HEIF": ImageFormat.HEIF,
+    "AVIF": ImageFormat.AVIF,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +139,7 @@ def probe(body: Encoded) -> ImageHeader:
     head = bytes(view[:32])
     if not head:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP picture")
-    if head.startswith(_JPEG_SIGNATURE):
+    if head.startswith(_JPEG_SIGNATURE[:2]):
         return _probe_jpeg(view)
     if head.startswith(PNG_SIGNATURE):
         return _probe_png(view)
@@ -112,13 +147,14 @@ def probe(body: Encoded) -> ImageHeader:
         return _probe_webp(view)
     if any(signature.startswith(head[: len(signature)]) for signature in _SIGNATURES) and len(head) < 12:
         raise BadImage(f"the picture ends after {len(head)} bytes, inside its header")
-    raise UnsupportedMedia(f"the body looks like {_recognise(head)}; JPEG, PNG and WebP pictures are read")
+    raise UnsupportedMedia(f"the body looks like {_recognise(bytes(view[:128]))}; {_MORE}")
 
 
 def probe_begun(begun: bytes) -> ImageHeader | None:
     """What `probe` will say of a picture of which this is the beginning; None where that cannot be told yet.
 
-    Of a JPEG it can, once its first scan begins, for nothing behind that counts. Never raises.
+    Of a JPEG it can, once its first scan begins, for nothing behind that counts but a height that was left open, which
+    the first definition behind it gives. Never raises.
     """
     if not begun.startswith(_JPEG_SIGNATURE):
         return None
@@ -146,9 +182,22 @@ def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
         at = end + 4
 
 
+def png_chunk_is_sound(view: memoryview, start: int, end: int) -> bool:
+    """Whether a chunk, whose payload lies there, has the checksum that it should."""
+    return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
+
+
+def other_format(body: Encoded) -> ImageFormat | None:
+    """Which of the formats that not every node reads a body seems to be in."""
+    name = _recognise(bytes(memoryview(body).cast("B")[:128]))
+    return _OTHERS.get(name)
+
+
 def _recognise(head: bytes) -> str:
     if head[4:8] == b"ftyp":
-        return _ISO_BRANDS.get(head[8:12], "an ISO media file (MP4 or HEIF)")
+        end = min(int.from_bytes(head[:4], "big"), len(head), 16 + 4 * _MAX_BRANDS)
+        brands = {head[8:12], *(head[at : at + 4] for at in range(16, end - 3, 4))}
+        return next((name for brand, name in _ISO_BRANDS.items() if brand in brands), "an ISO media file (MP4)")
     for prefix, name in _FOREIGN:
         if head.startswith(prefix):
             return name
@@ -164,38 +213,58 @@ def _recognise(head: bytes) -> str:
 
 
 def _probe_jpeg(view: memoryview) -> ImageHeader:
-    at, orientation, header = 2, 1, None
+    at, orientation, header = 2, None, None
     for _ in range(MAX_SEGMENTS):
         if at + 4 > len(view):
             raise BadImage(f"JPEG: the data end at byte {len(view)}, inside the header")
-        if view[at] != 0xFF:
-            raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}, found {view[at]:#04x}")
-        marker = view[at + 1]
-        if marker == 0xFF:  # fill byte, T.81 B.1.1.2
-            at += 1
+        if view[at] != 0xFF or view[at + 1] in (0x00, 0xFF):
+            at = _next_marker(view, at)
             continue
+        marker = view[at + 1]
         if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers that stand alone
             at += 2
             continue
         if marker in (0xD8, 0xD9) or (marker == 0xDA and header is None):
             raise BadImage(f"JPEG: marker {marker:#04x} at byte {at} comes before any frame header or scan")
         length = int.from_bytes(view[at + 2 : at + 4], "big")
+        if length < 2 and (0xE0 <= marker <= 0xEF or marker == 0xFE):
+            length = 2  # metadata that are too short even for their length, which decoders take for none
         end = at + 2 + length
         if length < 2 or end > len(view):
             raise BadImage(f"JPEG: the segment at byte {at} has length {length}; {len(view) - at - 2} bytes are left")
         segment = view[at + 4 : end]
         if marker == 0xDA and header is not None:
+            if not header.height:
+                header = replace(header, height=_defined_height(view, end, header.width))
+            if orientation is not None and orientation != header.orientation:  # told behind the frame header
+                header = replace(header, orientation=orientation)
             whole = len(segment) > 0 and segment[0] == header.components
             multiscan = header.progressive or not whole
             return replace(header, multiscan=True) if multiscan else header  # copying one takes a third of all this
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             if header is not None:
                 raise BadImage(f"JPEG: a second frame header at byte {at}")
-            header = _jpeg_frame(bytes(segment), marker, orientation)
-        elif marker == 0xE1 and bytes(segment[:6]) == b"Exif\0\0" and header is None:
+            header = _jpeg_frame(bytes(segment), marker, orientation or 1)
+        elif marker == 0xE1 and orientation is None and bytes(segment[:6]) == b"Exif\0\0":
             orientation = _orientation(segment[6:])
         at = end
     raise BadImage(f"JPEG: no scan within {MAX_SEGMENTS} segments")
+
+
+def _next_marker(view: memoryview, at: int) -> int:
+    """Where the next marker begins: decoders pass over stray bytes and fill bytes (T.81 B.1.1.2) before it."""
+    found = _JPEG_MARKER.search(view, at)
+    if found is None:
+        raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}; none follows")
+    return found.end() - 2
+
+
+def _defined_height(view: memoryview, at: int, width: int) -> int:
+    """The height of a frame that leaves it to a DNL segment behind the first scan (T.81 B.2.5)."""
+    found = _JPEG_DNL.search(view, at)
+    height = int.from_bytes(found.group()[4:], "big") if found else 0
+    _check_size("JPEG", width, height)
+    return height
 
 
 def _jpeg_frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
@@ -213,7 +282,8 @@ def _jpeg_frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
         raise BadImage(f"JPEG: {components} components; expected 1, 3 or 4")
     if len(frame) != 6 + 3 * components:
         raise BadImage(f"JPEG: the frame header has {len(frame)} bytes; expected {6 + 3 * components}")
-    _check_size("JPEG", width, height)
+    if not width:
+        _check_size("JPEG", width, height)
     progressive = marker in (0xC2, 0xCA)
     return ImageHeader(ImageFormat.JPEG, width, height, orientation, components, progressive=progressive)
 
@@ -236,12 +306,12 @@ def _probe_png(view: memoryview) -> ImageHeader:
             f"filter {filtering}, interlace {interlace}; the standard knows no such combination"
         )
     _check_size("PNG", width, height)
-    orientation, alpha, animated = 1, colour in (4, 6), False
+    orientation, alpha, animated = None, colour in (4, 6), False
     for (kind, start, end), _ in zip(png_chunks(view), range(MAX_CHUNKS), strict=False):
         match kind:
             case b"IDAT":
                 break
-            case b"eXIf":
+            case b"eXIf" if orientation is None and png_chunk_is_sound(view, start, end):
                 orientation = _orientation(view[start:end])
             case b"tRNS":
                 alpha = True
@@ -251,7 +321,7 @@ def _probe_png(view: memoryview) -> ImageHeader:
         ImageFormat.PNG,
         width,
         height,
-        orientation,
+        orientation or 1,
         _PNG_COMPONENTS[colour],
         alpha,
         interlace == 1,
@@ -295,30 +365,32 @@ def _webp_orientation(view: memoryview) -> int:
             break
         size = int.from_bytes(view[at + 4 : at + 8], "little")
         if bytes(view[at : at + 4]) == b"EXIF":
-            return _orientation(view[at + 8 : at + 8 + size])
+            return _orientation(view[at + 8 : at + 8 + size]) or 1
         at += 8 + size + (size & 1)
     return 1
 
 
-def _orientation(exif: memoryview) -> int:
-    """EXIF orientation, or 1 wherever the block is malformed: broken metadata does not spoil a good picture."""
+def _orientation(exif: memoryview) -> int | None:
+    """EXIF orientation; None where there is none or the block is malformed: broken metadata do not spoil an image."""
     if bytes(exif[:6]) == b"Exif\0\0":
         exif = exif[6:]
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
     if order is None or len(exif) < 14:
-        return 1
+        return None
     (at,) = struct.unpack_from(order + "I", exif, 4)
     if at + 2 > len(exif):
-        return 1
+        return None
     (entries,) = struct.unpack_from(order + "H", exif, at)
     for index in range(min(entries, MAX_EXIF_ENTRIES)):
         entry = at + 2 + 12 * index
         if entry + 12 > len(exif):
-            return 1
-        tag, kind, count, value = struct.unpack_from(order + "HHIH", exif, entry)
+            return None
+        tag, kind, count = struct.unpack_from(order + "HHI", exif, entry)
         if tag == 0x0112:
-            return int(value) if kind == 3 and count == 1 and 1 <= value <= 8 else 1
-    return 1
+            written = _EXIF_INTEGERS.get(kind) if count == 1 else None
+            value = struct.unpack_from(order + written, exif, entry + 8)[0] if written else 0
+            return value if 1 <= value <= 8 else None
+    return None
 
 
 def _check_size(name: str, width: int, height: int) -> None:

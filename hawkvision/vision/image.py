@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import math
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
-from hawkvision.errors import BadImage, TooLarge
+from hawkvision.errors import BadImage, TooLarge, UnsupportedMedia
 from hawkvision.manifest import InputSpec
 from hawkvision.types import Pixels
-from hawkvision.vision import bicubic
-from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, png_chunks, probe
+from hawkvision.vision import bicubic, formats
+from hawkvision.vision.header import Encoded, ImageFormat, ImageHeader, other_format
+from hawkvision.vision.header import probe as probe_native
+from hawkvision.vision.jpeg_decoding import decode_jpeg
+from hawkvision.vision.jpeg_repair import scans
+from hawkvision.vision.png_repair import rewritten_png, sound_png, sound_webp
 
 __all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "load_inputs", "preprocess", "probe"]
 
@@ -65,6 +67,22 @@ STRIP_PIXELS = 1 << 16
 """Pixels of four channels folded to three at a time: intermediates of 200 KB stay in the cache, whatever the shape."""
 
 _INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
+
+
+def probe(body: Encoded) -> ImageHeader:
+    """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those that `vision.formats` reads.
+
+    Raises:
+        BadImage: if the body is empty, or its header is cut off or breaks its format.
+        UnsupportedMedia: if it is something else; the message says what it looks like and what is read.
+    """
+    try:
+        return probe_native(body)
+    except UnsupportedMedia:
+        kind = other_format(body)
+        if kind is None or not formats.readable(kind):
+            raise
+    return formats.probe(body, kind)
 
 
 def load_input(
@@ -117,6 +135,10 @@ def _scale(header: ImageHeader, min_side: int) -> int:
 def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int) -> Pixels:
     """The picture as RGB (height, width, 3), upright.
 
+    An image that is not all there is refused, however little is missing: no certificate covers what is made of it, as
+    those do that the datagram transport needs, which knows what it lost. What is merely odd about a file is no matter
+    if all of its samples are there (`jpeg_decoding`, `png_repair`).
+
     A JPEG may come out at 1/2, 1/4 or 1/8 of its size, the smallest whose shorter side is at least `min_side`. Alpha is
     laid on white, as a page would show it; grey is repeated; 16-bit samples keep their upper byte; CMYK is taken as
     inverted (Adobe's way, and everybody's) and multiplied out without a colour profile; of an animation the first
@@ -141,11 +163,12 @@ def decode(body: Encoded, header: ImageHeader, *, max_pixels: int, min_side: int
         case ImageFormat.JPEG:
             pixels = _decode_jpeg(data, header, max_pixels, min_side)
         case ImageFormat.PNG:
-            _check_png(memoryview(data))
-            pixels = _decode_opencv(data, header)
+            pixels = _decode_png(data, header)
         case ImageFormat.WEBP:
-            _check_webp(data)
-            pixels = _decode_opencv(data, header)
+            pixels = _decode_opencv(sound_webp(data), header)
+        case _:
+            raster = formats.decode(data, header)
+            pixels = _on_white(raster) if raster.shape[2] == 4 else raster
     return _upright(pixels, header.orientation)
 
 
@@ -174,54 +197,25 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
 def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: int) -> Pixels:
     if header.multiscan:
         _check_scans(data, header, max_pixels)
-    factor = _scale(header, min_side)
-    height, width = math.ceil(header.height / factor), math.ceil(header.width / factor)
-    colourspace = "CMYK" if header.components == 4 else "RGB"
-    options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
-    try:
-        pixels = _decompress(data, options)
-    except ValueError as error:
-        raise BadImage(f"JPEG: {error}") from None
-    if pixels.shape[:2] != (height, width):
-        raise BadImage(f"JPEG: decoded to {pixels.shape[1]}x{pixels.shape[0]}, the header promised {width}x{height}")
-    if header.components == 4:
-        return _fold(pixels, pixels, _multiplied_out)
-    return pixels
-
-
-def _decompress(data: bytes, options: dict[str, Any]) -> Pixels:
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
-    except ValueError as error:
-        if "extraneous bytes before marker 0xd9" not in str(error):
-            raise
-        # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
-        pixels = simplejpeg.decode_jpeg(data, strict=False, **options)
-    return pixels
+    pixels = decode_jpeg(data, header, _scale(header, min_side))
+    return _fold(pixels, pixels, _multiplied_out) if pixels.shape[2] == 4 else pixels
 
 
 def _check_scans(data: bytes, header: ImageHeader, max_pixels: int) -> None:
     # 0xff in entropy-coded data is always followed by 0x00 or a restart marker, so this counts scans (and, too high
     # by as many as they have, those of thumbnails inside the metadata). It takes 1 ms per MB.
-    scans = data.count(b"\xff\xda")
-    if scans > MAX_SCANS or scans * header.pixels > MAX_SCANNED_PIXELS_RATIO * max_pixels:
-        raise TooLarge(f"JPEG: {scans} scans of {header.width}x{header.height} pixels are more work than is done here")
+    most = min(MAX_SCANS, MAX_SCANNED_PIXELS_RATIO * max_pixels // header.pixels)
+    if data.count(b"\xff\xda") > most and (count := scans(data)) > most:
+        raise TooLarge(f"JPEG: {count} scans of {header.width}x{header.height} pixels are more work than is done here")
 
 
-def _check_png(view: memoryview) -> None:
-    """Refuse what libpng would complain of on stderr, or fill up silently: bad checksums and missing ends."""
-    kind = b""
-    for kind, start, end in png_chunks(view):
-        if zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
-            raise BadImage(f"PNG: the checksum of chunk {kind!r} at byte {start - 8} is wrong")
-    if kind != b"IEND":
-        raise BadImage(f"PNG: the data end at byte {len(view)}, before the end chunk (IEND)")
-
-
-def _check_webp(data: bytes) -> None:
-    declared = int.from_bytes(data[4:8], "little") + 8
-    if declared > len(data):
-        raise BadImage(f"WebP: the data end at byte {len(data)}; the header promised {declared}")
+def _decode_png(data: bytes, header: ImageHeader) -> Pixels:
+    sound = sound_png(data)
+    try:
+        return _decode_opencv(sound, header)
+    except BadImage:
+        # The checksum of the raster, or what follows it, may be all that is wrong.
+        return _decode_opencv(rewritten_png(sound), header)
 
 
 def _decode_opencv(data: bytes, header: ImageHeader) -> Pixels:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import onnxruntime as ort
 
 from hawkvision.errors import BackendError
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_batch, check_open
 from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started

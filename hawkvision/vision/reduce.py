@@ -40,6 +40,7 @@ DETAIL: Final = 1.0
 """Pixels a side that are sent for each that the most demanding model takes in."""
 QUALITY: Final = 95
 LEAST_FINER: Final = 1.5
+_QUICKLY: Final = (cv2.IMWRITE_PNG_COMPRESSION, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,25 @@ class Reducer:
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
         """The picture as a JPEG of what the inputs take of it; the very same object where that would not be smaller.
 
+        Of a format that not every tier reads, a JPEG or a PNG is made in any case.
+
         Raises:
             BadImage, TooLarge: as `decode`.
         """
         if not self.saves(header):
-            return body
+            return body if header.format.native else self._as_png(body, header)
         side = self._window(*_upright(header)).scale * min(header.height, header.width)
         min_side = round(side * max(1.0, OVERSAMPLING / self.detail))
         pixels = self._cut(decode(body, header, max_pixels=self.max_pixels, min_side=min_side))
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=self.quality, colorsubsampling="420")
-        return encoded if len(encoded) < len(body) else body
+        return encoded if len(encoded) < len(body) or not header.format.native else body
+
+    def _as_png(self, body: bytes, header: ImageHeader) -> bytes:
+        """The same pixels, upright, in a format that every tier reads."""
+        pixels = decode(body, header, max_pixels=self.max_pixels, min_side=max(header.height, header.width))
+        done, encoded = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), _QUICKLY)
+        assert done
+        return bytes(encoded.data)
 
     def _window(self, height: int, width: int) -> Window:
         """Of a picture this large.

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from hawkvision.artifacts import write_atomic
+from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.cascade.profile import Pair, Profile, ProfileData, ReceivedCondition, RungProfile, dump
 from hawkvision.cascade.profiling import Looked, Split, profile_pair, profile_rung
 from hawkvision.errors import ConfigError
@@ -22,6 +22,7 @@ from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.vision.backends import BackendKind
 from hawkvision.zoo.looking import Looks, look
 from hawkvision.zoo.lossy import arrivals, condition_of
+from hawkvision.zoo.manifest_text import with_profile
 from hawkvision.zoo.splits import split_pictures
 
 FEWEST_PICTURES: Final = 100
@@ -101,6 +102,7 @@ def calibrate(
         pairs=tuple(pairs),
     )
     write_atomic(out, dump(profile))
+    _pin(manifest, models, out)
     held_out = HeldOut(pictures.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
     return profile
@@ -133,6 +135,15 @@ def _over_links(
                 )
             )  # fmt: skip
     return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
+
+
+def _pin(manifest: Manifest, models: Path, out: Path) -> None:
+    """Have the manifest pin a new profile that took the place of the one that it pinned."""
+    folder = models / manifest.task
+    if manifest.profile_sha256 is None or out.resolve() != (folder / "profile.json").resolve():
+        return
+    path = folder / "manifest.toml"
+    write_atomic(path, with_profile(path.read_text(encoding="utf-8"), sha256_of(out.read_bytes())).encode())
 
 
 def middle_rung(manifest: Manifest, best: str, middle: str | None) -> str | None:

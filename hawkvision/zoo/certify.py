@@ -24,7 +24,7 @@ from hawkvision.cascade.profile import (
     SitePair,
     SiteRung,
     dump,
-    load_profile,
+    load_profile_of,
 )
 from hawkvision.cascade.profiling import (
     Looked,
@@ -77,7 +77,7 @@ def certify_site(
         HawkVisionError: for bad data, too few pictures, missing models, or a profile made for other models.
     """
     manifest = load_manifest(task, models)
-    known = load_profile(profile or models / task / "profile.json")
+    known = load_profile_of(manifest, models, profile)
     pairs = [pair for pair in known.pairs if not edges or pair.edge in edges]
     missing = set(edges) - {pair.edge for pair in pairs}
     if missing or not pairs:

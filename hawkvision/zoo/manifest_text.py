@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 
+from hawkvision.errors import ManifestError
 from hawkvision.manifest import Manifest
 
 
@@ -14,7 +16,8 @@ def format_manifest(manifest: Manifest, header: str = "") -> str:
     """The manifest as TOML: scalars first, then tables; `header` lines become comments."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
-    lines += [f"{key} = {_value(fields[key])}" for key in ("format", "task", "labels", "classes")]
+    heads = ("format", "task", "labels", "labels_sha256", "profile_sha256", "classes")
+    lines += [f"{key} = {_value(fields[key])}" for key in heads if fields[key] is not None]
     lines += ["", "[ladder]", *_table(fields["ladder"])]
     if fields["training"] is not None:
         lines += ["", "[training]", *_table(fields["training"])]
@@ -24,6 +27,18 @@ def format_manifest(manifest: Manifest, header: str = "") -> str:
     for committee in fields["committees"]:
         lines += ["", "[[committees]]", *_table(committee)]
     return "\n".join(lines) + "\n"
+
+
+def with_profile(text: str, sha256: str) -> str:
+    """A manifest's text that pins another profile; comments and all else stay as they are.
+
+    Raises:
+        ManifestError: if it pins none.
+    """
+    changed, times = re.subn(r'(?m)^profile_sha256 = "[0-9a-f]{64}"$', f'profile_sha256 = "{sha256}"', text)
+    if times != 1:
+        raise ManifestError('expected a line profile_sha256 = "..." of 64 digits in the manifest')
+    return changed
 
 
 def _table(fields: dict[str, Any]) -> list[str]:

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import Sha256, Variant
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Pixels
 from hawkvision.zoo.quantize import quantised_tensors
 
@@ -74,7 +74,7 @@ def measure_ranges(model: onnx.ModelProto, pictures: Iterable[Pixels]) -> dict[s
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     probe.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    session = onnxruntime.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
     totals = np.zeros((len(names), 2))
     count = 0
     for picture in pictures:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hawkvision.errors import ManifestError, NotFound
 from hawkvision.manifest import Committee, Ladder, Name
+from hawkvision.text import read_text
 from hawkvision.zoo.convnet import CONVNETS
 
 Positive = Annotated[float, Meta(gt=0.0)]
@@ -136,7 +137,7 @@ def load_recipe(task: str, models: Path) -> Recipe:
         known = sorted(p.parent.name for p in models.glob("*/recipe.toml"))
         raise NotFound(f"no recipe for task {task!r} under {models}; trained here are: {', '.join(known) or 'none'}")
     try:
-        recipe = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Recipe)
+        recipe = msgspec.convert(tomllib.loads(read_text(path)), Recipe)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: {error}") from None
     _check_rungs(recipe, str(path))
@@ -156,7 +157,7 @@ def recipe_labels(recipe: Recipe, models: Path) -> tuple[str, ...]:
     """
     path = models / recipe.task / recipe.labels
     try:
-        labels = tuple(path.read_text(encoding="utf-8").splitlines())
+        labels = tuple(read_text(path).splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: cannot read the labels of task {recipe.task!r}: {error}") from None
     if len(labels) < 2 or len(set(labels)) != len(labels):

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from hawkvision.artifacts import write_atomic
-from hawkvision.cascade.profile import Profile, load_profile
+from hawkvision.cascade.profile import Profile, load_profile_of
 from hawkvision.cascade.profiling import Looked, Split
 from hawkvision.cascade.scores import softmax
 from hawkvision.errors import ConfigError, ManifestError
@@ -61,7 +61,7 @@ def report_calibration(
         HawkVisionError: for pictures without labels or too few of them, missing models, or a profile made for others.
     """
     manifest = load_manifest(task, models)
-    known = load_profile(profile or models / task / "profile.json")
+    known = load_profile_of(manifest, models, profile)
     _check_models(manifest, known)
     _check_labelled(data)
     pictures = read_pictures(data, load_labels(manifest, models))

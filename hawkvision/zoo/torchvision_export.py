@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnxruntime
 
 from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec, Interpolation, Ladder, Manifest, PackageSource, Variant, artifact_path
 from hawkvision.manifest import load_manifest as read_manifest
+from hawkvision.onnx_runtime import ort
 from hawkvision.zoo.build import Artifact
 from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.manifest_text import format_manifest
@@ -160,7 +160,7 @@ def _export(torch: Any, model: Any, spec: InputSpec) -> bytes:
 def _check_parity(torch: Any, model: Any, exported: bytes, spec: InputSpec, name: str) -> int:
     """The number of classes, if graph and model agree on a batch of another size than the example's."""
     batch = np.random.default_rng(0).integers(0, 256, (3, spec.height, spec.width, 3), dtype=np.uint8)
-    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(exported, providers=["CPUExecutionProvider"])
     found = session.run(["logits"], {"image": batch})[0]
     with torch.no_grad():
         expected = model(torch.from_numpy(batch)).numpy()

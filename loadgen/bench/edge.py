@@ -32,13 +32,13 @@ from typing import Any, Final
 import cv2
 import msgspec
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import InputSpec, artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.onnx_runtime import ort
 from hawkvision.process import ServerProcess, running
 from loadgen.bench.wire import Wire, WireError
 

@@ -39,6 +39,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.text import read_text
 from loadgen.link_spec import IidLoss, LinkSpec, Loss, NoLoss, Outages, Step, Trace
 from loadgen.record import LinkSample
 
@@ -267,7 +268,7 @@ def load_profile(name: str | Path) -> LinkProfile:
             raise ConfigError(f"link {str(name)!r}: expected one of {', '.join(names())}, or a file NAME.toml")
         path = FOLDER / f"{name}.toml"
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path))
         given = msgspec.convert(document, _File)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such link profile") from None

@@ -27,9 +27,11 @@ from typing import Any, Final, TypeAlias
 
 import cv2
 import numpy as np
-import onnxruntime as ort
 import simplejpeg
 from PIL import Image
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as hawkvision.telemetry, which is not installed here
+import onnxruntime as ort
 
 PREFIX: Final = "HAWKVISION_PEER_"
 OVERSAMPLING: Final = 2

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -38,6 +37,7 @@ from hawkvision.manifest import (
     load_labels,
     load_manifest,
 )
+from hawkvision.onnx_runtime import ort
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.image import load_input
@@ -87,11 +87,11 @@ def load_evaluation(path: Path, labels: tuple[str, ...]) -> Evaluation:
     return Evaluation(pictures, split_indices(pictures.sources, SEED))
 
 
-def session_of(model: bytes, threads: int) -> onnxruntime.InferenceSession:
+def session_of(model: bytes, threads: int) -> ort.InferenceSession:
     """A CPU session."""
-    options = onnxruntime.SessionOptions()
+    options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def logits_of(model: bytes, batch: Pixels, name: str) -> Logits:

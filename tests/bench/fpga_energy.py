@@ -26,7 +26,6 @@ from typing import Final
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from fpga.artifact import graph_of
 from fpga.backends.ref import ReferenceBackend
@@ -35,6 +34,7 @@ from fpga.offload.command import CORE_W
 from fpga.power import BOARD_W
 from fpga.report import Report, read, table
 from hawkvision.manifest import artifact_path, cache_dir
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Pixels
 from hawkvision.zoo.quantize import quantise_model
 from hawkvision.zoo.ranges import measure_ranges

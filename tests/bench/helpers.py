@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime as ort
 from rich.console import Console
 from rich.table import Table
 
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Pixels
 from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 from hawkvision.vision.onnxruntime_backend import SPIN_US

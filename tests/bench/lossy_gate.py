@@ -36,7 +36,7 @@ from rich.table import Table
 from scipy.stats import binom
 
 from hawkvision.cascade.policy import Policy, Route
-from hawkvision.cascade.profile import load_profile
+from hawkvision.cascade.profile import load_profile_of
 from hawkvision.cascade.scores import Score, score, softmax
 from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
@@ -207,7 +207,7 @@ def measure(
     models, cache = models_dir(), cache_dir()
     manifest = load_manifest(task, models)
     pictures = read_pictures(data, load_labels(manifest, models))
-    profile = load_profile(profile_path or models / task / "profile.json")
+    profile = load_profile_of(manifest, models, profile_path)
     edge = edge or manifest.ladder.default_edge
     policy = Policy(profile, edge, manifest.best)
     held_out = split_pictures(manifest, pictures, profile.data.seed).held_out

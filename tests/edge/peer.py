@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -72,6 +72,8 @@ class Peer:
     """Pictures over HTTP whose answer was begun."""
     offer: LossyOffer | None = None
     """What it says of its lossy transport."""
+    transport_keys: list[str | None] = field(default_factory=list)
+    """Keys that came with the question for that."""
     datagrams: list[tuple[HopRequest, bytes]] = field(default_factory=list)
     """What came over that: requests and pictures."""
 
@@ -148,19 +150,22 @@ class Peer:
         listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
-    async def transports(self, _: web.Request) -> web.Response:
+    async def transports(self, request: web.Request) -> web.Response:
+        self.transport_keys.append(request.headers.get("Authorization"))
         return web.Response(body=msgspec.json.encode(Transports(self.offer)), content_type="application/json")
 
     async def open_lossy(self) -> LossyServer:
-        identity = own_identity(datetime.datetime.now(datetime.UTC))
+        identity = own_identity()
         server = await LossyServer.start("127.0.0.1", 0, identity, self.infer_datagrams)
         self.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         return server
 
 
 @contextlib.contextmanager
-def running_peer(port: int = 0, *, lossy: bool = False, **behaviour: object) -> Iterator[Peer]:
-    """The peer, listening on loopback until the block ends; for datagrams, too, if `lossy`."""
+def running_peer(
+    port: int = 0, *, lossy: bool = False, tls: ssl.SSLContext | None = None, **behaviour: object
+) -> Iterator[Peer]:
+    """The peer, listening on loopback until the block ends; for datagrams, too, if `lossy`, and over `tls` if given."""
     peer = Peer()
     for name, value in behaviour.items():
         setattr(peer, name, value)
@@ -177,10 +182,10 @@ def running_peer(port: int = 0, *, lossy: bool = False, **behaviour: object) -> 
         datagrams = await peer.open_lossy() if lossy else None
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
         await site.start()
         host, bound = runner.addresses[0][:2]
-        peer.url = f"http://{host}:{bound}"
+        peer.url = f"{'http' if tls is None else 'https'}://{host}:{bound}"
         ready.set()
         await stop.wait()
         if datagrams is not None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from hawkvision.cascade.profile import SiteCertificates, SiteData, SitePair, Sit
 from hawkvision.errors import NotReady
 from hawkvision.process import running
 from tests.edge.conftest import Caller
+from tests.hawkvision.mounts import mounted
 from tests.pictures import encoded
 
 NODE = ("edge", "--port", "0", "--backend", "noop")
@@ -103,11 +108,53 @@ def test_certificates_for_another_task_or_none_at_all_refuse_to_start(tmp_path: 
     assert "no such site certificates" in refusal("--certificates", str(tmp_path / "none.json"))
 
 
-def test_a_state_file_that_is_something_else_refuses_to_start(tmp_path: Path) -> None:
-    notes = tmp_path / "notes.txt"
-    notes.write_text("buy milk\n" * 200)
-    assert f"error: state_file {notes}: cannot be used" in refusal("--state-file", str(notes))
-    assert notes.read_text().startswith("buy milk")
+def serves_without(path: Path, *prefix: str) -> str:
+    """What a node says that answers although its state file is worn out, which its metrics show."""
+    with running(*NODE, "--state-file", str(path), prefix=prefix) as node:
+        caller = Caller(node)
+        assert caller.get("/readyz").status == 200
+        assert caller.classify(encoded(), "stream=door").status == 200
+        metrics = caller.get("/metrics").body.decode()
+        caller.close()
+        said = node.output()
+    assert 'hawkvision_state_kept{task="imagenet"} 0.0' in metrics
+    assert 'hawkvision_state_failures_total{operation="open",task="imagenet"} 1.0' in metrics
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_state_file_that_is_no_database_any_more_is_done_without_and_left_alone(tmp_path: Path) -> None:
+    worn = tmp_path / "state.sqlite3"
+    worn.write_bytes(b"\xff" * 20_000)
+    assert "serving without what was known of streams" in serves_without(worn)
+    assert worn.read_bytes() == b"\xff" * 20_000
+
+
+def test_a_state_file_on_a_full_disk_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    fill = ["sh", "-c", f'head -c 200000 /dev/zero > "{tmp_path}/full/filler" 2>/dev/null; exec "$@"', "sh"]
+    prefix = [*mounted(tmp_path / "full", "size=64k"), *fill]
+    assert "serving without what was known of streams" in serves_without(tmp_path / "full" / "state", *prefix)
+
+
+def test_a_state_file_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
+    (tmp_path / "worn").mkdir()
+    with running(*NODE, "--state-file", str(tmp_path / "state")):
+        pass
+    make = [
+        "sh",
+        "-c",
+        f'cp "{tmp_path}/state" "{tmp_path}/worn/" && mount -o remount,ro "{tmp_path}/worn" && exec "$@"',
+    ]
+    prefix = [*mounted(tmp_path / "worn", "size=1m"), *make, "sh"]
+    assert "read, but nothing more is kept there" in serves_without(tmp_path / "worn" / "state", *prefix)
+
+
+def test_a_state_file_that_is_another_programs_refuses_to_start(tmp_path: Path) -> None:
+    albums = tmp_path / "albums"
+    with closing(sqlite3.connect(albums)) as raw:
+        raw.execute("CREATE TABLE albums (name TEXT)")
+    assert f"error: state_file {albums}: is a database of something else" in refusal("--state-file", str(albums))
 
 
 def test_a_node_with_a_state_file_starts_answers_and_starts_again(tmp_path: Path) -> None:
@@ -118,3 +165,32 @@ def test_a_node_with_a_state_file_starts_answers_and_starts_again(tmp_path: Path
             assert caller.classify(encoded(), "stream=door").status == 200
             caller.close()
     assert path.stat().st_size > 0
+
+
+def trusting(path: Path) -> None:
+    """Alter a file so that every threshold is 0, which believes the edge in everything."""
+    path.write_text(re.sub(r'("threshold": )([^,]+)', r"\g<1>0.0", path.read_text()))
+
+
+def test_a_profile_whose_thresholds_were_altered_refuses_to_start(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(PROFILE.parent, models / "imagenet")
+    trusting(models / "imagenet" / "profile.json")
+    said = refusal("--models-dir", str(models))
+    assert "profile.json: this is not the profile that its manifest pins: expected SHA-256" in said
+    assert "profile.json: was altered" in refusal("--profile", str(models / "imagenet" / "profile.json"))
+
+
+def test_certificates_whose_thresholds_were_altered_refuse_to_start(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, site()))
+    trusting(path)
+    said = refusal("--certificates", str(path))
+    assert "site.json: was altered: its digest is that of other content; make it anew with `hawkvision certify`" in said
+
+
+def test_labels_that_were_altered_refuse_to_start(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(PROFILE.parent, models / "imagenet")
+    labels = models / "imagenet" / "labels.txt"
+    labels.write_text("".join(reversed(labels.read_text().splitlines(keepends=True))))
+    assert "labels.txt: these are not the labels that the manifest pins" in refusal("--models-dir", str(models))

@@ -7,17 +7,25 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.errors import ConfigError
+from hawkvision.process import ServerProcess, running
+from tests.authority import Authority
 
+KEY = "a-key-of-more-than-sixteen-characters"
 ROOT = Path(__file__).resolve().parents[2]
+KEY = "a-key-that-was-filled-in"
 DEPLOY = ROOT / "edge" / "deploy"
 SETTINGS = {f"HAWKVISION_EDGE_{f.name.upper()}" for f in msgspec.structs.fields(EdgeConfig)} | {
     f"HAWKVISION_DC_{f.name.upper()}" for f in msgspec.structs.fields(DatacenterConfig)
@@ -50,7 +58,7 @@ def kubernetes() -> dict[str, Any]:
 
 
 def pod() -> dict[str, Any]:
-    spec: dict[str, Any] = kubernetes()["Deployment"]["spec"]["template"]["spec"]
+    spec: dict[str, Any] = kubernetes()["DaemonSet"]["spec"]["template"]["spec"]
     return spec
 
 
@@ -73,9 +81,15 @@ def test_every_setting_that_is_named_exists(path: Path) -> None:
 
 def test_the_files_name_settings_at_all() -> None:
     """The test above would pass on files that were renamed away."""
-    assert {"Dockerfile", "README.md", "compose.yaml", "edge.toml", "hawkvision-edge.service", "k3s.yaml"} <= {
-        path.name for path in FILES
-    }
+    assert {
+        "Dockerfile",
+        "README.md",
+        "compose.yaml",
+        "edge.toml",
+        "hawkvision-edge.service",
+        "k3s.yaml",
+        "prometheus.yaml",
+    } <= {path.name for path in FILES}
 
 
 # -------------------------------------------------------------------------------------------------- settings
@@ -176,6 +190,17 @@ def test_health_check_passes_on_a_live_node_and_fails_on_a_dead_one(edge: Any) -
     assert check(1) != 0
 
 
+def test_health_check_passes_on_a_node_that_speaks_tls(tmp_path: Path) -> None:
+    _, _, command = last_stage()["HEALTHCHECK"].partition(" CMD ")
+    words = msgspec.json.decode(command, type=list[str])
+    pair = Authority(tmp_path).certify("node", "node.example")
+    files = {"HAWKVISION_EDGE_TLS_CERTIFICATE": str(pair.certificate), "HAWKVISION_EDGE_TLS_KEY": str(pair.key)}
+    with running("edge", "--port", "0", "--backend", "noop", env=files) as node:
+        env = {"HAWKVISION_EDGE_PORT": str(node.port), **files}
+        asked = subprocess.run([sys.executable, *words[1:]], env=env, capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr) == (0, "")
+
+
 # --------------------------------------------------------------------------------------------------- compose
 
 
@@ -203,7 +228,7 @@ def test_compose_settings_load_once_the_keys_are_filled_in() -> None:
     services = compose()["services"]
 
     def filled(name: str) -> dict[str, str]:
-        return {k: re.sub(r"\$\{\w+:\?.*\}", "key", str(v)) for k, v in services[name]["environment"].items()}
+        return {k: re.sub(r"\$\{\w+:\?.*\}", KEY, str(v)) for k, v in services[name]["environment"].items()}
 
     edge = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | filled("edge"))
     tier = load_config(DatacenterConfig, environ=filled("datacenter"))
@@ -237,17 +262,15 @@ def test_container_commands_are_understood(name: str) -> None:
 
 def test_kubernetes_objects_share_the_namespace_and_labels() -> None:
     objects = kubernetes()
-    assert set(objects) == {"Namespace", "PersistentVolumeClaim", "Deployment", "Service"}
+    assert set(objects) == {"Namespace", "DaemonSet", "Service"}
     namespace = objects.pop("Namespace")["metadata"]["name"]
     assert all(found["metadata"]["namespace"] == namespace for found in objects.values())
-    spec = objects["Deployment"]["spec"]
+    spec = objects["DaemonSet"]["spec"]
     labels = spec["template"]["metadata"]["labels"]
     assert spec["selector"]["matchLabels"] == objects["Service"]["spec"]["selector"] == labels
 
 
 def test_kubernetes_probes_ask_a_live_node_what_it_answers(edge: Any) -> None:
-    import urllib.request
-
     container = pod()["containers"][0]
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
@@ -281,9 +304,126 @@ def test_kubernetes_keys_come_from_a_secret_and_mounts_from_volumes() -> None:
 
 
 def test_kubernetes_waits_longer_than_the_node_drains() -> None:
-    values = {v["name"]: v.get("value", "key") for v in pod()["containers"][0]["env"]}
+    values = {v["name"]: v.get("value", KEY) for v in pod()["containers"][0]["env"]}
     config = load_config(EdgeConfig, environ={"HAWKVISION_EDGE_HOST": "0.0.0.0"} | values)
     assert config.drain_timeout_s < pod()["terminationGracePeriodSeconds"]
+
+
+def test_kubernetes_runs_one_node_on_each_labelled_machine_and_sends_its_own_callers_to_it() -> None:
+    daemons = kubernetes()["DaemonSet"]["spec"]
+    assert "replicas" not in daemons
+    assert pod()["nodeSelector"] == {"hawkvision.io/edge": "true"}
+    assert pod()["enableServiceLinks"] is False
+    assert kubernetes()["Service"]["spec"]["internalTrafficPolicy"] == "Local"
+    # A port of the machine is one pod's: the next one cannot come before it is free.
+    (port,) = (port for port in pod()["containers"][0]["ports"] if "hostPort" in port)
+    assert port["hostPort"] == port["containerPort"] == EdgeConfig().port
+    assert daemons["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def test_kubernetes_secrets_can_be_read_by_the_user_that_serves() -> None:
+    """Volumes of secrets are root's, and the group's that `fsGroup` names."""
+    secrets = [volume["secret"] for volume in pod()["volumes"] if "secret" in volume]
+    assert secrets
+    for secret in secrets:
+        assert secret["defaultMode"] & 0o040
+    assert pod()["securityContext"]["fsGroup"] == pod()["securityContext"]["runAsGroup"]
+
+
+def test_kubernetes_keeps_models_and_memory_on_the_machine_and_writes_nowhere_else() -> None:
+    paths = {v["name"]: v["hostPath"]["path"] for v in pod()["volumes"] if "hostPath" in v}
+    mounts = {m["name"]: m for m in pod()["containers"][0]["volumeMounts"]}
+    assert {name: mounts[name]["mountPath"] for name in paths} == paths
+    assert mounts["models"]["readOnly"] is True
+    text = (DEPLOY / "k3s.yaml").read_text(encoding="utf-8")
+    made = re.search(r"install -d -o (\d+) -g (\d+) -m 750 (.*)", text)
+    assert made
+    assert (int(made[1]), int(made[2])) == (
+        pod()["securityContext"]["runAsUser"],
+        pod()["securityContext"]["runAsGroup"],
+    )
+    assert set(made[3].split()) == set(paths.values()), "the folders that its first lines have made"
+
+
+# ------------------------------------------------------------------------------------------------ Prometheus
+
+
+def prometheus() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def keyed(authority: Authority) -> Iterator[ServerProcess]:
+    pair = authority.certify("node")
+    served = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key), "--api-key", KEY)
+    with running("edge", "--port", "0", "--backend", "noop", *served) as node:
+        yield node
+
+
+def scraped(node: ServerProcess, job: dict[str, Any], key: str, authority: Authority) -> tuple[int, str]:
+    """What Prometheus would get of a node by a job, as its documentation says."""
+    assert set(job["tls_config"]) == {"ca_file"}
+    given = {"Authorization": f"{job['authorization']['type']} {key}"}
+    asked = urllib.request.Request(f"{job['scheme']}://127.0.0.1:{node.port}{job['metrics_path']}", headers=given)
+    try:
+        with urllib.request.urlopen(asked, context=authority.client()) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+
+
+@pytest.mark.parametrize("job", prometheus()["scrape_configs"], ids=lambda job: job["job_name"])
+def test_prometheus_gets_a_keyed_nodes_metrics_by_the_example(
+    keyed: ServerProcess, authority: Authority, job: dict[str, Any]
+) -> None:
+    """Both tiers ask for their keys in the same way."""
+    status, page = scraped(keyed, job, KEY, authority)
+    assert status == 200
+    names = {family.name for family in text_string_to_metric_families(page)}
+    assert {"hawkvision_build_info", "process_resident_memory_bytes", "process_open_fds"} <= names
+    assert scraped(keyed, job, "another", authority)[0] == 401
+    assert job["authorization"]["credentials_file"].endswith(".key")
+    assert not re.search(r"(?i)credentials:", (DEPLOY / "prometheus.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_ports_of_the_example_are_the_tiers_own() -> None:
+    ports = {
+        job["job_name"]: job["static_configs"][0]["targets"][0].split(":")[1] for job in prometheus()["scrape_configs"]
+    }
+    assert ports == {
+        "hawkvision-edge": str(EdgeConfig().port),
+        "hawkvision-datacenter": str(DatacenterConfig().port),
+    }
+
+
+def test_alerts_are_about_metrics_that_exist(keyed: ServerProcess, authority: Authority) -> None:
+    _, page = scraped(keyed, prometheus()["scrape_configs"][0], KEY, authority)
+    declared = set(re.findall(r"(?m)^# TYPE (\w+) ", page))
+    (file,) = prometheus()["rule_files"]
+    rules = yaml.safe_load((DEPLOY / file).read_text(encoding="utf-8"))["groups"][0]["rules"]
+    named = {name for rule in rules for name in re.findall(r"\bhawkvision_\w+", rule["expr"])}
+    assert named
+    assert named <= declared
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in Debian's package prometheus")
+def test_promtool_takes_the_example(tmp_path: Path, authority: Authority) -> None:
+    text = (DEPLOY / "prometheus.yaml").read_text(encoding="utf-8")
+    for job in prometheus()["scrape_configs"]:
+        key = Path(job["authorization"]["credentials_file"])
+        (tmp_path / key.name).write_text(KEY)
+        text = text.replace(str(key), str(tmp_path / key.name))
+        text = text.replace(job["tls_config"]["ca_file"], str(authority.path))
+    (tmp_path / "prometheus.yaml").write_text(text)
+    shutil.copy(DEPLOY / "hawkvision-alerts.yaml", tmp_path)
+    done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # --------------------------------------------------------------------------------------------------- systemd
@@ -336,7 +476,8 @@ def test_the_state_file_lies_where_the_node_may_write_and_where_it_outlives_it()
     mounts = {mount["mountPath"]: mount for mount in pod()["containers"][0]["volumeMounts"]}
     mount = mounts[str(values[name]).rpartition("/")[0]]
     assert not mount.get("readOnly", False)
-    assert {"name": mount["name"], "persistentVolumeClaim": {"claimName": "hawkvision-state"}} in pod()["volumes"]
+    kept = {"name": mount["name"], "hostPath": {"path": "/var/lib/hawkvision-state", "type": "Directory"}}
+    assert kept in pod()["volumes"]
 
     (state_directory,) = unit()["StateDirectory"]
     assert f"{name}=%S/{state_directory}/streams.sqlite3" in unit()["Environment"]

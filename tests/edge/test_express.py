@@ -16,7 +16,7 @@ from edge.express import HOLD_S
 from hawkvision.process import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
 from tests.edge.peer import Peer
-from tests.edge.test_protocol import connect, replies, until_closed
+from tests.hawkvision.servers.test_protocol import connect, replies, until_closed
 from tests.hawkvision.vision.images import jpeg_with_size
 from tests.pictures import encoded
 
@@ -80,6 +80,8 @@ def essence(reply: Reply) -> tuple[int, list[str], object]:
         last(encoded(), b"", b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
         last(encoded()).replace(b"HTTP/1.1", b"HTTP/1.0"),
         last(encoded()).replace(b"POST", b"PUT"),
+        last(encoded(), b"quality=fast", b"Upgrade: h2c\r\nConnection: Upgrade, close"),
+        last(encoded(), b"quality=fast&", b"Upgrade: websocket\r\nConnection: Upgrade, close"),
         last(encoded()).replace(b"fast", b"fast#part"),
         last(encoded()).replace(b"/v1/classify", b"/v1/classif%79"),
     ],
@@ -92,6 +94,39 @@ def test_at_once_in_pieces_and_by_uvicorn_the_answer_is_the_same(
     (of_uvicorn,) = ask(edge, sends.replace(b"/v1/classify", b"/v1/classif%79"))
     assert essence(whole) == essence(parted) == essence(of_uvicorn)
     assert whole.headers["connection"] == "close"
+
+
+JAVA = (
+    b"POST /v1/classify?quality=fast HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
+    b"Host: 127.0.0.1:8080\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\nUpgrade: h2c\r\n"
+    b"User-Agent: Java-http-client/21.0.2\r\nContent-Type: image/jpeg\r\n\r\n"
+)
+KTOR = (
+    b"POST /v1/classify?quality=fast HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nTransfer-Encoding: chunked\r\n"
+    b"Host: 127.0.0.1:8080\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAABgAGAAA\r\nUpgrade: h2c\r\n"
+    b"accept: */*\r\naccept-charset: UTF-8\r\nuser-agent: ktor-client\r\n\r\n"
+)
+CURL = (
+    b"POST /v1/classify?quality=fast HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n"
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    b"Content-Length: %d\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("client", [JAVA, KTOR, CURL], ids=["Java", "Ktor", "curl"])
+@pytest.mark.parametrize("picture", [encoded(), LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("together", [True, False])
+def test_clients_that_offer_http_2_get_their_answers_and_keep_their_connections(
+    caller: Caller, edge: ServerProcess, client: bytes, picture: bytes, together: bool
+) -> None:
+    if client is KTOR:
+        head, body = client, b"%x\r\n%b\r\n0\r\n\r\n" % (len(picture), picture)
+    else:
+        head, body = client % len(picture), picture
+    pieces = [head + body] * 2 if together else [head, body, head, body]
+    found = ask(edge, *pieces, last(encoded()))
+    assert [reply.status for reply in found] == [200] * 3
+    assert found[0].json["top_k"] == found[1].json["top_k"]
 
 
 def test_a_body_that_comes_late_is_awaited(caller: Caller, edge: ServerProcess) -> None:
@@ -164,7 +199,9 @@ def test_requests_in_one_piece_are_answered_in_order(caller: Caller, edge: Serve
     assert [len(reply.json.get("top_k", [])) for reply in found] == [1, 0, 2, 0, 4]
 
 
-@pytest.mark.parametrize("behind", [b"nonsense\r\n\r\n", b"GET /" + bytes(3), b"POST /v1/classify HTTP/1.1\r\n\0"])
+@pytest.mark.parametrize(
+    "behind", [b"nonsense\r\n\r\n", b"GET /" + bytes(3), b"POST /v1/classify HTTP/1.1\r\nHost: x\r\n\0"]
+)
 def test_what_is_broken_behind_a_whole_request_does_not_harm_it(
     caller: Caller, edge: ServerProcess, behind: bytes
 ) -> None:
@@ -177,7 +214,7 @@ def test_what_is_not_whole_behind_a_whole_request_is_waited_for(caller: Caller, 
 
 
 def test_a_broken_body_is_refused_once(caller: Caller, edge: ServerProcess) -> None:
-    head = b"POST /v1/classify HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert [reply.status for reply in ask(edge, head + b"3\r\nabc\r\nno number\r\n")] == [400]
     chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(encoded()), encoded())
     assert [

@@ -19,6 +19,11 @@ def test_nothing_asked_means_balanced_without_deadline() -> None:
     assert parse(b"") == ClassifyRequest(target=Quality.BALANCED, deadline_ms=None, on_miss=OnMiss.DEGRADE, top_k=5)
 
 
+@pytest.mark.parametrize("query", [b"&", b"&&&", b"quality=balanced&", b"&quality=balanced&&top_k=5"])
+def test_empty_pairs_say_nothing(query: bytes) -> None:
+    assert parse(query) == ClassifyRequest()
+
+
 @pytest.mark.parametrize(
     ("query", "target"),
     [

@@ -18,6 +18,7 @@ from edge.lossy import LossyDoor
 from hawkvision.config import EdgeConfig
 from hawkvision.hop import LossyOffer
 from hawkvision.lossy import LossyLink
+from hawkvision.servers.keys import Keys
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.session import Incoming
@@ -57,9 +58,9 @@ async def door(peer: Peer | None, lead: float, max_body_bytes: int = 100_000) ->
         if peer is not None:
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes)
-        app = EdgeApp(it.node.metrics, it.clock, None, max_body_bytes)
+        app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
         app.open_door(it.node)
-        lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64)
+        lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
         try:
             yield Door(it, lossy)
         finally:
@@ -272,6 +273,7 @@ def test_what_came_of_pictures_is_counted() -> None:
             await it.ask(incoming(part(0.3)))
             page = it.bench.node.metrics.exposition().decode()
             assert "hawkvision_lossy_sessions 0.0" in page
+            assert 'hawkvision_lossy_dropped_datagrams_total{reason="no_session"} 0.0' in page
             assert 'hawkvision_lossy_received_fraction_bucket{le="0.75"} 1.0' in page
             return it.count("complete"), it.count("partial"), it.count("expired")
 

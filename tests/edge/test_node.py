@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edge.call import CallerGone
 from edge.uplink import Uplink
 from hawkvision.cascade.link import TRIAL_ROOM
 from hawkvision.errors import DeadlineMissed
+from hawkvision.servers.bodies import CallerGone
 from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer

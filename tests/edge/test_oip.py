@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.oip import MAX_PICTURES, InferRequest, encode_answers, parse_infer
+from edge.fields import FIELDS
+from edge.oip import MAX_JSON_VALUES, MAX_PICTURES, InferRequest, encode_answers, parse_infer
 from hawkvision.errors import BadField
 from hawkvision.types import (
     AccuracyPromise,
@@ -98,6 +99,34 @@ def test_parameters_are_the_fields_of_classify_and_those_of_triton_s_client(
     assert (request.task, request.target, request.deadline_ms, request.stream) == (TASK, target, deadline_ms, stream)
 
 
+@pytest.mark.parametrize("value", ["base64", 1, True, None, [1, {"a": [2]}], {"deep": {"er": None}}])
+def test_parameters_that_nobody_knows_are_ignored_and_named(value: object) -> None:
+    known = {"binary_data_size": len(elements(b"x"))}
+    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "parameters": {**known, "of_input": value}}
+    outputs = [{"name": "label", "parameters": {"of_output": value, "binary_data": False}}]
+    more = {"parameters": {"max_acuracy_drop": value, "quality": "fast"}, "outputs": outputs}
+    asked = parse_infer(TASK, *binary(b"x", inputs=[tensor], **more))
+    assert asked.pictures == (b"x",)
+    assert asked.request.target == Quality.FAST
+    names = ("max_acuracy_drop", "of_input", "of_output")
+    assert asked.ignored == (() if value is None else names)
+    said = json.loads(encode_answers(asked, [answer()])[0])["parameters"]
+    assert said.get("ignored_parameters") == (None if value is None else ",".join(names))
+
+
+def test_optional_members_may_be_null() -> None:
+    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="], "parameters": None}
+    head = {"id": None, "parameters": None, "outputs": None, "inputs": [tensor]}
+    asked = parse_infer(TASK, json.dumps(head).encode(), None)
+    assert (asked.id, asked.pictures, len(asked.outputs)) == ("", (b"x",), 3)
+    named = {
+        **head,
+        "outputs": [{"name": "label", "parameters": None}],
+        "parameters": {"quality": None, "stream": None},
+    }
+    assert parse_infer(TASK, json.dumps(named).encode(), None).request.target == Quality.BALANCED
+
+
 def _input(**changes: Any) -> Callable[[], tuple[bytes, str | None]]:
     return lambda: (in_json(b"x", **changes), None)
 
@@ -132,7 +161,8 @@ def _with(*pictures: bytes, cut: int | None = None, length: str | None = None, *
         (_input(data=["ä"]), r"inputs\[0\] \(image\).data\[0\]"),
         (_input(data=None), "either `data` or"),
         (_input(parameters={"binary_data_size": 3}), "either `data` or"),
-        (_input(parameters={"shared_memory_region": "x"}), "parameters: unknown parameter 'shared_memory_region'"),
+        (_input(parameters={"shared_memory_region": "x"}), "shared_memory_region: this server has no shared memory"),
+        (_with(outputs=[{"name": "label", "parameters": {"shared_memory_region": "x"}}]), "has no shared memory"),
         (lambda: (in_json(b"x") + b"more", str(len(in_json(b"x")))), "4 bytes behind the JSON belong to no input"),
         (_with(cut=-1), "binary_data_size: 5, but 4 bytes"),
         (_with(length="99999"), "Inference-Header-Content-Length"),
@@ -142,9 +172,17 @@ def _with(*pictures: bytes, cut: int | None = None, length: str | None = None, *
         (_with(outputs=[{"name": "label"}] * 2), r"outputs\[1\].name"),
         (_with(outputs=[{"name": "label"}] * 4), "outputs: expected each"),
         (_with(outputs=[{"name": "label", "parameters": {"binary_data": 1}}]), r"outputs\[0\].parameters.binary_data"),
-        (_with(outputs=[{"name": "label", "parameters": {"classification": 3}}]), "parameters.classification: unknown"),
+        (
+            _with(outputs=[{"name": "label", "parameters": {"classification": 3}}]),
+            "in the output 'confidence'",
+        ),
         (_with(outputs=[{"name": "confidence", "parameters": {"classification": -1}}]), "1 to 100 classes"),
-        (_with(parameters={"colour": "red"}), "parameters: unknown field 'colour'"),
+        (
+            _with(parameters={"min_accuracy": [[0.5]]}),
+            "min_accuracy: expected a number or a string, got a l",
+        ),
+        (_with(parameters={"timeout": {"s": 1}}), "parameters.timeout: expected microseconds, .*; got an object"),
+        (_with(parameters={"sequence_id": 10**30}), "parameters.sequence_id: .*; got a number out of range"),
         (_with(parameters={"min_accuracy": True}), "parameters.min_accuracy: expected a number or a string"),
         (_with(parameters={"min_accuracy": 2}), "min_accuracy: expected a fraction"),
         (_with(parameters={"deadline_ms": 10**25}), "deadline_ms: the number is out of range"),
@@ -152,7 +190,10 @@ def _with(*pictures: bytes, cut: int | None = None, length: str | None = None, *
         (_with(parameters={"sequence_id": 1.5}), "parameters.sequence_id"),
         (_with(parameters={"binary_data_output": "yes"}), "parameters.binary_data_output"),
         (_with(parameters={"task": "dogs"}), "parameters says task='dogs' but path says task='imagenet'"),
-        (_with(parameters={f"p{i}": i for i in range(40)}), "parameters: expected at most 32"),
+        (_with(parameters={f"p{i}": i for i in range(MAX_JSON_VALUES)}), "more than 10000 values"),
+        (lambda: (b'{"parameters": {"a": ' + b"[" * 100_000, None), "nested too deeply"),
+        (lambda: (b'{"extra": ' + b'{"a":' * 100_000, None), "nested too deeply"),
+        (_with(parameters={"quality": "fastest"}), "quality: expected one of"),
         (_with(id="x" * 2000), "id: expected at most 1024"),
     ],
 )
@@ -207,6 +248,13 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
+
+
+@given(name=st.sampled_from([*FIELDS, "timeout", "sequence_id", "binary_data_output", "priority", "x"]), value=_JSON)
+def test_arbitrary_values_of_any_parameter_are_read_or_refused(name: str, value: object) -> None:
+    body, length = binary(b"x", parameters={name: value})
+    asked = read_or_refuse(body, length)
+    assert asked is None or asked.pictures == (b"x",)
 
 
 @given(

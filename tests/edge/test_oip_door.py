@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -254,7 +255,106 @@ def test_tritonclient_finds_the_server_and_its_model(triton: Any) -> None:
 
 def test_tritonclient_raises_what_was_wrong(triton: Any) -> None:
     refused = peers("tritonclient.utils").InferenceServerException
-    with pytest.raises(refused, match="unknown field 'colour'"):
-        triton.infer("imagenet", [image(encoded())], parameters={"colour": "red"})
+    with pytest.raises(refused, match="quality: expected one of"):
+        triton.infer("imagenet", [image(encoded())], parameters={"quality": "red"})
     with pytest.raises(refused, match="image\\[1\\]: JPEG"):
         triton.infer("imagenet", [image(encoded(), encoded()[:200])])
+
+
+def test_tritonclient_sends_parameters_that_nobody_knows(triton: Any) -> None:
+    result = triton.infer("imagenet", [image(encoded())], parameters={"colour": "red", "quality": "fast"}, priority=3)
+    assert result.get_response()["parameters"]["ignored_parameters"] == "colour"
+
+
+def test_tritonclient_gets_statistics_that_grow_with_each_picture(triton: Any) -> None:
+    def counted() -> dict[str, Any]:
+        (of_task,) = triton.get_inference_statistics("imagenet", "1")["model_stats"]
+        assert triton.get_inference_statistics()["model_stats"][0]["name"] == of_task["name"] == "imagenet"
+        return of_task  # type: ignore[no-any-return]
+
+    before = counted()
+    triton.infer("imagenet", [image(encoded(), encoded())], parameters={"quality": "fast"})
+    with pytest.raises(peers("tritonclient.utils").InferenceServerException):
+        triton.infer("imagenet", [image(b"no picture")])
+    after = counted()
+    assert after["inference_count"] == before["inference_count"] + 2
+    parts = {
+        name: (after["inference_stats"][name], before["inference_stats"][name]) for name in after["inference_stats"]
+    }
+    assert {name for name, (a, b) in parts.items() if a["count"] > b["count"]} == {
+        "success",
+        "fail",
+        "queue",
+        "compute_infer",
+    }
+    assert parts["success"][0]["ns"] > parts["success"][1]["ns"]
+    assert after["last_inference"] > before["last_inference"]
+    assert abs(after["last_inference"] / 1e3 - time.time()) < 600
+
+
+def test_tritonclient_finds_the_repository_and_what_is_loaded_stays(triton: Any) -> None:
+    assert triton.get_model_repository_index() == [{"name": "imagenet", "version": "1", "state": "READY", "reason": ""}]
+    triton.load_model("imagenet")
+    refused = peers("tritonclient.utils").InferenceServerException
+    with pytest.raises(refused, match="cannot load 'dogs': this node loads its models when it starts"):
+        triton.load_model("dogs")
+    with pytest.raises(refused, match="cannot load 'imagenet' with parameters"):
+        triton.load_model("imagenet", config="{}")
+    with pytest.raises(refused, match="cannot unload 'imagenet'"):
+        triton.unload_model("imagenet")
+    assert triton.is_model_ready("imagenet")
+
+
+def test_tritonclient_reads_settings_and_may_not_change_them(triton: Any) -> None:
+    refused = peers("tritonclient.utils").InferenceServerException
+    assert triton.get_log_settings()["log_error"] is True
+    assert triton.get_trace_settings()["trace_level"] == ["OFF"]
+    assert triton.get_trace_settings("imagenet")["trace_level"] == ["OFF"]
+    for change in (triton.update_log_settings, triton.update_trace_settings):
+        with pytest.raises(refused, match="set when the node starts"):
+            change(settings={})
+
+
+def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> None:
+    refused = peers("tritonclient.utils").InferenceServerException
+    assert triton.get_system_shared_memory_status() == triton.get_cuda_shared_memory_status() == []
+    triton.unregister_system_shared_memory()
+    triton.unregister_cuda_shared_memory()
+    with pytest.raises(refused, match="no shared memory region 'r'"):
+        triton.get_system_shared_memory_status("r")
+    with pytest.raises(refused, match="no shared memory with its callers"):
+        triton.register_system_shared_memory("r", "/r", 100)
+    tensor = peers().InferInput("image", [1, 1], "BYTES")
+    tensor.set_shared_memory("r", 100)
+    with pytest.raises(refused, match="no shared memory with its callers"):
+        triton.infer("imagenet", [tensor])
+    wanted = peers().InferRequestedOutput("label")
+    wanted.set_shared_memory("r", 100)
+    with pytest.raises(refused, match="no shared memory with its callers"):
+        triton.infer("imagenet", [image(encoded())], outputs=[wanted])
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 50_000, b"{" * 100, b"\xff", b"3", b"x" * 70_000, b'{"parameters": {"a": 1}}', b'{"parameters": 3}']
+)
+def test_what_a_load_says_is_read_or_refused(caller: Caller, body: bytes) -> None:
+    reply = caller.send("POST", "/v2/repository/models/imagenet/load", body)
+    assert (reply.status, reply.json["code"]) == (400, "bad_field")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs": ' + b"[" * 200_000,
+        b'{"parameters": {"x": ' + b'{"a": ' * 30_000,
+        b'{"unknown": ' + b"[" * 200_000,
+        b'{"parameters": {' + b",".join(b'"%d": 0' % i for i in range(25_000)) + b"}}",
+        b'{"inputs": [{"name": "image", "shape": [' + b"1," * 100_000 + b"1]}]}",
+    ],
+    ids=["deep inputs", "deep parameters", "deep and unknown", "many parameters", "a long shape"],
+)
+def test_json_that_is_deep_or_has_many_values_is_a_bad_field(caller: Caller, text: bytes) -> None:
+    reply = caller.send("POST", f"{MODEL}/infer", text)
+    assert (reply.status, reply.json["code"]) == (400, "bad_field"), reply.body
+    assert len(reply.body) < 1000
+    assert infer(caller, encoded()).status == 200

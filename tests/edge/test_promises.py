@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from edge.audits import MOST_UNDER_WAY
-from edge.call import CallerGone
 from edge.streams import Kept
 from edge.targets import describe_targets
 from hawkvision.cascade.online import State
 from hawkvision.errors import DeadlineMissed
 from hawkvision.hop import parse_hop_headers
+from hawkvision.servers.bodies import CallerGone
 from hawkvision.types import (
     Answer,
     Basis,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.state import Place, StateError, StateFile, decode_state, encode_state
@@ -130,7 +130,7 @@ def test_two_nodes_on_one_file_are_refused(path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"surveillance notes, please keep\n" * 100)
-    with pytest.raises(ConfigError, match=r"state\.sqlite3: cannot be used"):
+    with pytest.raises(StateError, match=r"state\.sqlite3: cannot be used: file is not a database"):
         StateFile(path, 10, OWN)
     assert path.read_bytes().startswith(b"surveillance")
 
@@ -147,7 +147,7 @@ def test_a_file_of_another_version_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA user_version = 7")
-    with pytest.raises(ConfigError, match="has version 7, this node reads 1"):
+    with pytest.raises(StateError, match="has version 7, this node reads 1"):
         StateFile(path, 10, OWN)
 
 
@@ -157,7 +157,7 @@ def test_a_corrupt_file_is_refused(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8192 : len(data) // 2] = b"\xff" * (len(data) // 2 - 8192)
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"corrupt|malformed"):
+    with pytest.raises(StateError, match=r"corrupt|malformed"):
         StateFile(path, 10, OWN)
 
 
@@ -192,3 +192,35 @@ def test_a_row_that_is_no_state_is_an_error_not_a_state(path: Path) -> None:
         file.write([(place(1), b"{}")])
         with pytest.raises(StateError, match="cannot read"):
             file.read(place(1))
+
+
+def test_what_was_kept_is_read_from_a_disk_that_takes_no_more(path: Path) -> None:
+    with opened(path) as file:
+        file.write([(place(1), encode_state(state(0.7)))])
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    path.with_name(f"{path.name}.lock").unlink()
+    path.with_name(f"{path.name}.lock").mkdir()  # as good as a disk on which no file can be made
+    with opened(path) as file:
+        assert file.unwritable is not None
+        assert file.read(place(1)) == state(0.7)
+        with pytest.raises(StateError, match="cannot write"):
+            file.write([(place(1), encode_state(state(0.8)))])
+        assert file.read(place(1)) == state(0.7)
+
+
+@settings(max_examples=60)
+@given(start=st.integers(0, 30_000), length=st.integers(1, 5_000), fill=st.sampled_from([0, 255, 17]))
+def test_whatever_part_of_a_file_is_damaged_it_is_opened_or_given_up(
+    tmp_path_factory: pytest.TempPathFactory, start: int, length: int, fill: int
+) -> None:
+    path = tmp_path_factory.mktemp("state") / "state"
+    with opened(path, rows=1_000) as file:
+        file.write([(place(number), encode_state(state())) for number in range(60)])
+    data = bytearray(path.read_bytes())
+    data[start : start + length] = bytes([fill]) * max(0, min(length, len(data) - start))
+    path.write_bytes(data)
+    with suppress(StateError), opened(path) as file:
+        for number in range(60):
+            with suppress(StateError):
+                file.read(place(number))

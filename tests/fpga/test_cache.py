@@ -84,16 +84,30 @@ def test_many_processes_and_threads_tidy_at_once(tmp_path: Path) -> None:
     assert names(tmp_path) == {f"sim-{number}" for number in range(40, 60)}
 
 
+WIRE = Design(
+    "hv_wire",
+    {"hv_wire.sv": b"module hv_wire(input wire a, output wire b); assign b = a; endmodule\n"},
+    b'#include "verilated.h"\nvoid vl_fatal(const char*, int, const char*, const char*) {}\n',
+)
+
+
 def test_using_a_simulation_keeps_it() -> None:
-    design = Design(
-        "hv_wire",
-        {"hv_wire.sv": b"module hv_wire(input wire a, output wire b); assign b = a; endmodule\n"},
-        b'#include "verilated.h"\nvoid vl_fatal(const char*, int, const char*, const char*) {}\n',
-    )
-    built = library(design).parent
+    built = library(WIRE).parent
     os.utime(built, (0, 0))
-    assert library(design).parent == built
+    assert library(WIRE).parent == built
     assert built.stat().st_mtime > 0
+
+
+def test_a_simulation_that_a_power_cut_has_damaged_is_built_anew(caplog: pytest.LogCaptureFixture) -> None:
+    built = library(WIRE)
+    whole = built.read_bytes()
+    # In another file of that name: some process may have the whole one loaded.
+    (built.parent / "damaged").write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
+    (built.parent / "damaged").replace(built)
+    assert library(WIRE) == built
+    assert "is damaged; it is built anew" in caplog.text
+    assert len(built.read_bytes()) == len(whole)
+    assert built.read_bytes()[4096:8192] != bytes(4096)
 
 
 def test_code_that_others_may_write_or_that_is_no_file_is_refused(tmp_path: Path) -> None:

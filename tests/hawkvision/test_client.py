@@ -3,25 +3,22 @@
 import asyncio
 import json
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.__main__ import KEEP_ALIVE_S
 from hawkvision import errors
 from hawkvision.client import KEEPALIVE_S, AsyncClient, Client
 from hawkvision.client_replies import BadReply, Unreachable, answer_from_json, error_from_reply
 from hawkvision.errors import BadField, ConfigError, HawkVisionError, NotReady, Overloaded, TargetUnreachable
+from hawkvision.servers.protocol import KEEP_ALIVE_S
 from hawkvision.types import (
     AccuracyPromise,
     Answer,
@@ -36,89 +33,8 @@ from hawkvision.types import (
     Tier,
     Timing,
 )
-
-ANSWER = Answer(
-    id="a1",
-    task="imagenet",
-    top_k=(Prediction("tabby", 281, 0.83), Prediction("lynx", 287, 0.1)),
-    model="mobilenet_v2_int8",
-    tier=Tier.EDGE,
-    accuracy=AccuracyPromise(MaxAccuracyDrop(0.01), PromiseStatus.HELD, Basis.LABELLED, 0.01, 0.05, 680),
-    timing_ms=Timing(1.0, 0.1, 4.0, total=5.2),
-)
-
-Reply = tuple[int, dict[str, str], bytes]
-
-
-def ok() -> Reply:
-    return 200, {}, json.dumps(ANSWER.to_json()).encode()
-
-
-def refusal(error: HawkVisionError, **headers: str) -> Reply:
-    return error.status, {k.replace("_", "-"): v for k, v in headers.items()}, json.dumps(error.body()).encode()
-
-
-@dataclass
-class Node:
-    """Answers with the listed replies in turn, the last one for ever, and records what it was sent."""
-
-    replies: list[Reply]
-    url: str = ""
-    bodies: list[bytes] = field(default_factory=list)
-    queries: list[dict[str, str]] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    peers: set[object] = field(default_factory=set)
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.bodies.append(await request.read())
-        self.queries.append(dict(request.query))
-        self.keys.append(request.headers.get("Authorization"))
-        assert request.transport is not None
-        self.peers.add(request.transport.get_extra_info("peername"))
-        status, headers, body = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        return web.Response(status=status, headers=headers, body=body)
-
-
-@asynccontextmanager
-async def serving(node: Node) -> AsyncIterator[None]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", node.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    address: tuple[str, int] = runner.addresses[0]
-    node.url = f"http://{address[0]}:{address[1]}"
-    try:
-        yield
-    finally:
-        await runner.cleanup()
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Node]]:
-    """Starts nodes on a loop of their own and stops them afterwards."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    opened = []
-
-    def run(*replies: Reply) -> Node:
-        node = Node(list(replies) or [ok()])
-        context = serving(node)
-        asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
-        opened.append(context)
-        return node
-
-    yield run
-    for context in opened:
-        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-Start = Callable[..., Node]
+from tests.hawkvision.client_node import ANSWER, Start, ok, refusal
+from tests.pictures import encoded
 
 
 def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
@@ -129,6 +45,13 @@ def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
     assert node.bodies == [b"\xff\xd8anything"]
     assert node.queries == [{"max_accuracy_drop": "0.01", "deadline_ms": "80", "stream": "cam 1/é", "top_k": "2"}]
     assert node.keys == ["Bearer k"]
+
+
+def test_who_is_asked_for_datagrams_is_sent_no_key(start: Start) -> None:
+    node = start((200, {}, b'{"lossy": null}'))
+    with Client(node.url, api_key="k", transport="lossy") as client, pytest.raises(ConfigError):
+        client.classify(encoded())
+    assert node.keys == [None]
 
 
 def test_enums_and_their_words_are_written_alike(start: Start) -> None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, parse_arguments
 from hawkvision.errors import ConfigError
+from hawkvision.service_links import without_service_links
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -113,7 +115,10 @@ def test_settings_that_nothing_reads_are_unknown(key: str) -> None:
 def test_nothing_listens_beyond_loopback_without_a_key(kind: type) -> None:
     with pytest.raises(ConfigError, match="api_key must be set"):
         load_config(kind, overrides={"host": "0.0.0.0"}, environ={})
-    assert load_config(kind, overrides={"host": "0.0.0.0", "api_key": "secret"}, environ={}).host == "0.0.0.0"
+    keyed = {"host": "0.0.0.0", "api_key": "a-secret-of-ours"}
+    with pytest.raises(ConfigError, match=r"tls_certificate and .*tls_key, or .*allow_plain_http = true"):
+        load_config(kind, overrides=keyed, environ={})
+    assert load_config(kind, overrides=keyed | {"allow_plain_http": True}, environ={}).host == "0.0.0.0"
 
 
 @pytest.mark.parametrize(
@@ -157,3 +162,38 @@ def test_transports_are_tcp_lossy_or_auto() -> None:
         assert config.dc_transport == transport
     with pytest.raises(ConfigError, match=r"\$\.dc_transport"):
         load_config(EdgeConfig, overrides={**there, "dc_transport": "pigeon"}, environ={})
+
+
+KUBERNETES = {
+    "HAWKVISION_EDGE_PORT": "tcp://10.43.7.8:80",
+    "HAWKVISION_EDGE_SERVICE_HOST": "10.43.7.8",
+    "HAWKVISION_EDGE_SERVICE_PORT": "80",
+    "HAWKVISION_EDGE_SERVICE_PORT_HTTP": "80",
+    "HAWKVISION_EDGE_PORT_80_TCP": "tcp://10.43.7.8:80",
+    "HAWKVISION_EDGE_PORT_80_TCP_PROTO": "tcp",
+    "HAWKVISION_EDGE_PORT_80_TCP_PORT": "80",
+    "HAWKVISION_EDGE_PORT_80_TCP_ADDR": "10.43.7.8",
+    "HAWKVISION_EDGE_LOSSY_PORT": "udp://[fd00::7]:8081",  # of a service called hawkvision-edge-lossy
+    "HAWKVISION_EDGE_LOSSY_SERVICE_HOST": "fd00::7",
+    "HAWKVISION_EDGE_LOSSY_PORT_8081_UDP_ADDR": "fd00::7",
+}
+
+
+def test_what_kubernetes_sets_for_a_service_is_passed_over_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(EdgeConfig, environ={**KUBERNETES, "HAWKVISION_EDGE_QUEUE_LIMIT": "7"})
+    assert config == EdgeConfig(queue_limit=7)
+    assert f"{', '.join(sorted(KUBERNETES))}: passed over, Kubernetes sets them for a service" in caplog.text
+
+
+def test_what_only_looks_like_a_service_is_a_setting_still() -> None:
+    assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PORT": "81"}).port == 81
+    with pytest.raises(ConfigError, match=r"\$\.port"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PORT": "tcp"})
+    with pytest.raises(ConfigError, match="service"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_SERVICE": "1"})
+
+
+@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
+def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
+    named = {f"P_{field.name.upper()}": "1" for field in msgspec.structs.fields(kind)}
+    assert without_service_links(named, "P_")[1] == []

@@ -56,6 +56,13 @@ def test_small_pictures_go_as_they_are(suffix: str) -> None:
     assert received(body, COARSE) == Complete(body, None)
 
 
+@pytest.mark.parametrize("suffix", [".bmp", ".tiff"])
+def test_formats_that_not_every_node_reads_are_coded_anew_unless_their_very_bytes_are_asked_for(suffix: str) -> None:
+    body = encoded(suffix, height=20, width=20)
+    assert received(body).body.startswith(b"\xff\xd8\xff")
+    assert received(body, exact=True).body == body
+
+
 def test_large_pictures_are_shrunk_to_what_is_useful_and_coded_at_the_plans_quality() -> None:
     arrived = received(LARGE, useful_side=128)
     header = probe(arrived.body)

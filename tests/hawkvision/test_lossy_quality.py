@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.client_lossy import LossyWay
-from hawkvision.client_question import lossy_question, query_fields
+from hawkvision.client_question import TimeLimit, lossy_question, query_fields
 from hawkvision.client_replies import Reply
 from hawkvision.hop import Transports
 from hawkvision.lossy import LossyLink
@@ -52,7 +52,9 @@ async def arrivals(
 
         way = LossyWay("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
         for _ in range(n):
-            await way.exchange(body, lossy_question(query_fields(deadline_ms=deadline_ms, quality=quality)))
+            await way.exchange(
+                body, lossy_question(query_fields(deadline_ms=deadline_ms, quality=quality)), TimeLimit(30.0)
+            )
         await way.close()
     return [each.arrived for each in server.arrived if isinstance(each.arrived, Complete | Partial)]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.profile import load_profile
+from hawkvision.cascade.profile import load_profile, load_profile_of
 from hawkvision.errors import ManifestError, NotFound
 from hawkvision.manifest import (
     FileSource,
@@ -193,3 +193,12 @@ def test_a_fingerprint_stays_what_it_was_for_committees_that_all_look() -> None:
     profile = load_profile(models_dir() / "imagenet" / "profile.json")
     assert profile.rung("committee").fingerprint.startswith("1e7fadc1d604dda0")
     assert load_manifest("imagenet", models_dir()).fingerprint("committee") == profile.rung("committee").fingerprint
+
+
+@pytest.mark.parametrize("task", sorted(path.parent.name for path in models_dir().glob("*/manifest.toml")))
+def test_every_shipped_manifest_pins_its_labels_and_its_profile(task: str) -> None:
+    manifest = load_manifest(task, models_dir())
+    assert manifest.labels_sha256 is not None
+    assert manifest.profile_sha256 is not None
+    load_labels(manifest, models_dir())
+    assert load_profile_of(manifest, models_dir(), None).task == task

@@ -15,6 +15,7 @@ from time import monotonic
 import cv2
 import pytest
 
+from hawkvision.cascade.profile import seal
 from hawkvision.client import Client
 from hawkvision.errors import BadImage, TargetUnreachable
 from hawkvision.process import ServerProcess, running
@@ -180,6 +181,7 @@ def test_certificates_for_other_models_are_refused(tmp_path: Path, ladder: None)
     name = '"efficientnet_lite0_int8": "'
     place = text.index(name) + len(name)
     (tmp_path / "profile.json").write_text(text[:place] + "0" * 64 + text[place + 64 :])
+    (tmp_path / "profile.json").write_bytes(seal(tmp_path / "profile.json"))
     said = refuses_to_start("--profile", str(tmp_path / "profile.json"))
     assert "certificates were made for efficientnet_lite0_int8 with sha256 000000" in said
 
@@ -195,7 +197,7 @@ def test_listening_beyond_loopback_needs_a_key() -> None:
 
 
 def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "secret") as edge:
+    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "a-secret-of-ours") as edge:
         from tests.edge.conftest import Caller
 
         caller = Caller(edge)
@@ -204,5 +206,5 @@ def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:
             assert caller.get(path).status == 401
         refused = caller.classify(CAT.read_bytes())
         assert (refused.status, refused.json["code"]) == (401, "unauthorized")
-        assert caller.classify(CAT.read_bytes(), Authorization="Bearer secret").status == 200
+        assert caller.classify(CAT.read_bytes(), Authorization="Bearer a-secret-of-ours").status == 200
         caller.close()

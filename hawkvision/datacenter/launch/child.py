@@ -40,9 +40,11 @@ def main(number: int) -> int:
         if config.ray_network == "private":
             enter_private_network()
         # Imported only now: NumPy starts threads, and a process that has several cannot enter a user namespace.
+        from hawkvision import logs
         from hawkvision.datacenter.run import serve
         from hawkvision.errors import HawkVisionError
 
+        logs.configure(config.log_level, config.log_format)
         try:
             serve(config, sockets, Path(folder), launcher, stopping, restarts=restarts)
         except HawkVisionError as error:

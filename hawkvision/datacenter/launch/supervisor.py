@@ -300,7 +300,8 @@ class _Launcher:
 
     def _say_ready(self) -> None:
         shown = self._sockets.shown_host
-        print(f"ready: http://{shown}:{self._sockets.http.getsockname()[1]}", flush=True)  # noqa: T201  the contract
+        scheme = "http" if self._config.tls_certificate is None else "https"
+        print(f"ready: {scheme}://{shown}:{self._sockets.http.getsockname()[1]}", flush=True)  # noqa: T201  the contract
         if self._sockets.datagrams is not None:
             print(f"lossy: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 
 from hawkvision.errors import BackendError
-from hawkvision.vision.int8.library import beside_source, build
+from hawkvision.process import exit_on_sigterm
+from hawkvision.vision.int8.library import FOLDER, build
 
 
 def main() -> int:
     """0; or 1 and the reason on standard error."""
-    path = beside_source()
+    exit_on_sigterm()
     try:
-        build(path)
+        path = build(FOLDER)
     except BackendError as error:
         sys.stderr.write(f"{error}\n")
         return 1

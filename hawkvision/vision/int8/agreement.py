@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from hawkvision.artifacts import write_atomic
-from hawkvision.errors import ArtifactError
+from hawkvision.errors import ArtifactError, ConfigError
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
@@ -41,9 +41,9 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     facts = (
         digest(library()), _planned_by(), way, _runtime_version(), told("model name"), hashlib.sha256(data).hexdigest()
     )  # fmt: skip
-    note = cache_dir() / "int8" / f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
-    with suppress(OSError):  # a cache that may not even be looked into
-        if note.is_file():
+    name = f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
+    with suppress(OSError, ConfigError):  # a cache that may not even be looked into, or none
+        if (cache_dir() / "int8" / name).is_file():
             return True
     from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend  # memory that a node may do without
 
@@ -54,9 +54,10 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
         reference.close()
     if same:
         try:
-            write_atomic(note, b"\n")
-            tidy(note.parent, "*.same", KEPT)
-        except ArtifactError as error:
+            folder = cache_dir() / "int8"
+            write_atomic(folder / name, b"\n")
+            tidy(folder, "*.same", KEPT)
+        except (ArtifactError, ConfigError) as error:
             log.info("int8: looked at anew with each start, for it cannot be noted: %s", error.message)
     return same
 
@@ -84,6 +85,6 @@ def _runtime_version() -> str:
     try:
         return metadata.version("onnxruntime")
     except metadata.PackageNotFoundError:
-        import onnxruntime
+        from hawkvision.onnx_runtime import ort
 
-        return str(onnxruntime.__version__)
+        return str(ort.__version__)

@@ -1,7 +1,8 @@
 """The kernel as a shared library: compiled for this machine once, by whatever C++ compiler the system has.
 
 It lies beside its source if `python -m hawkvision.vision.int8` put it there, as when an image is built, else in
-`<cache>/int8`, under a name that is a hash of what it was made of.
+`<cache>/int8` (`hawkvision.compiled` says under which name). A process asks once: where the kernel cannot be had, it
+is not asked for again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import hashlib
 import logging
 import os
 import platform
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hawkvision.artifacts import check_ours
-from hawkvision.compiled import compile_library, find_compiler, load_library
-from hawkvision.errors import BackendError, CompileError
+from hawkvision.compiled import Recipe, find_kept, make_library, open_library
+from hawkvision.errors import BackendError, CompileError, HawkVisionError
 from hawkvision.manifest import cache_dir
 
 log = logging.getLogger("hawkvision.vision")
@@ -79,37 +80,59 @@ def told(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(field)), "")
 
 
-@functools.cache
-def _digest() -> str:
-    """Of the source, and how it is compiled."""
-    whole = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in SOURCES:
-        whole.update((FOLDER / source).read_bytes())
-    return whole.hexdigest()[:32]
+RECIPE: Final = Recipe(
+    name="kernel",
+    language="C++",
+    source=FOLDER / SOURCES[0],
+    included=tuple(FOLDER / name for name in SOURCES[1:]),
+    flags=FLAGS,
+    instead=(WITHOUT_TILES,),
+)
 
 
-def beside_source() -> Path:
-    """Where the library is looked for first."""
-    return FOLDER / f"kernel-{_digest()}.so"
+def beside_source() -> Path | None:
+    """The sound kernel that a package or an image brings; None if it brings none.
+
+    Raises:
+        BackendError: if another user may have written it.
+    """
+    return find_kept(RECIPE, FOLDER, by_anyone=True)
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The library, compiled if it has not been.
 
     Raises:
         BackendError: if the processor cannot run it, there is no compiler that can make it, or nowhere to put it; or if
-            another user may have written what is there.
+            another user may have written what is there. The first time the log says so; the process does not try again.
     """
+    loaded = _library()
+    if isinstance(loaded, BackendError):
+        raise loaded
+    return loaded
+
+
+_opening: Final = threading.Lock()
+
+
+def _library() -> ctypes.CDLL | BackendError:
+    with _opening:
+        return _opened()
+
+
+@functools.cache
+def _opened() -> ctypes.CDLL | BackendError:
     lacking = unable()
     if lacking:
-        raise BackendError(f"int8: this machine cannot: {lacking}")
+        return BackendError(f"int8: this machine cannot: {lacking}")
     try:
         loaded = _loaded()
-    except CompileError as error:
-        raise BackendError(f"int8: {error.message}") from None
+    except HawkVisionError as error:
+        log.warning("int8: the kernels cannot be used: %s", error.message)
+        return BackendError(f"int8: {error.message}")
     except OSError as error:  # a folder that may not even be looked into
-        raise BackendError(f"int8: the kernel cannot be loaded: {error}") from None
+        log.warning("int8: the kernels cannot be used: %s", error)
+        return BackendError(f"int8: the kernel cannot be loaded: {error}")
     loaded.network_open.restype = ctypes.c_void_p
     loaded.network_open.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     loaded.network_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
@@ -127,15 +150,10 @@ def library() -> ctypes.CDLL:
 
 def _loaded() -> ctypes.CDLL:
     beside = beside_source()
-    if beside.is_file():
-        check_ours(beside)
-        with suppress(OSError):  # a file that a failing disk has changed, or one made on another system
+    if beside is not None:
+        with suppress(OSError):  # one that was made on another system
             return ctypes.CDLL(str(beside))
-    path = cache_dir() / "int8" / beside.name
-    make = functools.partial(build, path)
-    if not path.is_file():
-        make()
-    return load_library(path, make)
+    return open_library(RECIPE, cache_dir() / "int8", make_room=make_room)
 
 
 def digest(loaded: ctypes.CDLL) -> str:
@@ -159,23 +177,21 @@ def why_not() -> str | None:
     return None
 
 
-def build(path: Path) -> None:
-    """Compile the library into that file, which is whole or not there.
+def build(folder: Path) -> Path:
+    """Compile the library into that folder, in which it is whole or not there.
 
     Raises:
         BackendError: saying why it cannot be.
     """
     try:
-        compiler = find_compiler("C++")
-        log.info("int8: compiling the kernel with %s, once", compiler)
-        try:
-            compile_library([compiler, *FLAGS], FOLDER / SOURCES[0], path)
-        except CompileError as error:  # binutils before 2.36 knows no tiles
-            log.info("int8: once more, without tiles: %s", error.message)
-            compile_library([compiler, *FLAGS, WITHOUT_TILES], FOLDER / SOURCES[0], path)
+        return make_library(RECIPE, folder)
     except CompileError as error:
         raise BackendError(f"int8: {error.message}") from None
-    tidy(path.parent, "kernel-*.so", KEPT)
+
+
+def make_room(folder: Path) -> None:
+    """Leave a place for one more library among those that are kept."""
+    tidy(folder, "kernel-*.so", KEPT - 1)
 
 
 def tidy(folder: Path, pattern: str, kept: int) -> None:

@@ -6,16 +6,17 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.profile import (
     Certificate,
     Condition,
-    Profile,
     ScoreCurve,
     SiteCertificates,
     SiteData,
@@ -25,6 +26,7 @@ from hawkvision.cascade.profile import (
     dump,
     load_profile,
     load_site,
+    seal,
     threshold_value,
 )
 from hawkvision.cascade.scores import Score
@@ -93,6 +95,12 @@ SITES = st.builds(
 )
 
 
+def content_of(document: bytes) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.json.decode(document)
+    assert len(content.pop("digest")) == 64
+    return content
+
+
 def write(folder: Path, data: bytes) -> Path:
     path = folder / "document.json"
     path.write_bytes(data)
@@ -108,7 +116,7 @@ def test_a_profile_survives_the_file(tmp_path: Path, middle: bool) -> None:
 @given(SITES)
 @settings(max_examples=60, deadline=None)
 def test_site_certificates_survive_the_file(site: SiteCertificates) -> None:
-    assert msgspec.json.decode(dump(site), type=SiteCertificates) == site
+    assert msgspec.convert(content_of(dump(site)), SiteCertificates) == site
 
 
 def make_site() -> SiteCertificates:
@@ -154,17 +162,76 @@ def test_garbage_is_refused_by_name(data: bytes, load: Callable[[Path], object],
 
 @given(st.data())
 @settings(deadline=None, max_examples=40)
-def test_a_bent_profile_is_refused_or_still_a_profile(data: st.DataObject) -> None:
-    """Whatever byte is changed, what is read back is a profile or an error that says so; nothing else escapes."""
+def test_a_bent_profile_is_refused_or_says_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Whatever byte is changed, what is read back is what was written or an error; nothing else escapes."""
     document = bytearray(dump(make_profile()))
     for _ in range(3):
         document[data.draw(st.integers(0, len(document) - 1))] = data.draw(st.integers(0, 255))
     try:
-        read = msgspec.json.decode(bytes(document), type=Profile)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        read = load_profile(write(tmp_path_factory.mktemp("bent"), bytes(document)))
+    except ManifestError:
         return
-    assert isinstance(read, Profile)
-    assert msgspec.json.decode(dump(read), type=Profile) == read
+    assert read == make_profile()
+
+
+NUMBER = re.compile(rb"(?<=: )\d+\.\d+(?=,?\n)")
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_any_number_that_is_altered_is_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    files: list[tuple[Callable[[Path], object], bytes]]
+    files = [(load_profile, dump(make_profile())), (load_site, dump(make_site()))]
+    load, document = data.draw(st.sampled_from(files))
+    place = data.draw(st.sampled_from(list(NUMBER.finditer(document))))
+    other = data.draw(st.floats(0.0, 1.0).map(lambda number: str(number).encode()))
+    assume(float(other) != float(place[0]))
+    path = write(tmp_path_factory.mktemp("altered"), document[: place.start()] + other + document[place.end() :])
+    with pytest.raises(ManifestError, match=r"document\.json: "):
+        load(path)
+
+
+def test_an_altered_threshold_is_refused_and_the_error_says_what_to_do(tmp_path: Path) -> None:
+    content = msgspec.json.decode(dump(make_site()))
+    content["pairs"][0]["conditions"][0]["certificates"][0]["threshold"] = 0.0
+    path = write(tmp_path, msgspec.json.encode(content))
+    with pytest.raises(ManifestError, match=r"was altered.*`hawkvision certify`.*`hawkvision seal .*document\.json`"):
+        load_site(path)
+
+
+def test_a_file_without_a_digest_is_refused_until_somebody_vouches_for_it(tmp_path: Path) -> None:
+    site = make_site()
+    path = write(tmp_path, msgspec.json.encode(site))
+    with pytest.raises(ManifestError, match="has no digest of its content"):
+        load_site(path)
+    path.write_bytes(seal(path))
+    assert load_site(path) == site
+
+
+def test_spaces_order_and_a_byte_order_mark_are_no_alteration(tmp_path: Path) -> None:
+    profile = make_profile()
+    content = dict(reversed(msgspec.json.decode(dump(profile)).items()))
+    assert load_profile(write(tmp_path, b"\xef\xbb\xbf" + msgspec.json.encode(content))) == profile
+
+
+def test_what_is_neither_profile_nor_certificates_is_not_vouched_for(tmp_path: Path) -> None:
+    for other in (b"{}", b"[]", b"no json", b'{"as_of": 1}'):
+        with pytest.raises(ManifestError, match="expected a profile or a site's certificates"):
+            seal(write(tmp_path, other))
+
+
+def test_a_pinned_profile_is_the_pinned_file_or_none(tmp_path: Path) -> None:
+    document = dump(make_profile())
+    path = write(tmp_path, document)
+    assert load_profile(path, sha256_of(document)) == make_profile()
+    content = content_of(document)
+    content["pairs"][0]["conditions"][0]["fast"]["threshold"] = 0.0
+    path.write_bytes(msgspec.json.encode(content))
+    path.write_bytes(seal(path))  # as somebody would who knows how
+    with pytest.raises(ManifestError, match=f"expected SHA-256 {sha256_of(document)}, found"):
+        load_profile(path, sha256_of(document))
 
 
 def test_a_folder_in_the_place_of_a_profile_is_refused_by_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.manifest import Manifest, parse_manifest
 
 ROOT = Path(__file__).parents[3]
-KEY = "a-key-for-tests"
+KEY = "a-key-for-all-tests"
 MARK = "HAWKVISION_TEST_MARK"
 START_LIMIT_S = 120.0
 

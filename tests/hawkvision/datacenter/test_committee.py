@@ -22,6 +22,7 @@ from hawkvision.datacenter.door import Door, DoorLimits
 from hawkvision.datacenter.opinions import Errand, VariantAnswer, Views
 from hawkvision.errors import Overloaded
 from hawkvision.hop import HopReply, PassedOver
+from hawkvision.servers.keys import Keys
 from hawkvision.types import Logits
 from tests.waiting import until
 
@@ -61,7 +62,7 @@ class Fixed:
 
 def door(variants: Fixed, temperature: float = 1.0) -> Door:
     rungs = (ServedRung("a", ("a",)), ServedRung("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10, None))
+    made = Door(Catalog("shapes", 6, rungs, (), False), DoorLimits(1000, 10), Keys())
     made.tier.variants = variants
     return made
 

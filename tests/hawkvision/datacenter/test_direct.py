@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
+import logging
 import os
 import pickle
+import re
 import signal
 import struct
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +30,7 @@ from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.opinions import VariantAnswer, Views
 from hawkvision.errors import BadImage, DeadlineMissed, NotReady, Overloaded, TargetUnreachable
 from hawkvision.hop import INFER_PATH
+from hawkvision.logs import About, TextLine
 from tests.hawkvision.datacenter.conftest import MARK, START_LIMIT_S, Running, picture, start, stop
 from tests.hawkvision.datacenter.test_stopping import until
 
@@ -164,6 +169,31 @@ def test_a_defect_of_the_replica_is_told_in_words_and_the_next_is_unharmed(caplo
 
     assert asyncio.run(scenario()) == [1]
     assert "could not be looked at" in caplog.text
+
+
+def test_what_a_replica_logs_about_a_picture_names_the_request_that_it_is_of() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(TextLine())
+
+    async def answering(asked: Question) -> AsyncGenerator[Part]:
+        yield part(1)
+        raise ValueError("at line 7")
+
+    async def scenario() -> None:
+        direct = await connected(answering)
+        for name in ("one", "two"):
+            asked = replace(question(), request=About(name, "0" * 32))
+            with pytest.raises(RuntimeError, match="at line 7"):
+                await told(direct, asked)
+
+    logger = logging.getLogger("hawkvision.datacenter")
+    logger.addHandler(handler)
+    try:
+        asyncio.run(scenario())
+    finally:
+        logger.removeHandler(handler)
+    assert re.findall(r"\[(\w+) trace=0{32}\] a picture could not be looked at", written.getvalue()) == ["one", "two"]
 
 
 def test_who_stops_listening_ends_the_work() -> None:

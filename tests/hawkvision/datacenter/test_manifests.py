@@ -33,6 +33,13 @@ def test_the_serve_config_passes_rays_own_schema(config: DatacenterConfig) -> No
     assert schema.http_options.port == config.port
 
 
+def test_no_manifest_promises_tls_that_the_proxies_would_not_speak(config: DatacenterConfig) -> None:
+    wanted = msgspec.structs.replace(in_cluster(config), tls_certificate=Path("a.crt"), tls_key=Path("a.key"))
+    for make in (serve_config, lambda config: rayservice(config, "hawkvision:1")):
+        with pytest.raises(ConfigError, match="allow_plain_http = true"):
+            make(wanted)
+
+
 def test_the_key_is_in_no_file(config: DatacenterConfig) -> None:
     secret = in_cluster(config)
     assert "secret-key" not in serve_config(secret) + rayservice(secret, "hawkvision:1")

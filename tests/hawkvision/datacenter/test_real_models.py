@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
-import onnxruntime
 import pytest
 from scipy.special import softmax
 
@@ -24,6 +23,7 @@ from hawkvision.datacenter.catalog import Catalog, load_catalog
 from hawkvision.errors import NotFound
 from hawkvision.hop import INFER_PATH, HopReply, HopRequest, Middle
 from hawkvision.manifest import Variant, artifact_path, cache_dir
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Pixels
 from hawkvision.vision.backends import open_backend
 from hawkvision.vision.image import load_input
@@ -72,7 +72,7 @@ def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
 
 def views(variant: Variant, catalog: Catalog, body: bytes) -> list[Floats]:
     """The member's probabilities of the picture, and of its mirror image where the best rung looks at that."""
-    session = onnxruntime.InferenceSession(
+    session = ort.InferenceSession(
         str(artifact_path(cache_dir(), catalog.task, variant.name)), providers=["CPUExecutionProvider"]
     )
     pixels, _ = load_input(body, variant.input, max_pixels=10**7)

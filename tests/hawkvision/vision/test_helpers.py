@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
+from hawkvision.onnx_runtime import ort
 from hawkvision.testing import random_pictures
 from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend

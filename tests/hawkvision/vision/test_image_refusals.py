@@ -42,11 +42,8 @@ def test_empty_body_is_a_bad_image() -> None:
 @pytest.mark.parametrize(
     ("body", "name"),
     [
-        (b"GIF89a" + bytes(20), "GIF"),
-        (b"BM" + bytes(50), "BMP"),
-        (b"II*\0" + bytes(20), "TIFF"),
-        (b"\0\0\0\x18ftypheic" + bytes(20), "HEIC"),
-        (b"\0\0\0\x18ftypavif" + bytes(20), "AVIF"),
+        (b"\0\0\0\x18ftypisom" + bytes(20), "MP4"),
+        (b"8BPS" + bytes(30), "Photoshop"),
         (b"%PDF-1.7", "PDF"),
         (b"<svg xmlns=''/>", "SVG"),
         (b'{"image": 1}', "JSON"),
@@ -61,19 +58,21 @@ def test_other_formats_are_named(body: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_every_truncation_is_refused(kind: str) -> None:
+def test_every_truncation_is_refused_unless_all_of_the_image_is_there(kind: str) -> None:
     body = picture(kind)
+    whole = read(body)
     lengths = sorted(
         {*range(1, min(len(body), 700)), *range(700, len(body) - 1, 13), *range(len(body) - 40, len(body))}
     )
     accepted = []
     for length in lengths:
         try:
-            read(body[:length])
+            np.testing.assert_array_equal(read(body[:length]), whole)
             accepted.append(length)
         except BadImage:
             pass
-    assert accepted == []
+    allowed = {"JPEG": 2, "PNG": 22, "WEBP": 1}[kind]  # end marker; end chunk and checksums before it; fill byte
+    assert all(length >= len(body) - allowed for length in accepted)
 
 
 def test_truncated_progressive_jpeg_is_refused() -> None:
@@ -84,7 +83,7 @@ def test_truncated_progressive_jpeg_is_refused() -> None:
 
 def test_truncated_jpeg_is_refused_at_reduced_scale_too() -> None:
     body = encode(Image.fromarray(scene(400, 600)), "JPEG")
-    with pytest.raises(BadImage, match="Premature end"):
+    with pytest.raises(BadImage, match=r"cut off: \d+ of 400 rows"):
         decode(body[:-200], probe(body), max_pixels=MAX_PIXELS, min_side=50)
 
 

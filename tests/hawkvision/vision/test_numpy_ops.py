@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from hawkvision.errors import BackendError
+from hawkvision.onnx_runtime import ort
 from hawkvision.vision.numpy_backend import Graph
 from hawkvision.vision.numpy_ops import OPERATORS
 from tests.hawkvision.vision.graphs import Array, model

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Logits, Pixels
 from hawkvision.zoo.architectures import emit
 from hawkvision.zoo.checkpoint import StateDict
@@ -30,7 +30,7 @@ def images(count: int = 3) -> Pixels:
 
 def run(name: str, state: StateDict, batch: Pixels) -> Logits:
     model = emit(name, state, SPEC, "test").SerializeToString()
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     logits: Logits = session.run(["logits"], {"image": batch})[0]
     return logits
 

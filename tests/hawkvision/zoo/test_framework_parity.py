@@ -8,12 +8,12 @@ from typing import Any
 
 import cv2
 import numpy as np
-import onnxruntime
 import pytest
 
 from hawkvision.artifacts import load_variant
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import PackageSource, Variant, cache_dir, load_labels, load_manifest
+from hawkvision.onnx_runtime import ort
 from hawkvision.types import Logits, Pixels
 from hawkvision.zoo.build import build, verify, weight_bytes
 from hawkvision.zoo.fetch import fetch
@@ -81,9 +81,7 @@ def test_graph_answers_as_the_framework_does(name: str, setting: Path) -> None:
     model = reference(name, torch.load(file, weights_only=True))
     noise = np.random.default_rng(1).integers(0, 256, (8, variant.input.height, variant.input.width, 3), np.uint8)
     batch = np.concatenate([noise, real_pictures(variant, 56)])
-    session = onnxruntime.InferenceSession(
-        load_variant(cache_dir(), "imagenet", variant), providers=["CPUExecutionProvider"]
-    )
+    session = ort.InferenceSession(load_variant(cache_dir(), "imagenet", variant), providers=["CPUExecutionProvider"])
     found = session.run(["logits"], {"image": batch})[0]
     expected = reference_logits(torch, model, variant, batch)
     agreement = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
@@ -105,7 +103,7 @@ def test_torchvision_model_from_a_local_state_dict_becomes_a_variant(tmp_path: P
     assert manifest.variant("shufflenet_v2_x0_5").sha256 == made.sha256
     assert verify("mine", models=tmp_path / "models", cache=tmp_path / "cache")[0].path == made.path
     assert "tench" in load_labels(manifest, tmp_path / "models")
-    session = onnxruntime.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(made.path.read_bytes(), providers=["CPUExecutionProvider"])
     side = manifest.variants[0].input.height
     assert session.run(None, {"image": np.zeros((5, side, side, 3), np.uint8)})[0].shape == (5, 1000)
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec
+from hawkvision.onnx_runtime import ort
 from hawkvision.zoo.architectures import EMITTERS, emit
 from hawkvision.zoo.convnet import CONVNETS
 from hawkvision.zoo.graphs import F32, GraphBuilder, Weights, same_pads
@@ -18,7 +18,7 @@ SPEC = InputSpec(height=32, width=32, mean=(120.0, 110.0, 100.0), std=(60.0, 50.
 
 
 def run(model: onnx.ModelProto, images: np.ndarray) -> F32:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     logits: F32 = session.run(["logits"], {"image": images})[0]
     return logits
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from hawkvision.errors import ArtifactError
 from hawkvision.manifest import InputSpec
+from hawkvision.onnx_runtime import ort
 from hawkvision.zoo.architectures import EMITTERS, emit
 from hawkvision.zoo.graphs import F32, GraphBuilder
 from hawkvision.zoo.quantize import affine, quantise_model, quantise_weights, quantised_tensors, symmetric_scales
@@ -72,7 +72,7 @@ def tiny_model() -> onnx.ModelProto:
 
 
 def logits_of(model: onnx.ModelProto, images: np.ndarray) -> F32:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     logits: F32 = session.run(["logits"], {"image": images})[0]
     return logits
 
@@ -90,10 +90,10 @@ def test_int8_graph_runs_wholly_in_integers(architecture: str, tmp_path: Path) -
     model = emit(architecture, random_state(architecture), SPEC, "test")
     pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     quantised = quantise_model(model, measure_ranges(model, pictures), "test")
-    options = onnxruntime.SessionOptions()
+    options = ort.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
     options.log_severity_level = 3
-    onnxruntime.InferenceSession(quantised.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    ort.InferenceSession(quantised.SerializeToString(), options, providers=["CPUExecutionProvider"])
     kinds = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
     assert "QLinearConv" in kinds
     assert not kinds & {"Conv", "FusedConv", "Gemm", "Add", "Concat", "QuantizeLinear"}

@@ -16,7 +16,7 @@ import pytest
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.certificate import Thresholds
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import Profile, dump, load_profile
+from hawkvision.cascade.profile import Profile, dump, load_profile, seal
 from hawkvision.cascade.profiling import Split, profile_rung
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.types import MaxAccuracyDrop
@@ -249,6 +249,7 @@ def test_profile_of_other_models_is_refused_by_name(tmp_path: Path, task: BandTa
     fingerprint = load_profile(task.profile).rung("dim").fingerprint
     other = tmp_path / "profile.json"
     other.write_text(text.replace(fingerprint, "f" * 64))
+    other.write_bytes(seal(other))
     with pytest.raises(ManifestError, match=r"dim with fingerprint ffff.*calibrate"):
         report_calibration("bands", task.data, tmp_path / "r", profile=other, models=task.models, cache=task.cache)
 

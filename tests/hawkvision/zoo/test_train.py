@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import onnxruntime
 import pytest
 
 from hawkvision.errors import ArtifactError, ManifestError
 from hawkvision.manifest import InputSpec, load_manifest
+from hawkvision.onnx_runtime import ort
 from hawkvision.zoo.architectures import emit
 from hawkvision.zoo.build import build
 from hawkvision.zoo.checkpoint import parse_checkpoint
@@ -54,7 +54,7 @@ def test_graph_of_the_weight_file_answers_as_the_trained_network(train: Any, arc
     spec = InputSpec(height=12, width=12, mean=FACTS.mean, std=FACTS.std)
     graph = emit(architecture, state, spec, "file").SerializeToString()
     pixels = data(train, n=24).pixels
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(graph, providers=["CPUExecutionProvider"])
     found, expected = session.run(["logits"], {"image": pixels})[0], train.infer(model, FACTS, pixels)
     # Half-precision weights are off by 2^-11 of themselves; layers add up.
     assert np.abs(found - expected).max() < 5e-3 * max(1.0, np.abs(expected).max())

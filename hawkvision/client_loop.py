@@ -1,0 +1,129 @@
+"""An event loop on a thread of its own, for callers without one; after a fork, the child gets another.
+
+A fork copies the loop and its sockets, but not the thread that runs it, and both processes share one epoll instance. So
+the child must neither use nor close what it inherited: it starts anew, and keeps the rest untouched while it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any, Final, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+_INHERITED: Final[list[object]] = []
+"""Loops of a parent process: collecting one would close it."""
+_starting = threading.Lock()
+
+
+def _after_fork() -> None:
+    """The lock may have been held, in the parent, by a thread that the child does not have."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class BackgroundLoop:
+    """Runs coroutines for threads that wait for them."""
+
+    def __init__(self, owner: str) -> None:
+        """Start.
+
+        Args:
+            owner: how errors call what uses the loop.
+        """
+        self._owner = owner
+        self._closed = False
+        self._start()
+
+    def run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """The result of a coroutine.
+
+        Raises:
+            RuntimeError: if the loop is closed, before or meanwhile.
+            Exception: what the coroutine raises.
+        """
+        try:
+            loop = self._here()
+        except RuntimeError:
+            call.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(call, loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(f"{self._owner} was closed during a call") from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncGenerator[ResultT]) -> Generator[ResultT]:
+        """What an asynchronous generator gives; it is closed when this one is."""
+
+        async def following() -> tuple[ResultT] | None:
+            async for item in items:
+                return (item,)
+            return None
+
+        async def close() -> None:
+            await items.aclose()
+
+        try:
+            while (found := self.run(following())) is not None:
+                yield found[0]
+        finally:
+            if not self._closed:
+                self.run(close())
+
+    def close(self, first: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `first`, cancel what is under way, and end the thread. Closing twice does no harm."""
+        self._settle()
+        with self._closing:
+            if self._closed:
+                return
+
+            async def shut_down() -> None:
+                await first()
+                others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+
+            asyncio.run_coroutine_threadsafe(shut_down(), self._loop).result()
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _here(self) -> asyncio.AbstractEventLoop:
+        """The loop of this process.
+
+        Raises:
+            RuntimeError: if it is closed.
+        """
+        self._settle()
+        if self._closed:
+            raise RuntimeError(f"{self._owner} is closed")
+        return self._loop
+
+    def _settle(self) -> None:
+        """Start anew if this process is a child of the one that started."""
+        if self._pid != os.getpid() and not self._closed:
+            with _starting:
+                if self._pid != os.getpid():
+                    _INHERITED.append((self._loop, self._thread))
+                    self._start()
+
+    def _start(self) -> None:
+        self._closing = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        # A daemon, so that a program that forgot `close` can still end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hawkvision-client", daemon=True)
+        self._thread.start()
+        self._pid = os.getpid()

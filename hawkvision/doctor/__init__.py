@@ -1,0 +1,1 @@
+"""Whether a machine is fit to run what its settings say, before somebody depends on it: `hawkvision doctor`."""

@@ -1,0 +1,136 @@
+"""Which checks a tier's settings ask for, in the order in which an operator would mend what they find."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from edge.assembly import rung_of
+from hawkvision.cascade.profile import load_profile_of
+from hawkvision.config import ConfigT, DatacenterConfig, EdgeConfig, load_config
+from hawkvision.datacenter.catalog import load_catalog
+from hawkvision.datacenter.launch.network import why_not_private
+from hawkvision.datacenter.launch.ray_version import check_ray
+from hawkvision.doctor import access, files, machine, network
+from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
+from hawkvision.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.servers.access import datacenter_certificates
+
+
+def examine_edge(path: Path | None) -> Iterator[Finding]:
+    """What is found of an edge node with the settings of that file and of the environment."""
+    configs: list[EdgeConfig] = []
+    yield from examine([("settings", lambda: _settings(configs, load_config(EdgeConfig, path), path))])
+    for config in configs:
+        yield from examine(_edge_checks(config))
+
+
+def examine_datacenter(path: Path | None) -> Iterator[Finding]:
+    """What is found of a datacenter tier with the settings of that file and of the environment."""
+    configs: list[DatacenterConfig] = []
+    yield from examine([("settings", lambda: _settings(configs, load_config(DatacenterConfig, path), path))])
+    for config in configs:
+        yield from examine(_datacenter_checks(config))
+
+
+def _settings(configs: list[ConfigT], config: ConfigT, path: Path | None) -> Finding:
+    configs.append(config)
+    return ok("settings", "of the environment and defaults" if path is None else f"{path} and the environment")
+
+
+def _machine_checks(wanted: int) -> Iterable[tuple[str, Check]]:
+    return (
+        ("system", machine.system),
+        ("processor", machine.processor),
+        ("kernels", machine.kernels),
+        ("user", machine.user),
+        ("open files", machine.open_files),
+        ("memory", partial(machine.memory, wanted)),
+    )
+
+
+def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
+    yield from _machine_checks(machine.EDGE_BYTES)
+    yield "cache", partial(files.cache, cache_dir())
+    if config.backend != "noop":
+        yield "models", partial(_edge_models, config)
+        yield "profile", partial(_profile, config)
+    yield "state file", partial(files.state_file, config.state_file)
+    yield "keys and TLS", partial(access.access, config, "edge", _now())
+    yield from _port_checks("edge", config.host, config.port, config.lossy_port)
+    if config.dc_url is not None:
+        yield "datacenter", partial(_datacenter, config, config.dc_url)
+
+
+def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
+    yield from _machine_checks(machine.DATACENTER_BYTES)
+    yield "Ray", _ray
+    yield "namespaces", partial(_namespaces, config)
+    yield "cache", partial(files.cache, cache_dir())
+    if config.backend != "noop":
+        yield "models", partial(_datacenter_models, config)
+    yield "keys and TLS", partial(access.access, config, "dc", _now())
+    yield from _port_checks("dc", config.host, config.port, config.lossy_port)
+
+
+def _port_checks(section: str, host: str, port: int, lossy_port: int | None) -> Iterable[tuple[str, Check]]:
+    yield f"port {port}", partial(network.port, host, port, socket.SOCK_STREAM, f"{section}.port")
+    if lossy_port is not None:
+        where = f"{section}.lossy_port"
+        yield f"UDP port {lossy_port}", partial(network.port, host, lossy_port, socket.SOCK_DGRAM, where)
+
+
+def _edge_models(config: EdgeConfig) -> Iterable[Finding]:
+    manifest = load_manifest(config.task, models_dir(config.models_dir))
+    return files.models(config.task, manifest.members(rung_of(config, manifest)), cache_dir(config.cache_dir))
+
+
+def _datacenter_models(config: DatacenterConfig) -> Iterable[Finding]:
+    return files.models(config.task, load_catalog(config).variants, cache_dir(config.cache_dir))
+
+
+def _profile(config: EdgeConfig) -> Finding:
+    folder = models_dir(config.models_dir)
+    manifest = load_manifest(config.task, folder)
+    return files.profile(config, manifest, rung_of(config, manifest), folder)
+
+
+def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
+    folder = models_dir(config.models_dir)
+    manifest = load_manifest(config.task, folder)
+    expected: dict[str, str] = {}
+    if config.backend != "noop":
+        profile = load_profile_of(manifest, folder, config.profile)
+        pair = profile.pair(rung_of(config, manifest), manifest.best)
+        asked = [manifest.best] if pair.middle is None else [manifest.best, pair.middle.name]
+        expected = {each: profile.rung(each).fingerprint for each in asked}
+    certificates = datacenter_certificates(config)
+    return network.datacenter(url, config.dc_api_key, expected, None if certificates is None else certificates.context)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _ray() -> Finding:
+    try:
+        check_ray()
+    except ModuleNotFoundError:
+        return problem("Ray", "is not installed", "pip install 'hawkvision[datacenter]'")
+    return ok("Ray", "a version that is taken")
+
+
+def _namespaces(config: DatacenterConfig) -> Finding:
+    reason = why_not_private()
+    if reason is None:
+        return ok("namespaces", "Ray may have a network of its own")
+    advice = (
+        "allow user namespaces (sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns),"
+        " or in a container the capability SYS_ADMIN; or where no stranger reaches this machine, set dc.ray_network"
+        " = 'shared'"
+    )
+    found = f"Ray may have no network of its own: {reason}"
+    return (problem if config.ray_network == "private" else warning)("namespaces", found, advice)

@@ -1,0 +1,89 @@
+"""Checks of files: models, profile and certificates, the cache, what is kept of streams."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edge.rung import check_rung
+from edge.state import APPLICATION_ID
+from hawkvision.artifacts import check_writable, load_variant
+from hawkvision.cascade.policy import Policy
+from hawkvision.cascade.profile import load_profile_of, load_site
+from hawkvision.config import EdgeConfig
+from hawkvision.doctor.findings import Finding, ok, problem, warning
+from hawkvision.errors import ArtifactError, ConfigError, ManifestError
+from hawkvision.manifest import Manifest, Variant
+
+
+def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Finding]:
+    """Whether each model is there, and is the one that the manifest names."""
+    for variant in variants:
+        try:
+            data = load_variant(cache, task, variant)
+        except ArtifactError as error:
+            advice = f"hawkvision models build --task {task} {variant.name} --cache-dir {cache}"
+            yield problem(f"model {variant.name}", error.message, advice)
+        else:
+            yield ok(f"model {variant.name}", f"{len(data) / 1e6:.1f} MB, as the manifest says")
+
+
+def profile(config: EdgeConfig, manifest: Manifest, rung: str, folder: Path) -> Finding:
+    """Whether the certificates were made for these models."""
+    path = config.profile or folder / config.task / "profile.json"
+    first = manifest.members(rung)[0].name
+    try:
+        loaded = load_profile_of(manifest, folder, config.profile)
+        site = None if config.certificates is None else load_site(config.certificates)
+        for known in loaded.rungs:
+            if known.name in (rung, first, manifest.best):
+                check_rung(known, manifest, str(path))
+        Policy(loaded, rung, manifest.best, alone=config.dc_url is None, site=site, first=first)
+    except ManifestError as error:
+        return problem(
+            "profile", error.message, f"hawkvision calibrate --task {config.task} --edge {rung} --data PICTURES"
+        )
+    whose = path if config.certificates is None else config.certificates
+    return ok("profile", f"{whose} is about {rung} and {manifest.best} as the manifest has them")
+
+
+def cache(folder: Path) -> Finding:
+    """Whether what is made here, such as compiled kernels, can be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder / ".doctor")
+    except (ConfigError, OSError) as error:
+        return warning(
+            "cache",
+            str(error),
+            "harmless if models are built and kernels brought, as in a container; else let this user write there",
+        )
+    return ok("cache", f"{folder} can be written")
+
+
+def state_file(path: Path | None) -> Finding:
+    """Whether what is known of streams is kept across restarts."""
+    if path is None:
+        return warning(
+            "state file", "none: a restart forgets alarms and debts", "set edge.state_file to a file on a local disk"
+        )
+    advice = f"give this user the right to write in {path.parent}, or name another file"
+    try:
+        check_writable(path)
+    except ConfigError as error:
+        return problem("state file", error.message, advice)
+    if not path.exists():
+        return ok("state file", f"{path} can be made")
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+            (number,) = opened.execute("PRAGMA application_id").fetchone()
+            (sound,) = opened.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return problem("state file", f"{path}: {error}", "move it away: the node makes a new one")
+    if number != APPLICATION_ID:
+        return problem("state file", f"{path} is a database of something else", "name another file")
+    if sound != "ok":
+        return problem("state file", f"{path} is damaged: {sound}", "move it away: the node makes a new one")
+    return ok("state file", f"{path} is sound")

@@ -1,0 +1,125 @@
+"""Checks of the machine: processor, system, compiler, open files, memory, namespaces."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+from pathlib import Path
+from typing import Final
+
+from hawkvision.doctor.findings import Finding, ok, problem, warning
+from hawkvision.servers.protocol import MIN_CONNECTIONS, RESERVED_FILES
+from hawkvision.vision.int8.library import TILES, told, unable, why_not
+
+OLDEST_LINUX: Final = (4, 18)
+"""Of those that are still maintained anywhere (RHEL 8)."""
+FEW_FILES: Final = 1024
+"""Most systems' own soft limit; the server raises it to the hard one by itself."""
+EDGE_BYTES: Final = 512 * 2**20
+"""Twice what a node with the ImageNet ladder's edge committee takes up; pictures need the rest."""
+DATACENTER_BYTES: Final = 2 * 2**30
+"""Ray's own processes take 1 GB, a replica of the ImageNet ladder 0.4 GB."""
+
+
+def processor(machine: str | None = None, flags: str | None = None) -> Finding:
+    """What the processor has for quantised networks; the arguments stand for what this one tells of itself."""
+    machine = machine or platform.machine()
+    has = set((told("flags") if flags is None else flags).split())
+    if machine not in ("x86_64", "AMD64"):
+        return warning("processor", f"{machine}: no kernels of our own", "nothing; ONNX Runtime runs the models")
+    if "avx512_vnni" in has and {"avx512f", "avx512bw", "avx512vl"} <= has:
+        tiles = " and AMX" if set(TILES) <= has else ""
+        return ok("processor", f"{machine} with AVX-512 VNNI{tiles}: our own kernels run the quantised models")
+    if "avx2" in has:
+        return warning(
+            "processor",
+            f"{machine} with AVX2, without AVX-512 VNNI",
+            "nothing; ONNX Runtime gives the same answers and takes about half again as long",
+        )
+    return warning(
+        "processor", f"{machine} without AVX2", "take a processor with AVX2 or later: models run many times slower here"
+    )
+
+
+def kernels() -> Finding:
+    """Whether our own kernels run here, compiled if they have not been."""
+    if unable() is not None:
+        return ok("kernels", "not for this processor, ONNX Runtime runs the models")
+    if importlib.util.find_spec("onnx") is None:
+        return warning(
+            "kernels", "the package onnx, which reads models for them, is missing", "pip install 'hawkvision[int8]'"
+        )
+    reason = why_not()
+    if reason is None:
+        return ok("kernels", "compiled, and loaded")
+    advice = "install a C++ compiler (Debian: g++); in an image, run python -m hawkvision.vision.int8 when it is built"
+    if "compiler" not in reason:
+        advice = "mend that, or go without: ONNX Runtime gives the same answers more slowly"
+    return warning("kernels", reason, advice)
+
+
+def system(name: str | None = None, release: str | None = None) -> Finding:
+    """The kernel; the arguments stand for what it tells of itself."""
+    name, release = name or platform.system(), release or platform.release()
+    if name != "Linux":
+        return warning("system", f"{name} {release}", "run servers on Linux: nothing else is tried")
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_LINUX:
+        oldest = ".".join(map(str, OLDEST_LINUX))
+        return warning("system", f"Linux {release}", f"take Linux {oldest} or later: older ones are untried")
+    return ok("system", f"Linux {release}")
+
+
+def open_files(limits: tuple[int, int] | None = None) -> Finding:
+    """How many connections there can be; `limits` are the soft and the hard one of this process."""
+    _, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = "no limit" if hard == resource.RLIM_INFINITY else f"at most {hard}"
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        left = max(0, hard - RESERVED_FILES)
+        found, advice = f"{shown}, which leaves {left} for callers", "raise it: LimitNOFILE= of the unit, or ulimit -n"
+        return (problem if left < MIN_CONNECTIONS else warning)("open files", found, advice)
+    return ok("open files", shown)
+
+
+def memory(wanted: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Finding:
+    """Whether the process may have as much as it wants, by the machine's memory and its control groups' limits."""
+    limit, whose = _memory_limit(proc, groups)
+    shown = f"{limit / 2**20:.0f} MiB ({whose})"
+    if limit < wanted:
+        return warning(
+            "memory",
+            f"{shown}, expected {wanted / 2**20:.0f} MiB or more",
+            "raise the limit (MemoryMax= of the unit, limits.memory of the pod), or serve fewer or smaller models",
+        )
+    return ok("memory", shown)
+
+
+def _memory_limit(proc: Path, groups: Path) -> tuple[int, str]:
+    """Bytes, and what sets them (cgroups(7), versions 1 and 2; each group is bound by those above it)."""
+    total = next(line for line in (proc / "meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    limits = [(int(total.split()[1]) * 1024, "of the machine")]
+    for line in (proc / "self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+        folder = root / path.lstrip("/")
+        for each in (folder, *folder.parents):
+            if not each.is_relative_to(root):
+                break
+            try:
+                text = (each / name).read_text().strip()
+            except OSError:
+                continue
+            if text != "max":
+                limits.append((int(text), f"the control group {'/' if each == root else each.relative_to(root)}"))
+    return min(limits)
+
+
+def user() -> Finding:
+    """Whether the server would run with more rights than it needs."""
+    if os.geteuid() == 0:
+        return warning("user", "root", "run servers as a user of their own: they need none of root's rights")
+    return ok("user", f"number {os.geteuid()}")

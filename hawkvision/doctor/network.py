@@ -1,0 +1,146 @@
+"""Checks of the network: the ports to listen on, and the datacenter with its key, its models and its clock."""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import errno
+import http.client
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from hawkvision.doctor.findings import Finding, ok, problem, warning
+from hawkvision.hop import RUNGS_PATH, Rungs
+
+TIMEOUT_S: Final = 5.0
+MAX_LISTING_BYTES: Final = 2**20
+SKEW_S: Final = 30.0
+"""Between clocks beyond which log lines and certificates' dates are hard to compare."""
+
+
+def port(host: str, number: int, kind: socket.SocketKind, setting: str) -> Finding:
+    """Whether an address can be listened on."""
+    name = f"port {number}" if kind is socket.SOCK_STREAM else f"UDP port {number}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, number, type=kind)[0]
+        with socket.socket(family, kind) as trial:
+            if kind is socket.SOCK_STREAM:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            if kind is socket.SOCK_STREAM:
+                trial.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and kind is socket.SOCK_STREAM and _is_ours(host, number):
+            return ok(name, f"{host}:{number} is a HawkVision server's, which runs")
+        advice = f"stop what listens there (ss -ltnup shows it), or set {setting}"
+        if isinstance(error, PermissionError):
+            advice = f"set {setting} to a number from 1024 on, or allow this user lower ones (CAP_NET_BIND_SERVICE)"
+        elif isinstance(error, socket.gaierror):
+            advice = f"{host!r} is no address of this machine: set another host"
+        return problem(name, f"{host}:{number} cannot be listened on: {error.strerror or error}", advice)
+    return ok(name, f"{host}:{number} is free")
+
+
+def _is_ours(host: str, number: int) -> bool:
+    """Whether a server of ours listens there; of which kind and whose it is does not matter."""
+    shown = f"[{host}]" if ":" in host else {"0.0.0.0": "127.0.0.1"}.get(host, host)  # noqa: S104
+    unverified = ssl._create_unverified_context()  # noqa: S323 - nothing is told or believed
+    for scheme in ("http", "https"):
+        try:
+            asked = f"{scheme}://{shown}:{number}/healthz"
+            with urllib.request.urlopen(asked, timeout=TIMEOUT_S, context=unverified) as response:  # noqa: S310
+                return response.read(64) in (b'{"status":"alive"}', b"ok")
+        except (OSError, http.client.HTTPException):
+            continue
+    return False
+
+
+def datacenter(
+    url: str, key: str | None, expected: Mapping[str, str], context: ssl.SSLContext | None = None
+) -> Iterator[Finding]:
+    """Whether it answers, takes the key, serves the models that certificates are about, and has the same time.
+
+    Args:
+        url: of the ingress.
+        key: that it asks for.
+        expected: fingerprint of each rung.
+        context: for TLS; None is the system's.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}{RUNGS_PATH}", headers=headers)  # noqa: S310 - http or https, by the settings
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
+            listing = msgspec.json.decode(response.read(MAX_LISTING_BYTES), type=Rungs)
+            date = response.headers.get("Date")
+    except urllib.error.HTTPError as error:
+        yield _refused(url, error)
+        return
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLError):
+            advice = "set edge.dc_ca to the authority that certified the datacenter, and mind the clocks"
+        else:
+            advice = (
+                "start it; mind the address in edge.dc_url, firewalls and routes (curl -v shows the step that fails)"
+            )
+        yield problem("datacenter", f"{url} cannot be reached: {error.reason}", advice)
+        return
+    except (OSError, http.client.HTTPException) as error:
+        yield problem(
+            "datacenter", f"{url} broke off: {error}", "look whether it is a datacenter tier that listens there"
+        )
+        return
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        advice = "set edge.dc_url to a datacenter tier; something in between answers, or another server"
+        yield problem("datacenter", f"{url} does not answer as a datacenter tier does: {error}", advice)
+        return
+    yield ok("datacenter", f"{url} answers, and takes the key" if key else f"{url} answers, and asks for no key")
+    yield _certified(url, listing, expected)
+    yield clock(url, date, datetime.datetime.now(datetime.UTC))
+
+
+def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
+    with error:
+        if error.code in (401, 403):
+            advice = "set HAWKVISION_EDGE_DC_API_KEY to a key that the datacenter takes"
+            return problem("datacenter", f"{url} does not take the key (HTTP {error.code})", advice)
+        if error.code == 503:
+            return warning("datacenter", f"{url} is not ready (HTTP 503)", "wait for it, or look into its log")
+        advice = "set edge.dc_url to the datacenter tier's own address, without a path"
+        return problem("datacenter", f"{url} answers HTTP {error.code} at {RUNGS_PATH}", advice)
+
+
+def _certified(url: str, listing: Rungs, expected: Mapping[str, str]) -> Finding:
+    served = {rung.name: rung.fingerprint for rung in listing.rungs}
+    others = [name for name, fingerprint in expected.items() if served.get(name) != fingerprint]
+    if not others:
+        return ok("certificates", f"{url} serves what they are about: {', '.join(expected)}")
+    missing = [name for name in others if name not in served]
+    what = f"does not serve {', '.join(missing)}" if missing else f"serves another {', '.join(others)} than certified"
+    advice = (
+        "build the same models on both sides (hawkvision models build), or certify what is served (hawkvision certify)"
+    )
+    return problem("certificates", f"{url} {what}: no guarantee holds", advice)
+
+
+def clock(url: str, date: str | None, now: datetime.datetime) -> Finding:
+    """How far this machine's clock is from the datacenter's, by the header `Date`; whole seconds."""
+    try:
+        there = None if date is None else email.utils.parsedate_to_datetime(date)
+    except ValueError:
+        there = None
+    if there is None or there.tzinfo is None:
+        return ok("clock", f"{url} does not say what time it is there: not compared")
+    skew_s = (now - there).total_seconds()
+    found = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} {url}"
+    if abs(skew_s) > SKEW_S:
+        advice = (
+            "set it by NTP (timedatectl set-ntp true): log lines of both tiers and dates of certificates are compared"
+        )
+        return warning("clock", found, advice)
+    return ok("clock", found)

@@ -1,0 +1,1 @@
+"""What the HTTP servers of both tiers share: connections and request bodies within bounds."""

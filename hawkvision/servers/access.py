@@ -1,0 +1,112 @@
+"""The settings that say who may come in, and over what: the same of both servers, checked before anything listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from hawkvision.errors import ConfigError
+from hawkvision.servers.tls import Certificates, MinimumVersion, TlsFiles
+
+
+class Access(Protocol):
+    """What the settings of a server have in common."""
+
+    @property
+    def host(self) -> str: ...  # noqa: D102
+    @property
+    def api_key(self) -> str | None: ...  # noqa: D102
+    @property
+    def keys_file(self) -> Path | None: ...  # noqa: D102
+    @property
+    def tls_certificate(self) -> Path | None: ...  # noqa: D102
+    @property
+    def tls_key(self) -> Path | None: ...  # noqa: D102
+    @property
+    def tls_client_ca(self) -> Path | None: ...  # noqa: D102
+    @property
+    def tls_minimum_version(self) -> MinimumVersion: ...  # noqa: D102
+    @property
+    def allow_plain_http(self) -> bool: ...  # noqa: D102
+
+
+class Escalating(Protocol):
+    """The settings of a node that may have a datacenter."""
+
+    @property
+    def dc_ca(self) -> Path | None: ...  # noqa: D102
+    @property
+    def dc_certificate(self) -> Path | None: ...  # noqa: D102
+    @property
+    def dc_key(self) -> Path | None: ...  # noqa: D102
+
+
+def check_access(settings: Access, section: str, prefix: str, *, loopback: bool) -> None:
+    """Refuse what would let strangers in, or keys out.
+
+    Args:
+        settings: of a server.
+        section: in the file, such as `edge`.
+        prefix: of variables, such as `HAWKVISION_EDGE_`.
+        loopback: whether only this machine reaches it.
+
+    Raises:
+        ConfigError: naming what to set.
+    """
+    together(section, "tls_certificate", settings.tls_certificate, "tls_key", settings.tls_key)
+    if settings.tls_client_ca is not None and settings.tls_certificate is None:
+        raise ConfigError(f"{section}.tls_client_ca: missing {section}.tls_certificate and {section}.tls_key")
+    if loopback:
+        return
+    reachable = f"{section}.host = {settings.host!r} is reachable from other machines"
+    if settings.api_key is None and settings.keys_file is None:
+        raise ConfigError(
+            f"{reachable}, so {section}.api_key must be set (for example in {prefix}API_KEY), or {section}.keys_file "
+            "(`hawkvision keys add` makes one); only loopback addresses may go without"
+        )
+    if settings.tls_certificate is None and not settings.allow_plain_http:
+        raise ConfigError(
+            f"{reachable}, and keys and images would travel in clear text: set {section}.tls_certificate and "
+            f"{section}.tls_key, or {section}.allow_plain_http = true ({prefix}ALLOW_PLAIN_HTTP=true) where something "
+            "in front of it ends TLS or nobody else is on the network"
+        )
+
+
+def together(section: str, one: str, first: object, other: str, second: object) -> None:
+    """Refuse one of two settings that belong together.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if (first is None) != (second is None):
+        raise ConfigError(f"{section}.{one} and {section}.{other} belong together: both or neither")
+
+
+def server_certificates(settings: Access, section: str) -> Certificates | None:
+    """The certificate of a server that speaks TLS; None of one that does not.
+
+    Raises:
+        ConfigError: if its files cannot be used.
+    """
+    if settings.tls_certificate is None:
+        return None
+    files = TlsFiles(
+        f"{section}.tls_",
+        settings.tls_certificate,
+        settings.tls_key,
+        settings.tls_client_ca,
+        settings.tls_minimum_version,
+    )
+    return Certificates(files, server=True)
+
+
+def datacenter_certificates(settings: Escalating) -> Certificates | None:
+    """Whom an edge node trusts to be its datacenter, and who it says it is; None where the system's trust will do.
+
+    Raises:
+        ConfigError: if its files cannot be used.
+    """
+    if settings.dc_ca is None and settings.dc_certificate is None:
+        return None
+    files = TlsFiles("edge.dc_", settings.dc_certificate, settings.dc_key, settings.dc_ca, authorities_name="ca")
+    return Certificates(files, server=False)

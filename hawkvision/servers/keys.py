@@ -1,0 +1,280 @@
+"""Who calls: the keys of a server, what each may do and how often. Both HTTP servers and datagrams ask here.
+
+    Authorization: Bearer KEY ── SHA-256 ──► by digest ──┐
+                                                         ├──► Caller ──► scope ──► rate ──► the request's own work
+    Hello: proof over the TLS exporter ──► by proof key ─┘     401       403       429
+
+A key is looked up by its hash, so how long that takes says nothing of the keys there are. `Keys` belongs to one event
+loop; a rate holds per process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from hawkvision.errors import Forbidden, Overloaded, Unauthorized
+from hawkvision.hop import INFER_PATH, RUNGS_PATH, TRANSPORT_PATH
+from hawkvision.servers.key_text import own_key
+from hawkvision.servers.keyfile import (
+    ANYBODY,
+    SINGLE,
+    UNKNOWN,
+    KeyEntry,
+    Scope,
+    digest_of,
+    entry_of,
+    read_keys,
+    signing_key,
+)
+
+log = logging.getLogger("hawkvision.keys")
+
+Scopes: TypeAlias = frozenset[Scope]
+
+ALL: Final = frozenset(Scope)
+INFER: Final = frozenset({Scope.INFER})
+OBSERVE: Final = frozenset({Scope.OBSERVE})
+OPERATE: Final = frozenset({Scope.OPERATE})
+EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
+"""What a client reads before it sends images: where to send them, and what is served."""
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH})
+"""Answered without a key: they say only whether the server is up, and where it listens for datagrams. Who asks that
+over plain HTTP does not know who hears it, and must not have to send a key."""
+
+# Method, path, and the scopes of which a key must have one; the first row that fits counts. Both tiers, every path.
+_RULES: Final = tuple(
+    (method, re.compile(path, re.DOTALL), needed)
+    for method, path, needed in (
+        ("POST", rf"/v1/(classify|infer)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
+        ("GET", rf"{re.escape(RUNGS_PATH)}|/v2(/.*)?", EITHER),
+        ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
+        ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, /docs, /openapi.json, and what is not found
+        ("HEAD", r".*", OBSERVE),
+    )
+)
+"""Whatever is not among them changes something, and needs `OPERATE`."""
+
+_PROOF_BYTES: Final = 32 + 64
+"""The public key and the signature (RFC 8032)."""
+_PROOF_DOMAIN: Final = b"hawkvision datagram proof 1\0"
+
+
+class RateExceeded(Overloaded):
+    """A key's rate is used up."""
+
+
+def needed_scopes(method: str, path: str) -> Scopes:
+    """The scopes of which a key must have one for a request."""
+    for known, pattern, needed in _RULES:
+        if known == method and pattern.fullmatch(path):
+            return needed
+    return OPERATE
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a key belongs to."""
+
+    name: str
+    scopes: Scopes
+    digest: bytes
+    """Of the key; empty where none is asked for."""
+
+
+NOBODY_ASKED: Final = Caller(ANYBODY, ALL, b"")
+"""Whoever calls a server that asks for no key."""
+
+
+class _Account:
+    """A key, and what was made of it so far."""
+
+    __slots__ = ("accepted", "at", "caller", "entry", "forbidden", "limited", "tokens")
+
+    def __init__(self, entry: KeyEntry, now: float) -> None:
+        self.entry = entry
+        self.caller = Caller(entry.name, entry.scopes, entry.digest)
+        self.accepted = self.forbidden = self.limited = 0
+        self.at = now
+        self.tokens = self.burst
+
+    @property
+    def burst(self) -> float:
+        """Requests at once after a rest: as many as a second allows, and never less than one."""
+        return max(1.0, self.entry.rate or 1.0)
+
+    def wait_s(self, rate: float, now: float) -> float:
+        """0.0, and a request is paid for; or how long until the next one may come (a token bucket)."""
+        self.tokens = min(self.burst, self.tokens + (now - self.at) * rate)
+        self.at = now
+        if self.tokens >= 1.0:
+            self.tokens -= 1.0
+            return 0.0
+        return (1.0 - self.tokens) / rate
+
+    def succeed(self, before: _Account) -> None:
+        """Go on where the account of the same name was before a reload."""
+        self.accepted, self.forbidden, self.limited = before.accepted, before.forbidden, before.limited
+        self.at, self.tokens = before.at, min(self.burst, before.tokens)
+
+
+class Keys:
+    """The keys of one server. `Keys()` asks for none."""
+
+    def __init__(
+        self,
+        api_key: str | None = None,
+        keys_file: Path | None = None,
+        *,
+        where: str = "api_key",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read them.
+
+        Args:
+            api_key: one key with every scope, the simple way.
+            keys_file: see `hawkvision.servers.keyfile`; both may be given.
+            where: what the key's setting is called, for errors.
+            clock: in seconds, for rates.
+
+        Raises:
+            ConfigError: if the key is too short or the file cannot be read.
+        """
+        self.required = api_key is not None or keys_file is not None
+        """Whether callers need a key."""
+        self.file = keys_file
+        self._clock = clock
+        self._single = None if api_key is None else entry_of(own_key(api_key, where), SINGLE, ALL)
+        self._by_digest: dict[bytes, _Account] = {}
+        self._by_proof_key: dict[bytes, _Account] = {}
+        self._unknown = self._anybody = 0
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file again; accounts of keys that are still there go on.
+
+        Raises:
+            ConfigError: if it cannot be read; then the keys stay as they were.
+        """
+        entries = () if self.file is None else read_keys(self.file)
+        if self._single is not None:
+            entries = (self._single, *entries)
+        before = {account.entry.name: account for account in self._by_digest.values()}
+        accounts = [_Account(entry, self._clock()) for entry in entries]
+        for account in accounts:
+            if account.entry.name in before:
+                account.succeed(before[account.entry.name])
+        # A key of the file that is also the single one keeps its narrower scopes.
+        self._by_digest = {account.entry.digest: account for account in accounts}
+        self._by_proof_key = {account.entry.proof_key: account for account in accounts}
+        if before and self.file is not None:
+            names = {account.entry.name for account in accounts}
+            log.info(
+                "keys read again: %d, %d new, %d gone", len(names), len(names - set(before)), len(set(before) - names)
+            )
+
+    def identify(self, presented: bytes | None) -> Caller | None:
+        """Whose key it is, white space at its end left aside; None if nobody's."""
+        if not self.required:
+            return NOBODY_ASKED
+        account = None if presented is None else self._by_digest.get(digest_of(presented.rstrip()))
+        return None if account is None else account.caller
+
+    def by_proof(self, proof: bytes, exporter: bytes) -> Caller | None:
+        """Who made a proof (`prove`) over this very exporter; None if it is nobody's, or no proof."""
+        if not self.required:
+            return NOBODY_ASKED
+        if len(proof) != _PROOF_BYTES:
+            return None
+        account = self._by_proof_key.get(proof[:32])
+        if account is None:
+            return None
+        try:
+            Ed25519PublicKey.from_public_bytes(proof[:32]).verify(proof[32:], _PROOF_DOMAIN + exporter)
+        except (InvalidSignature, ValueError):
+            return None
+        return account.caller
+
+    def refused(self) -> Unauthorized:
+        """The error for a caller whom nothing identified; counted."""
+        self._unknown += 1
+        return Unauthorized(
+            "missing or wrong key; expected one of this server's in the header 'Authorization: Bearer KEY'"
+        )
+
+    def admit(self, caller: Caller, needed: Scopes) -> None:
+        """Let a request of the caller pass, and count it.
+
+        Raises:
+            Unauthorized: if the key has been removed since.
+            Forbidden: if it has none of the scopes that are needed.
+            RateExceeded: if its rate is used up; says how long.
+        """
+        if not self.required:
+            self._anybody += 1
+            return
+        account = self._by_digest.get(caller.digest)
+        if account is None:
+            raise self.refused()
+        entry = account.entry
+        if not entry.scopes & needed:
+            account.forbidden += 1
+            has, wants = ", ".join(sorted(entry.scopes)), " or ".join(sorted(needed))
+            raise Forbidden(f"the key {entry.name!r} may {has}; this needs a key that may {wants}")
+        if entry.rate is not None and (wait_s := account.wait_s(entry.rate, self._clock())) > 0.0:
+            account.limited += 1
+            raise RateExceeded(f"the key {entry.name!r} has used up its {entry.rate:g} requests a second", wait_s)
+        account.accepted += 1
+
+    def authorize(self, authorization: str | None, needed: Scopes) -> Caller:
+        """The caller of an HTTP request, let pass and counted.
+
+        Args:
+            authorization: the header's value, decoded as Latin-1.
+            needed: see `needed_scopes`.
+
+        Raises:
+            Unauthorized, Forbidden, RateExceeded: as `admit`.
+        """
+        if not self.required:
+            self._anybody += 1
+            return NOBODY_ASKED
+        scheme, _, given = (authorization or "").partition(" ")
+        caller = self.identify(given.strip().encode("latin-1", "replace")) if scheme.lower() == "bearer" else None
+        if caller is None:
+            raise self.refused()
+        self.admit(caller, needed)
+        return caller
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Requests by name of the key and outcome. Names are those of the keys there are, and two more."""
+        found: Counter[tuple[str, str]] = Counter()
+        if not self.required:
+            found[ANYBODY, "accepted"] = self._anybody
+            return found
+        found[UNKNOWN, "unauthorized"] = self._unknown
+        for account in self._by_digest.values():
+            name = account.entry.name
+            found[name, "accepted"] = account.accepted
+            found[name, "forbidden"] = account.forbidden
+            found[name, "rate_limited"] = account.limited
+        return found
+
+
+def prove(key: str, exporter: bytes) -> bytes:
+    """A proof of having the key, bound to one TLS connection by its exporter (RFC 5705): public key and signature.
+
+    It gives away nothing that helps to make another one, whoever is at the other end.
+    """
+    signer = signing_key(key)
+    return signer.public_key().public_bytes_raw() + signer.sign(_PROOF_DOMAIN + exporter)

@@ -1,0 +1,115 @@
+"""A node's start where the surroundings are unusual, and its end while it is starting."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hawkvision.artifacts import load_variant
+from hawkvision.errors import ArtifactError
+from hawkvision.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.process import running
+from hawkvision.vision.int8 import library
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+
+NOBODY = ["unshare", "--user", "--map-user=12345", "--map-group=0", "env", "-u", "HOME", "-u", "XDG_CACHE_HOME"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ladder() -> None:
+    manifest = load_manifest("imagenet", models_dir())
+    try:
+        for variant in manifest.members(manifest.ladder.default_edge):
+            load_variant(cache_dir(), manifest.task, variant)
+    except ArtifactError as error:
+        pytest.skip(f"the ladder is not built: {error}")
+
+
+def started(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """A node that loads real models, as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "edge", "--cache-dir", str(cache_dir()), *words],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("backend", ["auto", "onnxruntime"])
+def test_sigterm_while_models_load_ends_a_node_well_and_without_a_traceback(backend: str) -> None:
+    port = free_port()
+    with started("--port", str(port), "--backend", backend) as node:
+        asyncio.run(until(lambda: answers(port)))
+        node.send_signal(signal.SIGTERM)
+        said = node.stdout.read() if node.stdout else ""
+    assert node.returncode == 0, said
+    assert "Traceback" not in said
+
+
+def slow_compiler(folder: Path) -> Mapping[str, str]:
+    """A path on which a compiler says that it has begun, and never ends."""
+    folder.mkdir()
+    begin = f"sleep 600 & echo $! > {folder}/new; mv {folder}/new {folder}/begun; wait"
+    (folder / "c++").write_text(f'#!/bin/sh\ncase "$*" in *--version*) exit;; esac\n{begin}\n')
+    (folder / "c++").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+@pytest.mark.skipif(library.unable() is not None, reason=f"this machine cannot: {library.unable()}")
+def test_sigterm_while_the_kernel_is_compiled_ends_node_and_compiler(tmp_path: Path) -> None:
+    if library.beside_source() is not None:
+        pytest.skip("this installation brings its kernel")
+    begun = tmp_path / "bin" / "begun"
+    with started("--port", "0", XDG_CACHE_HOME=str(tmp_path), **slow_compiler(tmp_path / "bin")) as node:
+        asyncio.run(until(begun.exists))
+        node.send_signal(signal.SIGTERM)
+        said = node.stdout.read() if node.stdout else ""
+    assert node.returncode == 0, said
+    assert "Traceback" not in said
+    compiler = Path("/proc") / begun.read_text().strip()
+    asyncio.run(until(lambda: not compiler.exists() or "(zombie)" in (compiler / "status").read_text()))
+
+
+def test_a_node_starts_for_a_user_without_home_or_entry_in_passwd() -> None:
+    if subprocess.run([*NOBODY, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this machine lets nobody have a namespace of users")
+    with running("edge", "--port", "0", "--cache-dir", str(cache_dir()), prefix=NOBODY) as node:
+        assert answers(node.port)
+    assert "Traceback" not in node.output()
+
+
+def test_without_home_and_cache_the_error_says_what_to_set() -> None:
+    done = subprocess.run(
+        [*NOBODY, sys.executable, "-m", "edge", "--port", "0"], capture_output=True, text=True, check=False
+    )
+    if "unshare" in done.stderr:
+        pytest.skip("this machine lets nobody have a namespace of users")
+    assert done.returncode == 1
+    assert "has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
