@@ -204,6 +204,9 @@ class Replicas:
         """Until no replica of the group lives."""
         await self._gone[group].wait()
 
+    def heard(self, group: str) -> None:
+        """One has answered somebody through Serve; nothing new."""
+
     async def ask(self, group: str, question: Question) -> AsyncGenerator[Part]:
         """The parts of an answer, of the replica that has the least to do; closing ends it.
 

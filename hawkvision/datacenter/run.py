@@ -390,6 +390,9 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None
 
     # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of Ray's API server nothing would run here but its usage reports. Disabled, they still ask name servers and the
+    # metadata services of clouds where this machine is. Nobody else needs it.
+    ray._private.services.start_api_server = lambda *_, **__: ("", None)
     replicas = len(catalog.groups) * config.max_replicas
     ray.init(
         address="local",
