@@ -217,7 +217,7 @@ def test_meta_names_the_stream(large: Peer) -> None:
         (PICTURE, b"", b"\xff", "bad_field", 400),
         (PICTURE, b"stream=a", b"b", "bad_field", 400),
         (PICTURE, b"task=other", b"", "not_found", 404),
-        (b"GIF89a, no more", b"", b"", "unsupported_media", 415),
+        (b"%PDF-1.7, no picture", b"", b"", "unsupported_media", 415),
         (PICTURE[: len(PICTURE) // 2], b"quality=fast", b"", "bad_image", 400),
         (b"\xff\xd8" + bytes(100_000), b"", b"", "too_large", 413),
     ],
