@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from hawkvision.errors import ConfigError
@@ -116,7 +117,7 @@ class Certificates:
         text = _read(files.key, f"{files.where}key")
         try:
             key = serialization.load_pem_private_key(text, None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             why = "it is encrypted" if isinstance(error, TypeError) else str(error)
             raise ConfigError(
                 f"{files.where}key: {files.key}: expected an unencrypted PEM private key: {why}"
