@@ -30,10 +30,10 @@ from hawkvision import logs
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError
-from hawkvision.hop import Transports
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.process import exit_on_sigterm
 from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.servers.bodies import bodies_limit
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
@@ -103,9 +103,13 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
+        if node.admission.parts is not None:
+            app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         if config.lossy_port is not None:
-            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side)
-            app.transports = Transports(lossy.offer)
+            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
+            app.transports = lossy.offered.transports
+            reloads.add("edge.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+            reloads.start()
         if server.should_exit:  # told to stop meanwhile; the socket is closed
             return True
         # What is loaded by now lives as long as the process: keep it out of every later collection.

@@ -121,13 +121,18 @@ class HttpHop:
         self._tls_reason: str | None = None
         """What TLS last said against the datacenter; None once a connection was made."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
         self._session = aiohttp.ClientSession(
-            connector=Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls),
+            connector=connector,
             trace_configs=[tracing()],
             headers=headers,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        self._keyless = aiohttp.ClientSession(
+            connector=connector, connector_owner=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
+        """For what anybody may ask, over the same connections."""
 
     @property
     def running_out(self) -> int:
@@ -230,15 +235,16 @@ class HttpHop:
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(RUNGS_PATH, _rungs_decoder)
+        return await self._listing(self._session, RUNGS_PATH, _rungs_decoder)
 
     async def transports(self) -> Transports:
-        """What the datacenter listens to beside HTTP; nothing, if it does not know of such things.
+        """What the datacenter listens to beside HTTP; nothing, if it does not know of such things. The key is not sent:
+        over datagrams it is only proved, which would be of no use had it been heard here.
 
         Raises:
             EscalationFailed: if it does not say.
         """
-        return await self._listing(TRANSPORT_PATH, _transports_decoder, Transports())
+        return await self._listing(self._keyless, TRANSPORT_PATH, _transports_decoder, Transports())
 
     async def close(self) -> None:
         """Close the connections. Whoever still waits is told so."""
@@ -247,15 +253,20 @@ class HttpHop:
         for exchange in exchanges:
             exchange.cancel()
         await asyncio.gather(*exchanges, return_exceptions=True)
+        await self._keyless.close()
         await self._session.close()
 
     async def _listing(
-        self, path: str, decoder: msgspec.json.Decoder[ListingT], absent: ListingT | None = None
+        self,
+        session: aiohttp.ClientSession,
+        path: str,
+        decoder: msgspec.json.Decoder[ListingT],
+        absent: ListingT | None = None,
     ) -> ListingT:
         """A document; `absent` if there is no such path."""
         try:
             timeout = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-            async with self._session.get(f"{self.url}{path}", timeout=timeout) as response:
+            async with session.get(f"{self.url}{path}", timeout=timeout) as response:
                 payload = await _read(response)
             if response.status == NotFound.status and absent is not None:
                 return absent

@@ -12,7 +12,6 @@ received like that accepts the answer, it leaves, and what is still on its way i
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import time
 from collections import Counter
@@ -29,10 +28,11 @@ from hawkvision.errors import NotReady, Overloaded, TooLarge
 from hawkvision.hop import LossyOffer
 from hawkvision.logs import about
 from hawkvision.metrics import EdgeMetrics, LossyCounts
+from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, load_identity, own_identity
+from hawkvision.transport.identity import identity_for
+from hawkvision.transport.offer import Offered
 from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
@@ -56,46 +56,56 @@ _encode = msgspec.json.encode
 class LossyDoor:
     """A node's end of the lossy transport. Made by `open`; close it."""
 
-    def __init__(self, app: EdgeApp, metrics: EdgeMetrics, max_body_bytes: int) -> None:
+    def __init__(self, app: EdgeApp, metrics: EdgeMetrics, max_body_bytes: int, keys: Keys) -> None:
+        self._keys = keys
         self._app = app
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._outcomes: Counter[str] = Counter()
         self._stopping = False
         self._server: LossyServer
-        self.offer: LossyOffer
-        """What `GET /v1/transport` says of this door."""
+        self.offered: Offered
 
     @classmethod
     async def open(
-        cls, config: EdgeConfig, port: int, app: EdgeApp, metrics: EdgeMetrics, useful_side: int
+        cls, config: EdgeConfig, port: int, app: EdgeApp, metrics: EdgeMetrics, useful_side: int, keys: Keys
     ) -> LossyDoor:
         """Listen on a UDP port of `config.host`; 0 takes a free one.
 
         Args:
-            config: host, key, certificate and bounds.
+            config: host, certificate and bounds.
             port: UDP.
             app: the HTTP door, whose node, bounds and counters this one shares.
             metrics: where to count.
             useful_side: pixels of the shorter side beyond which no rung gains anything.
+            keys: those of the HTTP door.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        door = cls(app, metrics, config.max_body_bytes)
-        identity = _identity(config)
-        door._server = server = await LossyServer.start(
+        door = cls(app, metrics, config.max_body_bytes, keys)
+        files = config.lossy_certificate, config.lossy_key
+        identity = identity_for(*files)
+        door._server = await LossyServer.start(
             config.host,
             port,
             identity,
             door.answer,
-            api_key=config.api_key,
+            keys=keys,
+            takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side,
             patience=PATIENCE,
         )
-        door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        # Fragments become bodies, and may take as much memory.
+        door._server.budget.limit = min(door._server.budget.limit, app.bodies.limit_bytes)
+        door.offered = Offered(door._server, *files, identity)
         metrics.watch_lossy(door._counts)
         return door
+
+    @property
+    def offer(self) -> LossyOffer:
+        """What `GET /v1/transport` says of this door."""
+        return self.offered.offer
 
     def stop(self) -> None:
         """Take no more pictures; those under way are still answered."""
@@ -113,6 +123,7 @@ class LossyDoor:
         try:
             if self._stopping:
                 raise NotReady("the node is shutting down")
+            self._keys.admit(incoming.caller, INFER)
             node = self._app.ready_node()
             request = _request(incoming)
             arrived = incoming.arrived
@@ -173,15 +184,7 @@ class LossyDoor:
         return _encode(body)
 
     def _counts(self) -> LossyCounts:
-        refused = {status.name.lower(): n for status, n in self._server.refused.items()}
-        traffic = self._server.traffic()
-        return LossyCounts(
-            {**self._outcomes, **refused},
-            len(self._server.sessions),
-            traffic.dropped,
-            traffic.received_bytes,
-            traffic.sent_bytes,
-        )
+        return self._server.counts(self._outcomes)
 
 
 def _request(incoming: Incoming) -> ClassifyRequest:
@@ -215,9 +218,3 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
         until = max(incoming.deadline, incoming.started + PATIENCE.grace_s)
     await asyncio.wait((incoming.better,), timeout=max(0.0, until - time.monotonic()))
     return incoming.better.result() if incoming.better.done() else incoming
-
-
-def _identity(config: EdgeConfig) -> Identity:
-    if config.lossy_certificate is None or config.lossy_key is None:
-        return own_identity(datetime.datetime.now(datetime.UTC))
-    return load_identity(config.lossy_certificate, config.lossy_key)

@@ -24,7 +24,7 @@ _ERRORS: Final = {
     "431": "The headers are larger than 64 KiB",
     "500": "A defect; the node's log says more",
     "503": "Loading, shutting down, out of connections or without its FPGA; see Retry-After",
-    "504": "The deadline passed, only with on_miss=fail",
+    "504": "The deadline passed, with on_miss=fail, or the image takes longer to decode than is left",
 }
 
 _FRACTION: Final = {"type": "number", "minimum": 0, "maximum": 1}
@@ -125,8 +125,8 @@ def _transports() -> dict[str, Any]:
     text, number = {"type": "string"}, {"type": "integer"}
     lossy = {
         "port": number | {"description": "UDP, at the host of this document."},
-        "certificate": text | {"description": "PEM; what the server's certificate must be or be signed by."},
-        "name": text | {"description": "What the certificate is made out to."},
+        "certificate": text | {"description": "PEM; the first is what the server must show, bit for bit."},
+        "name": text | {"description": "To ask for in the handshake."},
         "version": number | {"description": "Of the wire format, `hawkvision/transport/WIRE.md`."},
     }
     return _object({"lossy": _nullable(_object(lossy))})

@@ -318,7 +318,9 @@ class AsyncClient:
             raise Unreachable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
 
     async def _send(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
-        headers = {} if body is None else {"Content-Type": "application/octet-stream"}
+        headers = {} if path == TRANSPORT_PATH else dict(self._headers)  # which anybody may ask, and anybody may hear
+        if body is not None:
+            headers["Content-Type"] = "application/octet-stream"
         async with self._open().request(
             method, self.url + path, params=query, data=body, headers=headers, allow_redirects=False
         ) as response:
@@ -352,7 +354,6 @@ class AsyncClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
                 timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own
-                headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session

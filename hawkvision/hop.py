@@ -255,11 +255,11 @@ class LossyOffer(msgspec.Struct, frozen=True):
     port: int
     """UDP."""
     certificate: str
-    """PEM, of what the server's certificate must be or be signed by."""
+    """PEM; the server shows the first of them, which is compared bit for bit."""
     name: str
-    """What the certificate is made out to."""
+    """To ask for in the handshake; version 1 also looked for it in the certificate."""
     version: int
-    """Of the wire format."""
+    """Of the hello that is spoken."""
 
 
 class Transports(msgspec.Struct, frozen=True):

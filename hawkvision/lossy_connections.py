@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from hawkvision.errors import HawkVisionError
+from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import LossyOffer
 from hawkvision.transport.client import ConnectionLost, LossyClient
+from hawkvision.transport.control import VERSION
 from hawkvision.transport.udp import Route
 
 Discover: TypeAlias = Callable[[], Awaitable[LossyOffer]]
@@ -166,6 +167,11 @@ class Connections:
         await asyncio.sleep(self._pause_s)
         try:
             offer = self._offer or await self._discover()
+            if offer.version < VERSION:
+                raise ConfigError(
+                    f"{self._host} speaks version {offer.version} of the datagram transport, which needs the API key "
+                    f"itself; expected version {VERSION}: update it first"
+                )
             client = await LossyClient.connect(
                 offer.port,
                 offer.certificate,

@@ -38,34 +38,44 @@ class LossyCounts:
     pictures: Mapping[str, int]
     """By what came of them: complete, partial, cancelled, and the transport's refusals."""
     sessions: int
-    dropped_datagrams: int
+    dropped_datagrams: Mapping[str, int]
+    """By why."""
+    refused_callers: Mapping[str, int]
+    """By why their hello was not welcome."""
     received_bytes: int
     sent_bytes: int
 
 
-class _LossyDoor(Collector):
+def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=("reason",))
+    for reason, n in sorted(counts.items()):
+        family.add_metric((reason,), n)
+    return family
+
+
+class LossyDoorCounts(Collector):
     """Reads a lossy door's counts when Prometheus asks, so that no datagram pays for it."""
 
-    def __init__(self, read: Callable[[], LossyCounts]) -> None:
+    def __init__(self, prefix: str, read: Callable[[], LossyCounts]) -> None:
+        self._prefix = prefix
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         """The families of one scrape."""
-        counts = self._read()
+        counts, prefix = self._read(), f"{self._prefix}_lossy"
         pictures = CounterMetricFamily(
-            "hawkvision_lossy_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
+            f"{prefix}_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
         )
         for outcome, n in sorted(counts.pictures.items()):
             pictures.add_metric((outcome,), n)
         yield pictures
-        yield GaugeMetricFamily("hawkvision_lossy_sessions", "Callers connected for datagrams", counts.sessions)
-        yield CounterMetricFamily(
-            "hawkvision_lossy_dropped_datagrams", "Datagrams of no session, or broken", counts.dropped_datagrams
+        yield GaugeMetricFamily(f"{prefix}_sessions", "Callers connected for datagrams", counts.sessions)
+        yield _by_reason(f"{prefix}_dropped_datagrams", "Datagrams of strangers, or broken", counts.dropped_datagrams)
+        yield _by_reason(
+            f"{prefix}_refused_callers", "Callers that were not let in for datagrams", counts.refused_callers
         )
-        yield CounterMetricFamily(
-            "hawkvision_lossy_received_bytes", "Bytes of datagrams received", counts.received_bytes
-        )
-        yield CounterMetricFamily("hawkvision_lossy_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
+        yield CounterMetricFamily(f"{prefix}_received_bytes", "Bytes of datagrams received", counts.received_bytes)
+        yield CounterMetricFamily(f"{prefix}_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
 
 
 class KeyRequests(Collector):
@@ -277,6 +287,14 @@ class EdgeMetrics:
         )
         self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
         self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
+        self.refused_costs = counter(
+            "refused_costs", "Pictures refused before they were decoded, for what that would cost", "reason"
+        )
+        self.memory_budget = gauge("memory_budget_bytes", "Memory that may be used, by what for", "part")
+        self.bodies_bytes = gauge("bodies_bytes", "Of it, what bodies take")
+        self.decoding_bytes = gauge("decoding_bytes", "Of it, what decoding takes, at most")
+        self.decoding_peak_bytes = gauge("decoding_peak_bytes", "The most that decoding ever took, at most")
+        self.decoding_work = gauge("decoding_work_seconds", "Expected time of heavy pictures that are not decoded yet")
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
         self.received_bytes = counter("received_bytes", "Bytes of request bodies")
         self.uplink_bytes = counter("uplink_bytes", "Picture bytes sent to the datacenter")
@@ -304,7 +322,7 @@ class EdgeMetrics:
 
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
         """Have a lossy door's counts on the page."""
-        self.registry.register(_LossyDoor(read))
+        self.registry.register(LossyDoorCounts("hawkvision", read))
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""

@@ -126,6 +126,11 @@ class UdpRelay:
         self._up.dead = self._down.dead = dead
         self._pump()
 
+    def forget(self) -> None:
+        """Be a NAT that was started anew: the next packet of every client leaves from another port."""
+        while self._clients:
+            self._forget(next(iter(self._clients.values())))
+
     async def __aenter__(self) -> UdpRelay:
         self._loop = asyncio.get_running_loop()
         family, self._target = await self._resolve(self._upstream)
@@ -152,8 +157,7 @@ class UdpRelay:
         self._alarm.close()
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        while self._clients:
-            self._forget(next(iter(self._clients.values())))
+        self.forget()
 
     async def _resolve(self, address: Address) -> tuple[int, _SocketAddress]:
         try:

@@ -8,7 +8,6 @@ same always: P50 and P99 are the least that this generator can measure, and its 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import re
 import sys
 from typing import Final, cast
@@ -158,7 +157,7 @@ async def _nothing(incoming: Incoming) -> tuple[Status, bytes]:  # noqa: ARG001 
 
 async def serve() -> None:
     """Serve on loopback, over HTTP and datagrams, until cancelled."""
-    identity = own_identity(datetime.datetime.now(datetime.UTC))
+    identity = own_identity()
     datagrams = await LossyServer.start("127.0.0.1", 0, identity, _nothing)
     offer = msgspec.json.encode(Transports(LossyOffer(datagrams.port, identity.pem, identity.name, VERSION)))
     server = await asyncio.get_running_loop().create_server(lambda: Null(offer), "127.0.0.1", 0)

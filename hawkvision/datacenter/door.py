@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -72,7 +72,7 @@ class Door:
         self.tier = Tier(catalog, limits.max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
-        self.transports = Transports()
+        self.transports: Callable[[], Transports] = Transports
         """What else the tier listens to, for whoever asks."""
         self._limits = limits
         self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
@@ -121,12 +121,12 @@ class Door:
         if path == "/readyz":
             self.tier.check_ready()
             return Response(b"ready", media_type="text/plain")
+        if path == TRANSPORT_PATH:
+            return _json(self.transports())
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
         if path == RUNGS_PATH:
             self.tier.check_ready()
             return _json(self.tier.catalog.listing())
-        if path == TRANSPORT_PATH:
-            return _json(self.transports)
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})

@@ -7,7 +7,6 @@ edge has asked because it was not sure itself, and a look at half a picture woul
 from __future__ import annotations
 
 import asyncio
-import datetime
 import logging
 import math
 import socket
@@ -22,10 +21,11 @@ from hawkvision.datacenter.tier import Tier
 from hawkvision.errors import HawkVisionError, InternalError, TooLarge
 from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
 from hawkvision.logs import about
+from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import start_trace
 from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, load_identity, own_identity
+from hawkvision.transport.identity import identity_for
+from hawkvision.transport.offer import Offered
 from hawkvision.transport.receiver import Patience, Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
@@ -48,36 +48,45 @@ GONE: Final = 499
 class LossyDoor:
     """The tier's end of the lossy transport. Made by `open`; close it."""
 
-    def __init__(self, tier: Tier, max_body_bytes: int) -> None:
+    def __init__(self, tier: Tier, max_body_bytes: int, keys: Keys) -> None:
+        self._keys = keys
         self._tier = tier
         self._max_body_bytes = max_body_bytes
         self._server: LossyServer | None = None
-        self.offer: LossyOffer
-        """What `GET /v1/transport` says of this door."""
+        self.offered: Offered
 
     @classmethod
     async def open(
-        cls, config: DatacenterConfig, port: int, tier: Tier, bound: socket.socket | None = None
+        cls, config: DatacenterConfig, port: int, tier: Tier, keys: Keys, bound: socket.socket | None = None
     ) -> LossyDoor:
         """Listen on a UDP port of `config.host`; 0 takes a free one. With `bound`, at that socket.
 
         Raises:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
-        door = cls(tier, config.max_body_bytes)
-        identity = _identity(config)
-        door._server = server = await LossyServer.start(
+        door = cls(tier, config.max_body_bytes, keys)
+        files = config.lossy_certificate, config.lossy_key
+        identity = identity_for(*files)
+        door._server = await LossyServer.start(
             config.host,
             port,
             identity,
             door.answer,
-            api_key=config.api_key,
+            keys=keys,
+            takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             patience=Patience(reserve_s=RESERVE_S),
             bound=bound,
         )
-        door.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
+        door.offered = Offered(door._server, *files, identity)
+        server = door._server
+        tier.metrics.watch_lossy(lambda: server.counts({}))
         return door
+
+    @property
+    def offer(self) -> LossyOffer:
+        """What `GET /v1/transport` says of this door."""
+        return self.offered.offer
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
         """The reply to one picture.
@@ -88,6 +97,7 @@ class LossyDoor:
         started = time.perf_counter()
         variant, status = None, GONE
         try:
+            self._keys.admit(incoming.caller, INFER)
             asked, trace = parse_hop_datagram(incoming.template, incoming.meta)
             about(None, trace or start_trace())
             variant = asked.variant
@@ -145,9 +155,3 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
         patience_s = max(0.0, incoming.deadline - asyncio.get_running_loop().time())
     await asyncio.wait((incoming.better,), timeout=patience_s)
     return incoming.better.result() if incoming.better.done() else incoming
-
-
-def _identity(config: DatacenterConfig) -> Identity:
-    if config.lossy_certificate is None or config.lossy_key is None:
-        return own_identity(datetime.datetime.now(datetime.UTC))
-    return load_identity(config.lossy_certificate, config.lossy_key)

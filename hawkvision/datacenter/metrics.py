@@ -20,7 +20,15 @@ from prometheus_client import (
     generate_latest,
 )
 
-from hawkvision.metrics import LATENCY_BUCKETS_S, KeyRequests, Tls, TlsState, describe_process
+from hawkvision.metrics import (
+    LATENCY_BUCKETS_S,
+    KeyRequests,
+    LossyCounts,
+    LossyDoorCounts,
+    Tls,
+    TlsState,
+    describe_process,
+)
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 
@@ -94,6 +102,10 @@ class DatacenterMetrics:
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""
         self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
+
+    def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
+        """Have a lossy door's counts on the page."""
+        self._registry.register(LossyDoorCounts("hawkvision_dc", read))
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""

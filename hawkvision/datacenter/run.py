@@ -62,7 +62,6 @@ from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
 from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
-from hawkvision.hop import Transports
 from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
 from hawkvision.servers.access import server_certificates
@@ -168,13 +167,15 @@ async def _serve(
     if stopping.is_set():
         stop.set()
     door.tier.metrics.restarts.set(restarts)
-    reloads = Reloads.of(door.keys, certificates)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
-    reloads.start()
     lossy: LossyDoor | None = None
     if config.lossy_port is not None:
-        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, sockets.datagrams)
-        door.transports = Transports(lossy.offer)
+        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
+        door.transports = lossy.offered.transports
+    reloads = Reloads.of(door.keys, certificates)
+    if lossy is not None:
+        reloads.add("dc.lossy_certificate", lossy.offered.files, lossy.offered.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloads.now)
+    reloads.start()
     server = _Server(
         uvicorn.Config(
             door.asgi,
@@ -389,6 +390,9 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None
 
     # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of Ray's API server nothing would run here but its usage reports. Disabled, they still ask name servers and the
+    # metadata services of clouds where this machine is. Nobody else needs it.
+    ray._private.services.start_api_server = lambda *_, **__: ("", None)
     replicas = len(catalog.groups) * config.max_replicas
     ray.init(
         address="local",

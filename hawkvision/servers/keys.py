@@ -48,15 +48,16 @@ OPERATE: Final = frozenset({Scope.OPERATE})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
 """What a client reads before it sends images: where to send them, and what is served."""
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Answered without a key: they say only whether the server is up."""
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH})
+"""Answered without a key: they say only whether the server is up, and where it listens for datagrams. Who asks that
+over plain HTTP does not know who hears it, and must not have to send a key."""
 
 # Method, path, and the scopes of which a key must have one; the first row that fits counts. Both tiers, every path.
 _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
         ("POST", rf"/v1/(classify|infer)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
-        ("GET", rf"{re.escape(TRANSPORT_PATH)}|{re.escape(RUNGS_PATH)}|/v2(/.*)?", EITHER),
+        ("GET", rf"{re.escape(RUNGS_PATH)}|/v2(/.*)?", EITHER),
         ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
         ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, /docs, /openapi.json, and what is not found
         ("HEAD", r".*", OBSERVE),

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from hawkvision.transport.addresses import Address, Place, Whereabouts
 from hawkvision.transport.frames import (
     MAX_REPORTED,
     REPORT_BYTES,
@@ -35,7 +36,7 @@ from hawkvision.transport.frames import (
 )
 from hawkvision.transport.pacing import Arrival, RateController
 from hawkvision.transport.seal import Header, Opener, Sealer, Secret
-from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
+from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, Drop, WireError
 
 REORDERING: Final = 8
 """Datagrams that may overtake one before it counts as lost. QUIC takes 3; jitter on radio links reorders more, and a
@@ -68,10 +69,6 @@ MAX_FRAMES: Final = MAX_DATAGRAM - HEADER_BYTES - TAG_BYTES
 PROBE_S: Final = 0.1
 """Between probes of a silent path, doubling up to `LONGEST_PROBE_S`."""
 LONGEST_PROBE_S: Final = 1.0
-UNPROVEN_RATIO: Final = 3
-"""Bytes sent per byte received before an address has proven that it receives (RFC 9000 §8.1)."""
-CHALLENGE_S: Final = 0.1
-"""Between challenges of an address, sent only when something comes from it."""
 SMALL: Final = 64
 """Bytes of a datagram with a ping, challenge or response, and some to spare."""
 
@@ -98,6 +95,7 @@ class Path(Generic[Token]):
 
     number: int
     rate: RateController
+    where: Whereabouts
     sent: dict[int, _Sent[Token]] = field(default_factory=dict)
     missed: dict[int, _Run] = field(default_factory=dict)
     """The latest that count as lost."""
@@ -116,11 +114,6 @@ class Path(Generic[Token]):
     """The peer's clock at its last report, unwrapped."""
     probes: int = 0
     probe_at: float | None = None
-    bytes_in: int = 0
-    bytes_out: int = 0
-    proven: bool = True
-    challenge: bytes | None = None
-    challenged_at: float = -math.inf
     silent_at: float = -math.inf
     newest_told: int = -1
     """The latest sequence that the peer has reported."""
@@ -167,7 +160,12 @@ class Path(Generic[Token]):
 
     def may_send(self, size: int) -> bool:
         """Whether the peer's address may be sent so much."""
-        return self.proven or self.bytes_out + size <= UNPROVEN_RATIO * self.bytes_in
+        return self.where.used.may_send(size)
+
+    @property
+    def proven(self) -> bool:
+        """Whether the peer's address has proven that it receives."""
+        return self.where.used.proven
 
 
 class Channel(Generic[Token]):
@@ -183,7 +181,9 @@ class Channel(Generic[Token]):
         self.lost: list[Token] = []
         self.replies: list[tuple[int, bytes]] = []
         """Datagrams that answer the peer at once: (path, datagram)."""
-        self.dropped = 0
+        self.asides: list[tuple[Address, bytes]] = []
+        """Datagrams to addresses that claim to be a path's; the owner sends them before all others."""
+        self.drops = Counter[Drop]()
         """Datagrams that were forged, damaged, replayed or malformed."""
         self._made_at = now
 
@@ -196,17 +196,25 @@ class Channel(Generic[Token]):
         """The path of that number, made when it is new."""
         path = self.paths.get(number)
         if path is None:
-            path = self.paths[number] = Path(number, RateController(now), proven=proven)
+            path = self.paths[number] = Path(number, RateController(now), Whereabouts(proven=proven))
         return path
 
-    def receive(self, header: Header, datagram: bytes, now: float) -> list[Frame] | None:
-        """The frames of an authentic datagram that are the owner's affair; None if it is not authentic."""
+    def receive(self, header: Header, datagram: bytes, now: float, address: Address = None) -> list[Frame] | None:
+        """The frames of an authentic datagram that are the owner's affair; None if it is not authentic.
+
+        `address` is where it came from; an end whose sockets hear one peer only gives none.
+        """
         payload = self._opener.open(header, datagram)
-        if payload is None:
-            self.dropped += 1
+        if isinstance(payload, Drop):
+            self.drops[payload] += 1
             return None
         path = self.path(header.path, now, proven=False)
-        path.bytes_in += len(datagram)
+        used = path.where.used
+        place: Place | None = used
+        if used.address == address:  # as nearly always; so a call is saved
+            used.bytes_in += len(datagram)
+        else:
+            place = path.where.came(address, len(datagram), now, newest=header.sequence > path.largest)
         path.heard_at, path.waiting_since = now, None
         path.probes, path.probe_at = 0, None
         frames: list[Frame] = []
@@ -221,7 +229,7 @@ class Channel(Generic[Token]):
                     case Challenge(token):
                         challenged = token
                     case Response(token):
-                        path.proven = path.proven or token == path.challenge
+                        self._answered(path, token, place, now)
                     case Interim():
                         frames.append(frame)
                         continue
@@ -231,24 +239,33 @@ class Channel(Generic[Token]):
                         frames.append(frame)
                 eliciting = True
         except WireError:
-            self.dropped += 1
+            self.drops[Drop.MALFORMED] += 1
         self._note_arrival(path, header.sequence, now, eliciting=eliciting)
-        if challenged is not None and path.may_send(SMALL):  # one of a datagram's: 130 fit, and would amplify
-            self.replies.append((path.number, self.send(path, encode(Response(challenged)), now)))
-        self._challenge(path, now)
+        if place is not None:
+            if challenged is not None and place.may_send(SMALL):  # one of a datagram's: 130 fit, and would amplify
+                self._reply(path, place, Response(challenged), now)
+            if not place.proven and (due := place.challenge_due(now, SMALL)) is not None:
+                self._reply(path, place, Challenge(due), now)
         return frames
 
-    def moved(self, number: int, size: int, now: float) -> None:
-        """A datagram of `size` bytes came from another address of a path: that must prove again that it receives."""
-        path = self.paths[number]
-        path.proven, path.challenge, path.bytes_in, path.bytes_out = False, None, size, 0
-        path.challenged_at = -math.inf
-        self._challenge(path, now)
+    def _reply(self, path: Path[Token], place: Place, frame: Frame, now: float) -> None:
+        """Answer where a datagram came from."""
+        if place is path.where.used:
+            self.replies.append((path.number, self.send(path, encode(frame), now)))
+            return
+        datagram = self.tell(path, encode(frame))  # what it tells of another way says nothing of this path's
+        place.bytes_out += len(datagram)
+        self.asides.append((place.address, datagram))
 
-    def _challenge(self, path: Path[Token], now: float) -> None:
-        if not path.proven and now >= path.challenged_at + CHALLENGE_S and path.may_send(SMALL):
-            path.challenge, path.challenged_at = path.challenge or os.urandom(8), now
-            self.replies.append((path.number, self.send(path, encode(Challenge(path.challenge)), now)))
+    def _answered(self, path: Path[Token], token: bytes, place: Place | None, now: float) -> None:
+        before = path.where.used.address
+        if not path.where.answered(token, place):
+            return
+        if before is not None and before[0] != path.where.used.address[0]:
+            # Another host's link may be another; another port is a NAT's affair (RFC 9000 §9.4).
+            self._lose(path, list(path.sent), now)
+            path.missed.clear()
+            path.rate = RateController(now)
 
     def send(self, path: Path[Token], frames: bytes, now: float, token: Token | None = None) -> bytes:
         """Seal a datagram that asks for a report."""
@@ -388,7 +405,7 @@ class Channel(Generic[Token]):
     def _seal(self, path: Path[Token], frames: bytes) -> bytes:
         datagram = self._sealer.seal(path.number, path.next_sequence, frames)
         path.next_sequence += 1
-        path.bytes_out += len(datagram)
+        path.where.used.bytes_out += len(datagram)
         return datagram
 
     def _note_arrival(self, path: Path[Token], sequence: int, now: float, *, eliciting: bool) -> None:

@@ -19,9 +19,12 @@ from typing import Any, Final
 from aioquic.quic.connection import QuicConnection
 
 from hawkvision.errors import BadField, HawkVisionError, Unauthorized
+from hawkvision.servers.keys import prove
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Coded
 from hawkvision.transport.control import MAX_TEMPLATE, VERSION, CloseCode, Hello, Message, StreamAnswer, Welcome
+from hawkvision.transport.exporter import KEY_PROOF
+from hawkvision.transport.identity import pin_of
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.receiver import Status
@@ -68,7 +71,7 @@ class LossyClient:
         self._scheduled = False
         self._room = asyncio.Event()
         self._quic_socket = 0
-        self._hello: Hello | None = None
+        self._api_key: str | None = None
         self._keepalive: asyncio.Task[None] | None = None
         self.lost: str | None = None
         """Why the connection ended."""
@@ -92,10 +95,10 @@ class LossyClient:
 
         Args:
             port: the server's UDP port.
-            certificate: PEM of what the server's certificate must be or be signed by.
-            name: what the certificate must be made out to.
+            certificate: PEM, whose first certificate the server must show, bit for bit. Dates do not matter.
+            name: what is asked for in the handshake.
             routes: pairs of addresses to spread fragments over, at most `MAX_PATHS`.
-            api_key: if the server asks for one.
+            api_key: if the server asks for one. It is proved, never sent.
             timeout_s: for all of it.
 
         Raises:
@@ -113,17 +116,21 @@ class LossyClient:
         except BaseException:
             await client.close()
             if client.unauthorized:
-                raise Unauthorized("the node's lossy door: missing or wrong API key") from None
+                raise Unauthorized(f"datagrams of UDP {routes[0].host}:{port}: {client.lost}") from None
             raise
         return client
 
     async def _open(self, port: int, certificate: str, name: str, routes: Sequence[Route], api_key: str | None) -> None:
         for route in routes:
             self._sockets.append(await open_path(self._loop, route, port, self.datagram))
-        quic = QuicConnection(configuration=client_configuration(certificate, name))
-        self._protocol = ClientProtocol(quic, self)
+        try:
+            pin = pin_of(certificate)
+        except ValueError as error:
+            raise ConnectionLost(f"the certificate that was told of is no PEM certificate: {error}") from None
+        quic = QuicConnection(configuration=client_configuration(name))
+        self._protocol = ClientProtocol(quic, self, pin)
         self._protocol.connection_made(QuicWay(self.send_quic))  # type: ignore[arg-type]
-        self._hello = Hello(VERSION, api_key)
+        self._api_key = api_key
         self._protocol.connect(self._sockets[0].remote)
         # Not `wait_connected`: its future outlives whoever gives up waiting, and complains when the connection ends.
         welcome = await self._ready
@@ -311,10 +318,12 @@ class LossyClient:
                 raise WireError(f"a {type(message).__name__} message is out of place here")
 
     def secured(self) -> None:
-        """The handshake is over: nobody else hears what is said now."""
+        """The handshake with the server that was expected is over: nobody else hears what is said now."""
         assert self._protocol is not None
-        assert self._hello is not None
-        self._protocol.tell(self._hello)
+        proof = None
+        if self._api_key is not None:
+            proof = prove(self._api_key.rstrip(), self._protocol.exporter.export(KEY_PROOF))
+        self._protocol.tell(Hello(VERSION, proof))
 
     def ended(self, code: int, reason: str) -> None:
         """QUIC is over."""

@@ -16,7 +16,12 @@ from hawkvision.errors import MALFORMED
 from hawkvision.transport.wire import WireError
 
 ALPN: Final = "hawkvision/1"
-VERSION: Final = 1
+VERSION: Final = 2
+SENT_KEY_VERSION: Final = 1
+"""The one before, whose hello carries the key itself."""
+MAX_HELLO: Final = 4096
+"""Bytes of the first message, from somebody who has shown no key yet."""
+MAX_PROOF: Final = 256
 MAX_MESSAGE: Final = 256 * 1024
 """A JPEG header is at most 64 KiB here, an answer 70 KB."""
 
@@ -37,13 +42,17 @@ class CloseCode:
     TOO_MANY: Final = 4
     WORN_OUT: Final = 5
     GOING_AWAY: Final = 6
+    UNTRUSTED: Final = 7
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     """The client's first message."""
 
     version: int
+    proof: Annotated[bytes, Meta(max_length=MAX_PROOF)] | None = None
+    """That the client has a key of the server's, see `hawkvision.servers.keys.prove`."""
     api_key: str | None = None
+    """The key itself: only `SENT_KEY_VERSION` has it, which no client of ours speaks."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -91,9 +100,10 @@ def encode_message(message: Message) -> bytes:
 
 
 class MessageReader:
-    """Cuts a stream into messages; holds at most one unfinished."""
+    """Cuts a stream into messages; holds at most one unfinished, of at most `most` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_MESSAGE) -> None:
+        self.most = most
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
@@ -105,8 +115,8 @@ class MessageReader:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
-            if size > MAX_MESSAGE:
-                raise WireError(f"a control message of {size} bytes; at most {MAX_MESSAGE}")
+            if size > self.most:
+                raise WireError(f"a control message of {size} bytes; at most {self.most} here")
             end = _LENGTH.size + size
             if len(self._buffer) < end:
                 return

@@ -1,7 +1,8 @@
 """The certificate by which a server of the lossy transport is known.
 
 An operator gives one as PEM files. Without one a server makes its own, for as long as it runs; callers learn it over
-HTTP, from the very node they would otherwise send their pictures to, and trust it exactly as much as that.
+HTTP, from the very node they would otherwise send their pictures to, and trust it exactly as much as that: they compare
+it, bit for bit. So neither dates nor names in it mean anything, nor does the caller's clock.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from hawkvision.errors import ConfigError
 
 SERVER_NAME: Final = "hawkvision.invalid"
 """What our own certificates are made out to; RFC 2606 keeps the name out of any real use."""
-LIFETIME: Final = datetime.timedelta(days=365)
+BEGINS: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+"""Where a clock that was never set begins; callers of version 1 still look at dates."""
+ENDS: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""RFC 5280 §4.1.2.5: no well-defined end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A certificate chain, leaf first, the leaf's private key, and the name that callers check."""
+    """A certificate chain, leaf first, the leaf's private key, and the name that callers of version 1 check."""
 
     chain: tuple[x509.Certificate, ...]
     key: Any
@@ -37,8 +41,22 @@ class Identity:
         return "".join(c.public_bytes(serialization.Encoding.PEM).decode() for c in self.chain)
 
 
-def own_identity(now: datetime.datetime) -> Identity:
-    """A fresh self-signed certificate (ECDSA, P-256)."""
+def fingerprint(certificate: x509.Certificate) -> bytes:
+    """SHA-256 of a certificate: what callers compare."""
+    return certificate.fingerprint(hashes.SHA256())
+
+
+def pin_of(pem: str) -> bytes:
+    """The fingerprint of the first certificate of a chain.
+
+    Raises:
+        ValueError: if it is no PEM of certificates.
+    """
+    return fingerprint(x509.load_pem_x509_certificates(pem.encode())[0])
+
+
+def own_identity() -> Identity:
+    """A fresh self-signed certificate (ECDSA, P-256), for as long as anybody likes."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
     certificate = (
@@ -47,13 +65,24 @@ def own_identity(now: datetime.datetime) -> Identity:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks of cameras are off by hours
-        .not_valid_after(now + LIFETIME)
+        .not_valid_before(BEGINS)
+        .not_valid_after(ENDS)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
     return Identity((certificate,), key, SERVER_NAME)
+
+
+def identity_for(certificate: Path | None, key: Path | None) -> Identity:
+    """An operator's, if files are given, else a fresh one.
+
+    Raises:
+        ConfigError: as `load_identity`.
+    """
+    if certificate is None or key is None:
+        return own_identity()
+    return load_identity(certificate, key)
 
 
 def load_identity(certificate: Path, key: Path) -> Identity:

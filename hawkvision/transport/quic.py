@@ -3,7 +3,7 @@
 QUIC (aioquic) does what must not be home-made: TLS 1.3, address validation by Retry tokens, and a reliable stream.
 
     client                                       server
-           ── handshake ───────────────────────►        its certificate is checked
+           ── handshake ───────────────────────►        its certificate is the one that was told of
            ── Hello ───────────────────────────►        is this one let in? (`server.py`)
            ◄────────────────────────── Welcome ──       the session's number and keys
            ── Template, Tables ────────────────►        told once, then named by number in fragments
@@ -12,6 +12,8 @@ QUIC (aioquic) does what must not be home-made: TLS 1.3, address validation by R
 
 from __future__ import annotations
 
+import hmac
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -19,15 +21,19 @@ from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated, HandshakeCompleted, QuicEvent, StreamDataReceived
+from cryptography import x509
 
 from hawkvision.transport.control import ALPN, CloseCode, Message, MessageReader, Tables, Template, encode_message
-from hawkvision.transport.identity import Identity
+from hawkvision.transport.exporter import Exporter
+from hawkvision.transport.identity import Identity, fingerprint
 from hawkvision.transport.quic_pacing import ALGORITHM
 from hawkvision.transport.receiver import MAX_REGISTERED_BYTES
 from hawkvision.transport.wire import WireError
 
 IDLE_S: Final = 30.0
 MAX_CLIENT_TEMPLATES: Final = 255
+MAX_UNREAD: Final = 128 * 1024
+"""Bytes that a client may send out of order before it has shown a key: with `MAX_HALF_OPEN` connections 32 MB."""
 
 
 def server_configuration(identity: Identity) -> QuicConfiguration:
@@ -40,19 +46,31 @@ def server_configuration(identity: Identity) -> QuicConfiguration:
         certificate=identity.chain[0],
         certificate_chain=list(identity.chain[1:]),
         private_key=identity.key,
+        max_data=MAX_UNREAD,
+        max_stream_data=MAX_UNREAD,
     )
 
 
-def client_configuration(certificate: str, name: str) -> QuicConfiguration:
-    """Of a client that trusts this certificate (PEM), made out to this name."""
+def client_configuration(name: str) -> QuicConfiguration:
+    """Of a client, which asks for this name.
+
+    TLS checks that the server has the key of the certificate that it shows, and neither dates, names nor chains: whose
+    certificate it is, `ClientProtocol` compares before it says or hears anything.
+    """
     return QuicConfiguration(
         is_client=True,
         alpn_protocols=[ALPN],
         congestion_control_algorithm=ALGORITHM,
         idle_timeout=IDLE_S,
         server_name=name,
-        cadata=certificate.encode(),
+        verify_mode=ssl.CERT_NONE,
     )
+
+
+def shown_certificate(quic: QuicConnection) -> x509.Certificate | None:
+    """What the peer showed and proved to have the key of; None before, and if it showed none."""
+    shown: x509.Certificate | None = quic.tls._peer_certificate  # aioquic has no public way to ask
+    return shown
 
 
 class ControlProtocol(QuicConnectionProtocol):
@@ -60,6 +78,7 @@ class ControlProtocol(QuicConnectionProtocol):
 
     def __init__(self, quic: QuicConnection) -> None:
         super().__init__(quic)
+        self.exporter = Exporter(quic)
         self._reader = MessageReader()
 
     @property
@@ -88,11 +107,17 @@ class Owner(Protocol):
 
 
 class ClientProtocol(ControlProtocol):
-    """The client's end of the connection, and what the server has been told on it."""
+    """The client's end of the connection, and what the server has been told on it.
 
-    def __init__(self, quic: QuicConnection, client: Owner) -> None:
+    Nothing is said to a server, and nothing heard from it, before its certificate was found to be `pin`'s (SHA-256).
+    """
+
+    def __init__(self, quic: QuicConnection, client: Owner, pin: bytes) -> None:
         super().__init__(quic)
         self._client = client
+        self._pin = pin
+        self._known = False
+        """Whether the server is the one that was expected."""
         self._templates: dict[bytes, int] = {}
         self._tables: dict[bytes, int] = {}
         self._registered_bytes = 0
@@ -100,16 +125,27 @@ class ClientProtocol(ControlProtocol):
     def quic_event_received(self, event: QuicEvent) -> None:
         """Only the control stream and the end are of interest."""
         match event:
-            case StreamDataReceived(data=data, stream_id=0):
+            case StreamDataReceived(data=data, stream_id=0) if self._known:
                 try:
                     for message in self._reader.feed(data):
                         self._client.message(message)
                 except WireError as error:
                     self.close(CloseCode.PROTOCOL, str(error)[:200])
             case HandshakeCompleted():
-                self._client.secured()
+                self._compare()
             case ConnectionTerminated(error_code=code, reason_phrase=reason):
                 self._client.ended(code, reason)
+
+    def _compare(self) -> None:
+        shown = shown_certificate(self._quic)
+        if shown is not None and hmac.compare_digest(fingerprint(shown), self._pin):
+            self._known = True
+            self._client.secured()
+            return
+        found = "none" if shown is None else fingerprint(shown).hex()
+        why = f"the server shows another certificate: expected SHA-256 {self._pin.hex()}, got {found}"
+        self.close(CloseCode.UNTRUSTED, why)
+        self._client.ended(CloseCode.UNTRUSTED, why)
 
     def nudge(self) -> None:
         """Keep the connection from going idle; unlike `ping`, without waiting for what may never come."""

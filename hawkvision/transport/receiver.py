@@ -21,12 +21,13 @@ from typing import Final
 
 import msgspec
 
+from hawkvision.transport.addresses import Address
 from hawkvision.transport.answering import MAX_ANSWER_BYTES, Answering, Interims, Part
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived, Complete, Expired, Kind, PictureFormat, decode, missing
 from hawkvision.transport.frames import Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.seal import Header
-from hawkvision.transport.wire import WireError
+from hawkvision.transport.wire import Drop, WireError
 
 MAX_ASSEMBLING: Final = 32
 MAX_SESSION_BYTES: Final = 4 * 1024 * 1024
@@ -178,9 +179,9 @@ class Receiver:
         self._registered_bytes += len(content)
         known[number] = content
 
-    def receive(self, header: Header, datagram: bytes, now: float) -> bool:
-        """Take a datagram in; whether it was authentic."""
-        frames = self.channel.receive(header, datagram, now)
+    def receive(self, header: Header, datagram: bytes, now: float, address: Address = None) -> bool:
+        """Take a datagram in that came from there; whether it was authentic."""
+        frames = self.channel.receive(header, datagram, now, address)
         if frames is None:
             return False
         for frame in frames:
@@ -269,7 +270,7 @@ class Receiver:
         if assembly.done or fragment.index in assembly.symbols:
             return
         if (assembly.format, assembly.template) != (fragment.format, fragment.template):
-            self.channel.dropped += 1  # contradicts the first one, which counts
+            self.channel.drops[Drop.MALFORMED] += 1  # contradicts the first one, which counts
             return
         size = len(fragment.symbol)
         if self._bytes + size > MAX_SESSION_BYTES or not self._budget.take(size):

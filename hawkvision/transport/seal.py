@@ -22,7 +22,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
+from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, Drop, WireError
 
 FIRST_BYTE: Final = 0x11
 """Version 1. QUIC's fixed bit (0x40) is clear, which tells the two apart on one socket (RFC 9443)."""
@@ -124,16 +124,16 @@ class Opener:
         self._iv = int.from_bytes(secret.iv)
         self._windows: dict[int, ReplayWindow] = {}
 
-    def open(self, header: Header, datagram: bytes) -> bytes | None:
-        """The frames; None for what was forged, damaged, replayed, or comes too late."""
+    def open(self, header: Header, datagram: bytes) -> bytes | Drop:
+        """The frames; or why there are none: it was forged, damaged, replayed, or comes too late."""
         window = self._windows.get(header.path)
         if window is not None and not window.fresh(header.sequence):
-            return None
+            return Drop.REPLAYED
         nonce = (self._iv ^ (header.path << 48 | header.sequence)).to_bytes(12)
         try:
             frames = self._cipher.decrypt(nonce, datagram[HEADER_BYTES:], datagram[:HEADER_BYTES])
         except InvalidTag:
-            return None
+            return Drop.BAD_SEAL
         if window is None:  # at most `MAX_PATHS` of them
             window = self._windows[header.path] = ReplayWindow()
         window.add(header.sequence)

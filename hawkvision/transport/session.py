@@ -1,6 +1,6 @@
 """One client, as the server has it: its receiver, its addresses, and a task for every picture that is being answered.
 
-    sealed datagrams ─► Receiver ─► Incoming ─► handler ─► answer ─► datagrams, to each path's newest address
+    sealed datagrams ─► Receiver ─► Incoming ─► handler ─► answer ─► datagrams, to each path's address (`addresses.py`)
                                                               └────► the control stream, if no report confirms them
 
 A session is opened by a client's hello and ends with its QUIC connection (`server.py`).
@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from hawkvision.errors import HawkVisionError, InternalError
+from hawkvision.servers.keys import NOBODY_ASKED, Caller
 from hawkvision.transport.channel import Channel
 from hawkvision.transport.coding import Arrived
 from hawkvision.transport.control import CloseCode, StreamAnswer
@@ -51,6 +52,8 @@ class Incoming:
     """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
     say: Callable[[bytes], None] = _said_to_nobody
     """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
+    caller: Caller = NOBODY_ASKED
+    """Whose picture it is: `Keys.admit` says whether it may still be answered."""
 
 
 Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
@@ -70,15 +73,15 @@ class Host(Protocol):
 class Session:
     """One client: its receiver, its addresses, and the tasks that answer its pictures."""
 
-    def __init__(self, server: Host, number: int, protocol: ControlProtocol, now: float) -> None:
+    def __init__(self, server: Host, number: int, protocol: ControlProtocol, caller: Caller, now: float) -> None:
         self.number = number
+        self.caller = caller
         self.secrets = (Secret.random(), Secret.random())  # the client's, ours
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
         self.receiver = Receiver(channel, server.budget)
         self.receiver.patience = server.patience
         self._server = server
         self._protocol = protocol
-        self._addresses: dict[int, Any] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._better: dict[int, asyncio.Future[Incoming]] = {}
         self._loop = asyncio.get_running_loop()
@@ -88,15 +91,8 @@ class Session:
 
     def datagram(self, header: Header, data: bytes, address: Any) -> None:
         """Take a sealed datagram in."""
-        if not self.receiver.receive(header, data, monotonic()):
-            return
-        known = self._addresses.get(header.path)
-        if known != address:
-            # Only authentic datagrams come here; the newest address counts once it has proven that it receives.
-            if known is not None:
-                self.receiver.channel.moved(header.path, len(data), monotonic())
-            self._addresses[header.path] = address
-        self.soon()
+        if self.receiver.receive(header, data, monotonic(), address):
+            self.soon()
 
     @property
     def answering(self) -> bool:
@@ -135,8 +131,13 @@ class Session:
         self._server.stirred.set()
 
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
+        channel = self.receiver.channel
+        for address, datagram in channel.asides:
+            self._server.sent_bytes += len(datagram)
+            send(transport, datagram, address)
+        channel.asides.clear()
         for path, datagram in self.receiver.poll(now):
-            if (address := self._addresses.get(path)) is not None:
+            for address in channel.paths[path].where.destinations(len(datagram), now):
                 self._server.sent_bytes += len(datagram)
                 send(transport, datagram, address)
 
@@ -149,6 +150,7 @@ class Session:
             picture.started,
             picture.deadline,
             say=partial(self._say, picture.number),
+            caller=self.caller,
         )
         if better is not None:
             if not better.done():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import socket
 import subprocess
@@ -59,7 +58,7 @@ async def _serve(host: str) -> None:
     async def answer(_: Incoming) -> tuple[Status, bytes]:
         return Status.OK, bytes(700)
 
-    identity = own_identity(datetime.datetime.now(datetime.UTC))
+    identity = own_identity()
     await LossyServer.start(host, UDP_PORT, identity, answer)
     listener = socket.create_server((host, TCP_PORT))
     threading.Thread(target=_sink, args=(listener,), daemon=True).start()

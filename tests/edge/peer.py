@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import ssl
 import threading
 from collections.abc import Iterator
@@ -73,6 +72,8 @@ class Peer:
     """Pictures over HTTP whose answer was begun."""
     offer: LossyOffer | None = None
     """What it says of its lossy transport."""
+    transport_keys: list[str | None] = field(default_factory=list)
+    """Keys that came with the question for that."""
     datagrams: list[tuple[HopRequest, bytes]] = field(default_factory=list)
     """What came over that: requests and pictures."""
 
@@ -149,11 +150,12 @@ class Peer:
         listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
-    async def transports(self, _: web.Request) -> web.Response:
+    async def transports(self, request: web.Request) -> web.Response:
+        self.transport_keys.append(request.headers.get("Authorization"))
         return web.Response(body=msgspec.json.encode(Transports(self.offer)), content_type="application/json")
 
     async def open_lossy(self) -> LossyServer:
-        identity = own_identity(datetime.datetime.now(datetime.UTC))
+        identity = own_identity()
         server = await LossyServer.start("127.0.0.1", 0, identity, self.infer_datagrams)
         self.offer = LossyOffer(server.port, identity.pem, identity.name, VERSION)
         return server

@@ -69,6 +69,20 @@ def test_pictures_go_as_datagrams_where_they_are_offered(peer: Peer) -> None:
     assert peer.datagrams[0][0] == msgspec.structs.replace(HURRIED, deadline_ms=None)
 
 
+def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_pictures_is(peer: Peer) -> None:
+    async def scenario() -> None:
+        uplink = Uplink(peer.url, "a-key-of-some-length", 4, 10, MonotonicClock(), transport="auto")
+        try:
+            await until(lambda: bool(peer.transport_keys))
+            await uplink.infer(HUGE, HopRequest(variant="committee"), start_trace(), 10.0, exact=True)
+        finally:
+            await uplink.close()
+
+    asyncio.run(scenario())
+    assert set(peer.transport_keys) == {None}
+    assert [headers["authorization"] for headers in peer.headers] == ["Bearer a-key-of-some-length"]
+
+
 def test_a_middle_rung_is_asked_over_datagrams_too(peer: Peer) -> None:
     peer.middle, peer.middle_score = "medium", 0.8
     request = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.75, "committee"))

@@ -77,7 +77,7 @@ def seeds() -> list[bytes]:
     found = (
         b"\x11" + bytes(40),
         fragment,
-        encode_message(Hello(1, "key")),
+        encode_message(Hello(2, bytes(96))),
         body,
         body[: body.index(b"\xff\xda") + 14],
         body,

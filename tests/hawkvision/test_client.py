@@ -34,6 +34,7 @@ from hawkvision.types import (
     Timing,
 )
 from tests.hawkvision.client_node import ANSWER, Start, ok, refusal
+from tests.pictures import encoded
 
 
 def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
@@ -44,6 +45,13 @@ def test_picture_bytes_and_fields_travel_unchanged(start: Start) -> None:
     assert node.bodies == [b"\xff\xd8anything"]
     assert node.queries == [{"max_accuracy_drop": "0.01", "deadline_ms": "80", "stream": "cam 1/é", "top_k": "2"}]
     assert node.keys == ["Bearer k"]
+
+
+def test_who_is_asked_for_datagrams_is_sent_no_key(start: Start) -> None:
+    node = start((200, {}, b'{"lossy": null}'))
+    with Client(node.url, api_key="k", transport="lossy") as client, pytest.raises(ConfigError):
+        client.classify(encoded())
+    assert node.keys == [None]
 
 
 def test_enums_and_their_words_are_written_alike(start: Start) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hawkvision.errors import BadField, BadImage, ConfigError, HawkVisionError, Unauthorized, UnsupportedMedia
 from hawkvision.hop import LossyOffer
 from hawkvision.lossy import LinkView, LossyLink, answer_among
 from hawkvision.lossy_connections import is_gone
+from hawkvision.servers.keys import Keys
 from hawkvision.transport.client import ConnectionLost
 from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.control import MAX_TEMPLATE, VERSION
@@ -30,6 +31,7 @@ from tests.pictures import encoded, with_restarts
 from tests.waiting import until
 
 T = TypeVar("T")
+SECRET = "a-key-of-some-length"
 LARGE = encoded(height=300, width=400)
 SMALL = encoded(".jpg", 32, 32)
 QUIET = LinkState(0.0, 1.0, known=True)
@@ -49,9 +51,9 @@ class Server:
         """Lets what is asked as `later` be answered."""
 
     async def start(self, port: int = 0, api_key: str | None = None) -> None:
-        self.identity = own_identity(datetime.datetime.now(datetime.UTC))
+        self.identity = own_identity()
         self.udp = await LossyServer.start(
-            "127.0.0.1", port, self.identity, self.answer, api_key=api_key, useful_side=256
+            "127.0.0.1", port, self.identity, self.answer, keys=Keys(api_key), useful_side=256
         )
 
     async def answer(self, incoming: Incoming) -> tuple[Status, bytes]:
@@ -85,8 +87,8 @@ async def serving(api_key: str | None = None) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def linked(**options: Any) -> AsyncIterator[tuple[Server, LossyLink]]:
-    async with serving("secret") as server:
-        link = LossyLink("127.0.0.1", server.discover, api_key="secret", **options)
+    async with serving(SECRET) as server:
+        link = LossyLink("127.0.0.1", server.discover, api_key=SECRET, **options)
         try:
             yield server, link
         finally:
@@ -200,6 +202,38 @@ def test_a_wrong_key_is_said_to_be_one_and_not_tried_again() -> None:
     assert run(scenario) == 1
 
 
+def test_a_server_whose_callers_send_their_key_is_not_spoken_to() -> None:
+    async def scenario() -> str:
+        async with serving(SECRET) as server:
+
+            async def discover() -> LossyOffer:
+                return replace(await server.discover(), version=1)
+
+            link = LossyLink("127.0.0.1", discover, api_key=SECRET)
+            with pytest.raises(ConfigError, match="update it first") as caught:
+                await link.ask(b"", LARGE)
+            await link.close()
+            assert server.udp.received_bytes == 0
+            return str(caught.value)
+
+    assert SECRET not in run(scenario)
+
+
+def test_a_certificate_that_was_renewed_is_learned_by_asking_again() -> None:
+    async def scenario() -> None:
+        async with linked() as (server, link):
+            await link.ask(b"1", LARGE)
+            server.identity = own_identity()
+            server.udp.renew(server.identity)
+            assert await link.ask(b"2", LARGE) == (Status.OK, b"2"), "what is open goes on"
+            for session in list(server.udp.sessions.values()):
+                session._protocol.close(0)
+            assert await link.ask(b"3", LARGE) == (Status.OK, b"3")
+            assert server.discovered == 2
+
+    run(scenario)
+
+
 def test_a_server_that_was_started_anew_is_found_and_asked_again() -> None:
     async def scenario() -> None:
         async with linked() as (server, link):
@@ -207,7 +241,7 @@ def test_a_server_that_was_started_anew_is_found_and_asked_again() -> None:
             pending = asyncio.create_task(link.ask(b"never", LARGE, timeout_s=20.0))
             await until(lambda: not server.udp.settled)
             await server.udp.close()
-            await server.start(api_key="secret")
+            await server.start(api_key=SECRET)
             assert await link.ask(b"2", LARGE) == (Status.OK, b"2")
             assert server.discovered >= 2
             assert not pending.done(), "it is asked again, and again not answered"

@@ -142,7 +142,7 @@ class World:
             heapq.heappop(self._events)[2]()
         for route in self.routes:
             for datagram in route.up.due(now):
-                if self.receiver.receive(peek(datagram), datagram, now):
+                if self._arrived(datagram):
                     self._wake["server"] = now
             for datagram in route.down.due(now):
                 if self.sender.receive(peek(datagram), datagram, now):
@@ -156,8 +156,7 @@ class World:
         now = self.now
         self.pumps["client"] += 1
         for path, datagram in self.sender.poll(now):
-            self.sent["up"] += 1
-            self.routes[path].up.put(len(datagram) + UDP_OVERHEAD_BYTES, datagram, now)
+            self._up(path, datagram)
         while self.sender.answered:
             answer = self.sender.answered.popleft()
             asked = self.asked[answer.picture]
@@ -170,13 +169,23 @@ class World:
         now = self.now
         self.pumps["server"] += 1
         for path, datagram in self.receiver.poll(now):
-            self.sent["down"] += 1
-            self.routes[path].down.put(len(datagram) + UDP_OVERHEAD_BYTES, datagram, now)
+            self._down(path, datagram)
         while self.receiver.events:
             self._handed(self.receiver.events.popleft())
         while self.receiver.unheard:
             self.at(now + self.stream_s, partial(self._by_stream, *self.receiver.unheard.popleft()))
         self._wake["server"] = max(self.receiver.next_timer(now), now + TICK_S)
+
+    def _up(self, path: int, datagram: bytes) -> None:
+        self.sent["up"] += 1
+        self.routes[path].up.put(len(datagram) + UDP_OVERHEAD_BYTES, datagram, self.now)
+
+    def _arrived(self, datagram: bytes) -> bool:
+        return self.receiver.receive(peek(datagram), datagram, self.now)
+
+    def _down(self, path: int, datagram: bytes) -> None:
+        self.sent["down"] += 1
+        self.routes[path].down.put(len(datagram) + UDP_OVERHEAD_BYTES, datagram, self.now)
 
     def _by_stream(self, number: int, status: int, body: bytes) -> None:
         """QUIC's stream is reliable; it delivers as soon as a path lives."""

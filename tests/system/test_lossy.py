@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 from aiohttp import web
+from cryptography import x509
 
 from hawkvision.client import AsyncClient, Client
 from hawkvision.client_replies import Unreachable
@@ -36,8 +39,10 @@ from hawkvision.process import ServerProcess, running
 from hawkvision.types import Answer, PromiseStatus, Tier
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
+from tests.hawkvision.transport.test_identity import files
 from tests.pictures import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
+from tests.waiting import PATIENCE_S
 
 PICTURE = encoded(height=200, width=300)
 MOST_UNTIL_KNOWN = 40
@@ -158,7 +163,7 @@ def test_errors_of_fields_are_those_of_http(
     ("picture", "error"),
     [
         (b"", BadImage),
-        (b"GIF89a and so on", UnsupportedMedia),
+        (b"%PDF-1.7 and so on", UnsupportedMedia),
         (CAT.read_bytes()[:90_000], BadImage),
         (np.zeros((4, 4), np.uint8), BadField),
     ],
@@ -184,6 +189,20 @@ def test_a_wrong_key_is_unauthorized_at_either_door() -> None:
                 client.classify(PICTURE)
         with Client(node.url, api_key="a-secret-of-ours", transport="lossy") as client:
             assert client.classify(PICTURE).top_k
+
+
+@pytest.mark.slow
+def test_a_certificate_that_is_replaced_while_the_node_runs_is_offered_and_shown(tmp_path: Path) -> None:
+    certificate, key = files(tmp_path, [x509.DNSName("edge.example")])
+    with running(*NOOP, "--lossy-certificate", str(certificate), "--lossy-key", str(key)) as node:
+        before = offer_of(node.url)
+        files(tmp_path, [x509.DNSName("edge.example")])
+        end = time.monotonic() + PATIENCE_S
+        while offer_of(node.url) == before:
+            assert time.monotonic() < end, "the files were not read again"
+        with Client(node.url, transport="lossy") as client:
+            assert client.classify(PICTURE).top_k
+        assert offer_of(node.url)["certificate"] == certificate.read_text()
 
 
 def test_a_node_without_a_lossy_door_says_so() -> None:

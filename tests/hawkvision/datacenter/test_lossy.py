@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from cryptography import x509
 
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.app import application
@@ -17,8 +20,10 @@ from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.lossy import LossyDoor, useful_side
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.tier import Tier
-from hawkvision.errors import ConfigError
+from hawkvision.errors import ConfigError, Unauthorized
 from hawkvision.hop import HopReply, HopRequest, Middle
+from hawkvision.servers.keyfile import Scope, add_key, remove_key
+from hawkvision.servers.keys import Keys
 from hawkvision.trace import start_trace
 from hawkvision.transport.client import LossyClient
 from hawkvision.transport.coding import Coded, Plan, encode, opaque
@@ -29,6 +34,7 @@ from hawkvision.types import Score
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.datacenter.conftest import picture
+from tests.hawkvision.transport.test_identity import files
 from tests.waiting import until
 
 TRACE = start_trace()
@@ -72,10 +78,10 @@ class Sure:
 
 
 @asynccontextmanager
-async def open_door(config: DatacenterConfig) -> AsyncIterator[tuple[LossyDoor, Tier, Sure]]:
+async def open_door(config: DatacenterConfig, keys: Keys | None = None) -> AsyncIterator[tuple[LossyDoor, Tier, Sure]]:
     tier, variants = Tier(load_catalog(config), 4), Sure()
     tier.variants = variants
-    door = await LossyDoor.open(config, 0, tier)
+    door = await LossyDoor.open(config, 0, tier, keys or Keys(config.api_key))
     try:
         yield door, tier, variants
     finally:
@@ -83,10 +89,10 @@ async def open_door(config: DatacenterConfig) -> AsyncIterator[tuple[LossyDoor, 
 
 
 @asynccontextmanager
-async def connected(door: LossyDoor, port: int | None = None) -> AsyncIterator[LossyClient]:
+async def connected(door: LossyDoor, port: int | None = None, api_key: str | None = None) -> AsyncIterator[LossyClient]:
     offer = door.offer
     client = await LossyClient.connect(
-        port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")]
+        port or offer.port, offer.certificate, offer.name, routes=[Route(None, "127.0.0.1")], api_key=api_key
     )
     try:
         yield client
@@ -246,3 +252,79 @@ def test_a_cluster_does_not_offer_the_lossy_transport(config: DatacenterConfig) 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lossy_certificate and dc\.lossy_key"):
         load_config(DatacenterConfig, overrides={"lossy_certificate": tmp_path / "c.pem"}, environ={})
+
+
+def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_changes_nothing(
+    config: DatacenterConfig, tmp_path: Path
+) -> None:
+    certificate, key = files(tmp_path, [x509.DNSName("tier.example")])
+    config = msgspec.structs.replace(config, lossy_certificate=certificate, lossy_key=key)
+    request = HopRequest()
+
+    async def scenario() -> list[str]:
+        async with open_door(config) as (door, _, _), connected(door) as before:
+            offers = [door.offer.certificate]
+            files(tmp_path, [x509.DNSName("tier.example")])
+            door.offered.reload()
+            offers.append(door.offer.certificate)
+            key.write_text("no key")
+            with pytest.raises(ConfigError, match=r"node\.key"):
+                door.offered.reload()
+            offers.append(door.offer.certificate)
+            async with connected(door) as after:
+                for client in (before, after):
+                    status, _ = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=10.0)
+                    assert status is Status.OK
+            return offers
+
+    first, second, third = asyncio.run(scenario())
+    assert first != second == third
+
+
+def test_a_picture_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
+    config: DatacenterConfig, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.toml"
+    key = add_key(file, "edge-1", [Scope.INFER], rate=1e-6)
+    request = HopRequest()
+
+    async def scenario() -> list[tuple[Status, str]]:
+        keys = Keys(keys_file=file)
+        async with open_door(config, keys) as (door, _, _), connected(door, api_key=key) as client:
+            found = []
+            for _ in range(3):
+                status, body = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=10.0)
+                found.append((status, "" if status is Status.OK else json.loads(body)["code"]))
+                if len(found) == 2:
+                    remove_key(file, "edge-1")
+                    keys.reload()
+            return found
+
+    assert asyncio.run(scenario()) == [
+        (Status.OK, ""),
+        (Status.REFUSED, "overloaded"),
+        (Status.REFUSED, "unauthorized"),
+    ]
+
+
+def test_what_strangers_send_and_who_is_refused_is_counted(config: DatacenterConfig) -> None:
+    async def scenario() -> str:
+        async with open_door(config, Keys("a-key-of-some-length")) as (door, tier, _):
+            with pytest.raises(Unauthorized):
+                async with connected(door, api_key="another-key-than-that"):
+                    pass
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+                stranger.sendto(b"\x11none" + bytes(60), ("127.0.0.1", door.offer.port))
+                stranger.sendto(b"?" * 30, ("127.0.0.1", door.offer.port))
+                await until(lambda: b'_datagrams_total{reason="malformed"} 1.0' in tier.metrics.exposition())
+            return tier.metrics.exposition().decode()
+
+    page = asyncio.run(scenario())
+    for line in (
+        'hawkvision_dc_lossy_dropped_datagrams_total{reason="no_session"} 1.0',
+        'hawkvision_dc_lossy_dropped_datagrams_total{reason="malformed"} 1.0',
+        'hawkvision_dc_lossy_dropped_datagrams_total{reason="bad_seal"} 0.0',
+        'hawkvision_dc_lossy_refused_callers_total{reason="unauthorized"} 1.0',
+        "hawkvision_dc_lossy_sessions 0.0",
+    ):
+        assert line in page

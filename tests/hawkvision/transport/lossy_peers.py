@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections.abc import AsyncIterator, Sequence
 
+from hawkvision.servers.keys import Keys
 from hawkvision.transport.client import LossyClient
 from hawkvision.transport.identity import Identity, own_identity
 from hawkvision.transport.receiver import Status
@@ -13,7 +13,7 @@ from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Handler, Incoming
 from hawkvision.transport.udp import Route
 
-IDENTITY = own_identity(datetime.datetime.now(datetime.UTC))
+IDENTITY = own_identity()
 LOOPBACK = Route(None, "127.0.0.1")
 
 
@@ -24,10 +24,15 @@ async def echo(incoming: Incoming) -> tuple[Status, bytes]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: Handler = echo, *, api_key: str | None = None, port: int = 0, identity: Identity = IDENTITY
+    handler: Handler = echo,
+    *,
+    keys: Keys | None = None,
+    takes_sent_keys: bool = False,
+    port: int = 0,
+    identity: Identity = IDENTITY,
 ) -> AsyncIterator[LossyServer]:
     """A server on a free port."""
-    server = await LossyServer.start("127.0.0.1", port, identity, handler, api_key=api_key)
+    server = await LossyServer.start("127.0.0.1", port, identity, handler, keys=keys, takes_sent_keys=takes_sent_keys)
     try:
         yield server
     finally:

@@ -40,7 +40,7 @@ class Peer:
     def open(self, datagrams: list[tuple[int, bytes]]) -> list[Frame]:
         """The frames of datagrams that the other end has sent."""
         payloads = (self._opener.open(peek(datagram), datagram) for _, datagram in datagrams)
-        return [frame for payload in payloads if payload is not None for frame in decode(payload)]
+        return [frame for payload in payloads if isinstance(payload, bytes) for frame in decode(payload)]
 
 
 def server(budget: Budget | None = None) -> Receiver:

@@ -54,7 +54,7 @@ def test_over_two_paths_the_better_one_says_it_first() -> None:
     for number, rtt_s in ((0, 0.08), (1, 0.02)):
         end.receive(*peer.seal(some[number], path=number), BEGIN)
         list(end.poll(BEGIN))
-        end.channel.paths[number].proven = True
+        end.channel.paths[number].where.used.proven = True
         end.channel.paths[number].rate.reported([], [], rtt_s, BEGIN)
     give(end, peer, *some[2:])
     end.interim(0, b"cat?", BEGIN)

@@ -30,7 +30,7 @@ from hawkvision.transport.frames import (
     encode,
 )
 from hawkvision.transport.seal import peek
-from hawkvision.transport.wire import MAX_DATAGRAM
+from hawkvision.transport.wire import MAX_DATAGRAM, Drop
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, SESSION, Peer
 from tests.hawkvision.transport.test_frames import reports
 
@@ -189,7 +189,7 @@ def test_a_report_of_what_was_never_sent_changes_nothing() -> None:
     end.receive(*peer.seal(report_of(range(2))), BEGIN + 0.01)
     end.receive(*peer.seal(report_of([0], path=3)), BEGIN + 0.01)
     assert not end.delivered
-    assert end.dropped == 2
+    assert end.drops == {Drop.MALFORMED: 2}
     assert end.paths[0].rate.rtt_s is None
 
 
@@ -198,7 +198,7 @@ def test_a_replayed_datagram_counts_once() -> None:
     header, datagram = peer.seal(Ping())
     assert end.receive(header, datagram, BEGIN) == []
     assert end.receive(header, datagram, BEGIN) is None
-    assert end.dropped == 1
+    assert end.drops == {Drop.REPLAYED: 1}
     assert end.paths[0].untold == 1
 
 
@@ -257,25 +257,68 @@ def test_an_address_is_proven_by_the_echo_of_its_challenge_only() -> None:
     assert end.paths[0].proven
 
 
-def test_a_moved_address_is_challenged_at_once_with_another_token() -> None:
+HERE, THERE, ELSEWHERE = ("192.0.2.1", 1), ("192.0.2.1", 2), ("192.0.2.3", 3)
+
+
+def proven_at(address: tuple[str, int]) -> tuple[Channel[Any], Peer]:
+    """An end whose peer has proven that it receives there."""
     end, peer = unproven()
-    header, datagram = peer.seal(Ping())
-    end.receive(header, datagram, BEGIN)
-    old = peer.open(list(end.due(BEGIN)))
-    end.receive(*peer.seal(Ping()), BEGIN + 0.01)
-    end.moved(0, len(datagram), BEGIN + 0.01)
-    new = peer.open(list(end.due(BEGIN + 0.01)))
-    assert [type(frame) for frame in (*old, *new)] == [Challenge, Challenge]
-    assert old != new
-    end.receive(*peer.seal(*[Response(frame.token) for frame in old if isinstance(frame, Challenge)]), BEGIN + 0.02)
-    assert not end.paths[0].proven
+    end.receive(*peer.seal(Ping()), BEGIN, address)
+    (challenge,) = (frame for frame in peer.open(list(end.due(BEGIN))) if isinstance(frame, Challenge))
+    end.receive(*peer.seal(Response(challenge.token)), BEGIN, address)
+    assert end.paths[0].proven
+    list(end.due(BEGIN + 1))
+    return end, peer
+
+
+def challenged(end: Channel[Any], peer: Peer) -> tuple[tuple[str, int], Challenge]:
+    """Who was challenged aside, and with what."""
+    ((address, datagram),) = end.asides
+    end.asides.clear()
+    (challenge,) = peer.open([(0, datagram)])
+    assert isinstance(challenge, Challenge)
+    return address, challenge
+
+
+def test_a_new_address_is_challenged_at_once_and_the_old_one_kept_until_it_has_answered() -> None:
+    end, peer = proven_at(HERE)
+    where = end.paths[0].where
+    end.receive(*peer.seal(Ping()), BEGIN + 1, THERE)
+    address, challenge = challenged(end, peer)
+    assert (address, where.used.address, where.used.proven) == (THERE, HERE, True)
+    assert where.destinations(40, BEGIN + 1) == (HERE, THERE)
+    end.receive(*peer.seal(Response(b"guessed!")), BEGIN + 1.01, THERE)
+    end.receive(*peer.seal(Response(challenge.token)), BEGIN + 1.01, HERE)
+    assert where.used.address == HERE, "it must answer from where it claims to be"
+    end.receive(*peer.seal(Response(challenge.token)), BEGIN + 1.02, THERE)
+    assert (where.used.address, where.used.proven, where.claim) == (THERE, True, None)
+
+
+def test_an_overtaken_datagram_moves_nothing() -> None:
+    end, peer = proven_at(HERE)
+    late, newest = peer.seal(Ping()), peer.seal(Ping())
+    end.receive(*newest, BEGIN + 1, HERE)
+    end.receive(*late, BEGIN + 1, THERE)
+    assert (end.asides, end.paths[0].where.claim) == ([], None)
+
+
+def test_a_port_is_a_nats_affair_and_another_host_is_another_link() -> None:
+    rates = []
+    for address in (THERE, ELSEWHERE):
+        end, peer = proven_at(HERE)
+        end.send(end.paths[0], PING, BEGIN + 1, "token")
+        before = end.paths[0].rate
+        end.receive(*peer.seal(Ping()), BEGIN + 1, address)
+        end.receive(*peer.seal(Response(challenged(end, peer)[1].token)), BEGIN + 1, address)
+        rates.append((end.paths[0].rate is before, "token" in end.lost))
+    assert rates == [(True, False), (False, True)]
 
 
 def test_a_dead_path_that_may_not_be_sent_to_does_not_keep_the_timer_ringing() -> None:
     end, peer = unproven()
     end.receive(*peer.seal(Ping()), BEGIN)
     list(end.due(BEGIN))
-    end.moved(0, 0, BEGIN)  # what may be sent is used up
+    end.paths[0].where.used.bytes_in = 0  # what may be sent is used up
     now = BEGIN + 5
     end.expire(now)
     assert list(end.due(now)) == []

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.transport.control import (
+    MAX_HELLO,
     MAX_MESSAGE,
+    MAX_PROOF,
     Hello,
     Message,
     MessageReader,
@@ -25,7 +27,7 @@ from hawkvision.transport.wire import WireError
 
 u32 = st.integers(0, 2**32 - 1)
 messages = st.one_of(
-    st.builds(Hello, st.integers(0, 9), st.none() | st.text(max_size=20)),
+    st.builds(Hello, st.integers(0, 9), st.none() | st.binary(max_size=MAX_PROOF), st.none() | st.text(max_size=20)),
     st.builds(Welcome, u32, st.binary(max_size=28), st.binary(max_size=28), st.integers(1, 65535)),
     st.builds(Template, st.integers(0, 255), st.binary(max_size=4096)),
     st.builds(Tables, st.integers(1, 255), st.binary(max_size=700)),
@@ -82,9 +84,17 @@ def test_a_message_nested_deeply_is_a_wire_error(opens: bytes) -> None:
         list(MessageReader().feed(struct.pack("!I", len(body)) + body))
 
 
-def test_a_message_too_long_is_refused_before_it_is_held() -> None:
-    with pytest.raises(WireError, match=str(MAX_MESSAGE + 1)):
-        list(MessageReader().feed(struct.pack("!I", MAX_MESSAGE + 1)))
+@pytest.mark.parametrize("most", [MAX_HELLO, MAX_MESSAGE])
+def test_a_message_too_long_is_refused_before_it_is_held(most: int) -> None:
+    with pytest.raises(WireError, match=str(most + 1)):
+        list(MessageReader(most).feed(struct.pack("!I", most + 1)))
+
+
+def test_the_previous_versions_hello_is_understood_and_this_ones_carries_no_key() -> None:
+    old = msgspec.msgpack.encode({"type": "hello", "version": 1, "api_key": "key"})
+    assert list(MessageReader().feed(struct.pack("!I", len(old)) + old)) == [Hello(1, None, "key")]
+    new = encode_message(Hello(2, b"proof"))
+    assert msgspec.msgpack.decode(new[4:]) == {"type": "hello", "version": 2, "proof": b"proof"}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +104,7 @@ def test_a_message_too_long_is_refused_before_it_is_held() -> None:
         {"type": "template", "number": 1, "request": bytes(4097)},
         {"type": "tables", "number": 0, "header": b""},
         {"type": "tables", "number": 1, "header": bytes(65537)},
+        {"type": "hello", "version": 2, "proof": bytes(MAX_PROOF + 1)},
         {"type": "nonsense"},
         {"number": 1},
     ],
@@ -105,6 +116,6 @@ def test_values_out_of_bounds_are_refused(broken: dict[str, object]) -> None:
 
 
 def test_text_that_is_no_utf8_is_a_broken_message() -> None:
-    body = encode_message(Hello(1, "key")).replace(b"hello", b"hel\xff\xff")
+    body = encode_message(Hello(1, None, "key")).replace(b"hello", b"hel\xff\xff")
     with pytest.raises(WireError, match="control message"):
         list(MessageReader().feed(body))

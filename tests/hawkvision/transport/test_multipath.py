@@ -1,4 +1,4 @@
-"""Two paths through two relays: fragments on both, and what happens when one of them dies, QUIC's own first."""
+"""Two paths through two relays: fragments on both, and what happens when one dies or moves, QUIC's own first."""
 
 from __future__ import annotations
 
@@ -86,5 +86,24 @@ def test_the_connection_outlives_the_path_it_was_made_over() -> None:
             await asyncio.wait_for(client._protocol.ping(), 10.0)
             assert client.lost is None
             assert len(server.sessions) == 1
+
+    asyncio.run(scenario())
+
+
+def test_paths_whose_nat_forgets_them_go_on_from_another_port() -> None:
+    async def scenario() -> None:
+        async with two_paths() as (server, client, relays):
+            await client.ask(b"cats", PICTURE)
+            (session,) = server.sessions.values()
+            paths = session.receiver.channel.paths
+            await until(lambda: len(paths) == 2 and all(path.proven for path in paths.values()))
+            for relay, path in zip(relays, (paths[0], paths[1]), strict=True):
+                before = path.where.used.address
+                relay.forget()
+                answers = [await client.ask(b"kind of %d" % n, PICTURE) for n in range(5)]
+                assert {status for status, _ in answers} == {Status.OK}
+                await until(lambda path=path, before=before: path.where.used.address != before)  # type: ignore[misc]
+                assert (path.where.used.address[0], path.proven, path.where.claim) == (before[0], True, None)
+            assert client.lost is None
 
     asyncio.run(scenario())

@@ -35,7 +35,7 @@ from hawkvision.transport.receiver import (
     Receiver,
     Status,
 )
-from hawkvision.transport.wire import WireError
+from hawkvision.transport.wire import Drop, WireError
 from tests.hawkvision.transport.session import BEGIN, PLENTY, Peer, coded, fragments, server
 from tests.hawkvision.transport.test_coding import scene
 from tests.hawkvision.transport.test_frames import fragments as any_fragments
@@ -91,7 +91,7 @@ def test_the_first_of_two_conflicting_fragments_counts() -> None:
     other_template = fragments(picture, template=1)[1]
     (event,) = give(end, peer, good[0], other_bytes, other_format, other_template, good[1])
     assert event.arrived == Complete(b"".join(picture.symbols[:2]), None)
-    assert end.channel.dropped == 2
+    assert end.channel.drops == {Drop.MALFORMED: 2}
 
 
 def test_what_is_missing_is_asked_for_and_a_part_is_offered_meanwhile() -> None:

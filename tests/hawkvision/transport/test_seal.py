@@ -19,7 +19,7 @@ from hawkvision.transport.seal import (
     is_sealed,
     peek,
 )
-from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, WireError
+from hawkvision.transport.wire import HEADER_BYTES, MAX_DATAGRAM, TAG_BYTES, Drop, WireError
 
 SECRET = Secret(b"k" * 16, b"i" * 12)
 paths = st.integers(0, MAX_PATHS - 1)
@@ -44,7 +44,7 @@ def test_a_flipped_bit_anywhere_opens_nothing(payload: bytes, data: st.DataObjec
         header = peek(bytes(datagram))
     except WireError:
         return
-    assert Opener(SECRET).open(header, bytes(datagram)) is None
+    assert Opener(SECRET).open(header, bytes(datagram)) is Drop.BAD_SEAL
 
 
 @given(payloads, st.data())
@@ -55,7 +55,7 @@ def test_a_cut_datagram_opens_nothing(payload: bytes, data: st.DataObject) -> No
         header = peek(cut)
     except WireError:
         return
-    assert Opener(SECRET).open(header, cut) is None
+    assert Opener(SECRET).open(header, cut) is Drop.BAD_SEAL
 
 
 @given(st.binary(max_size=MAX_DATAGRAM + 50))
@@ -66,12 +66,12 @@ def test_any_bytes_give_a_header_or_an_error_and_never_open(data: bytes) -> None
         return
     assert is_sealed(data)
     assert header.path < MAX_PATHS
-    assert Opener(SECRET).open(header, data) is None
+    assert Opener(SECRET).open(header, data) is Drop.BAD_SEAL
 
 
 def test_another_key_opens_nothing() -> None:
     datagram = Sealer(7, SECRET).seal(0, 0, b"frames")
-    assert Opener(Secret(b"x" * 16, SECRET.iv)).open(peek(datagram), datagram) is None
+    assert Opener(Secret(b"x" * 16, SECRET.iv)).open(peek(datagram), datagram) is Drop.BAD_SEAL
 
 
 @given(st.lists(st.integers(0, 3 * REPLAY_WINDOW), max_size=200))
@@ -90,14 +90,14 @@ def test_a_replayed_datagram_opens_once_and_paths_count_by_themselves() -> None:
     sealer, opener = Sealer(7, SECRET), Opener(SECRET)
     first, other = sealer.seal(0, 3, b"a"), sealer.seal(1, 3, b"b")
     opened = [opener.open(peek(datagram), datagram) for datagram in (first, first, other, other)]
-    assert opened == [b"a", None, b"b", None]
+    assert opened == [b"a", Drop.REPLAYED, b"b", Drop.REPLAYED]
 
 
 def test_a_forged_far_sequence_does_not_move_the_window() -> None:
     sealer, opener = Sealer(7, SECRET), Opener(SECRET)
     genuine = sealer.seal(0, 1, b"frames")
     forged = bytes(genuine[:6]) + b"\xff" * 6 + genuine[12:]
-    assert opener.open(peek(forged), forged) is None
+    assert opener.open(peek(forged), forged) is Drop.BAD_SEAL
     assert opener.open(peek(genuine), genuine) == b"frames"
 
 
