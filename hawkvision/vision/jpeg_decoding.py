@@ -179,12 +179,13 @@ def _cut_off(first: Pixels, second: Pixels, header: ImageHeader) -> BadImage:
 def _by_opencv(stream: Stream, header: ImageHeader, factor: int) -> Pixels:
     """An image in a layout that TurboJPEG does not know.
 
-    Without an end marker OpenCV does not complain of what follows the data, and gives up where they end too early.
+    Without an end marker OpenCV writes nothing about what follows the data, and gives up where they end too early. Of
+    several scans it must have one, and writes a line to stderr about each image.
     """
-    if not stream.plain:
-        if not stream.ended:
-            raise BadImage("JPEG: the image is cut off: it has no end marker")
+    if stream.frame.arithmetic:  # what follows the data may be part of them: encoders leave zeros out
         return _opened(stream.body(), factor)
+    if not stream.plain:
+        return _opened_twice([stream.body(tail) for tail in TAILS], header, factor)
     pieces = stream.scans[0].pieces
     if len(pieces) == 1:
         return _opened_twice([stream.body(tail, end=False) for tail in TAILS], header, factor)
