@@ -60,7 +60,6 @@ from hawkvision.datacenter.launch.supervisor import (
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
-from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
@@ -147,8 +146,7 @@ def serve(
     # name server to learn which address of this machine it has.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
-    with home_for_ray():
-        asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
+    asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
