@@ -197,7 +197,7 @@ async def _serve(
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(folder), ThreadPoolExecutor(1, "ray") as ray_thread:
         opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
@@ -390,6 +390,9 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None
 
     # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of Ray's API server nothing would run here but its usage reports. Disabled, they still ask name servers and the
+    # metadata services of clouds where this machine is. Nobody else needs it.
+    ray._private.services.start_api_server = lambda *_, **__: ("", None)
     replicas = len(catalog.groups) * config.max_replicas
     ray.init(
         address="local",
