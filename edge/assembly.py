@@ -294,7 +294,9 @@ async def open_node(
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.providers):
         looking = partial(look_at_samples, rung, config.max_pixels, clock)
-        await asyncio.gather(*(pool.submit(partial(_looked, looking)) for _ in range(workers)))
+        await pool.submit(
+            partial(_looked, looking)
+        )  # by one worker: models are warm on all, and decoders know no threads
         await asyncio.to_thread(take_large_pages)
     parts = divided(config.memory_bytes, config.request_memory_bytes)
     admission.divide(parts)
