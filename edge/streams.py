@@ -118,20 +118,7 @@ class Streams:
         if kept.void != was_void:
             counter = self._metrics.alarms if kept.void else self._metrics.returns
             counter.labels(self._task).inc()
-            state, own = kept.control.state, kept.place.stream == DEFAULT_STREAM
-            # Callers may name any number of streams, and must not fill the log with them: they are one subject.
-            self._reported.note(
-                f"own {kept.place.certificate}" if own else "named",
-                kept.void if own else (kept.place, kept.void, state.alarms),
-                logging.WARNING if own and kept.void else logging.INFO,
-                "guarantee %s: stream %s is %s certified, after %d requests with %d of %d audits disagreeing",
-                "suspended" if kept.void else "restored",
-                "of the node itself" if own else kept.place.stream.hex(),
-                "not as" if kept.void else "as",
-                state.requests,
-                state.disagreements,
-                state.audits,
-            )
+            self._report(kept)
 
     async def close(self) -> None:
         """Write what is not written yet, and close the file."""
@@ -142,6 +129,22 @@ class Streams:
         await self._writer
         await self._write_all(self._file)
         await asyncio.to_thread(self._file.close)
+
+    def _report(self, kept: Kept) -> None:
+        state, own = kept.control.state, kept.place.stream == DEFAULT_STREAM
+        # Callers may name any number of streams, and must not fill the log with them: they are one subject.
+        self._reported.note(
+            f"own {kept.place.certificate}" if own else "named",
+            kept.void if own else (kept.place, kept.void, state.alarms),
+            logging.WARNING if own and kept.void else logging.INFO,
+            "guarantee %s: stream %s is %s certified, after %d requests with %d of %d audits disagreeing",
+            "suspended" if kept.void else "restored",
+            "of the node itself" if own else kept.place.stream.hex(),
+            "not as" if kept.void else "as",
+            state.requests,
+            state.disagreements,
+            state.audits,
+        )
 
     def _all(self) -> Iterator[Kept]:
         return chain(self._own.values(), self._named.values())
@@ -168,6 +171,8 @@ class Streams:
             return
         if state is not None and kept.control.restore(state):
             self._unwritten[kept.place] = kept
+            if kept.void and kept.place.stream == DEFAULT_STREAM:
+                self._report(kept)
 
     def _let_go(self, kept: Kept) -> None:
         """Requests under way may still feed what has made room; that is lost, as what a crash would lose."""

@@ -523,7 +523,7 @@ class _Asked(_Frames):
             async with aclosing(self._answering(question)) as parts:
                 async for part in parts:
                     self.send(number, part)
-        except (RequestError, DeadlineMissed) as error:
+        except (RequestError, DeadlineMissed, Overloaded) as error:
             end = error
         except HawkVisionError as error:
             log.exception("a picture could not be looked at")

@@ -195,7 +195,7 @@ async def _serve(
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(folder), ThreadPoolExecutor(1, "ray") as ray_thread:
         opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
