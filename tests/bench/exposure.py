@@ -43,6 +43,8 @@ CALL_S: Final = 5.0
 JOIN_S: Final = 20.0
 CONTROL_S: Final = 120.0
 KEY: Final = "a-key-of-the-exposure-test"
+ASKING: Final = ("/v1/rungs", "/metrics")
+"""Paths that ask for a key."""
 START_SYNC: Final = "/ray.rpc.syncer.RaySyncer/StartSync"
 HANDLE_REQUEST: Final = "/ray.serve.ASGIService/HandleRequest"
 
@@ -258,8 +260,10 @@ def main() -> int:
             reached = reached_of(each, hosts)
             sound &= not reached
             print(f"  {each}: {'REACHED at ' + ', '.join(reached) if reached else 'not reachable'}")
-        print("\nWithout a key:")
-        for path in ("/v1/rungs", "/v1/transport", "/metrics"):
+        print(
+            "\nWithout a key (/v1/transport says nothing but a port and a certificate, /healthz and /readyz one word):"
+        )
+        for path in ASKING:
             status = without_key(f"http://127.0.0.1:{tier.port}", path)
             sound &= status == 401
             print(f"  GET {path}: {status}")

@@ -258,7 +258,7 @@ class _Launcher:
                 return
             if silent:
                 silent = False
-                log.warning("the tier process goes on")
+                log.info("the tier process goes on")
                 self._gap.close()
             if word == LISTENING:
                 self._gap.close()
@@ -269,7 +269,7 @@ class _Launcher:
                 serves = True
                 self._check_exposure()
                 if self._has_been_ready:
-                    log.warning("the tier is ready again")
+                    log.info("the tier is ready again")
                 else:
                     self._has_been_ready = True
                     self._say_ready()
