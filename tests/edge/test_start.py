@@ -113,3 +113,17 @@ def test_without_home_and_cache_the_error_says_what_to_set() -> None:
     assert done.returncode == 1
     assert "has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_that_is_told_to_stop_while_it_imports_ends_well(tmp_path: Path, sent: signal.Signals) -> None:
+    """A module that the node imports first of all is one that waits, as on a slow disk."""
+    reached = tmp_path / "reached"
+    (tmp_path / "uvicorn.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(reached)!r}).touch()\ntime.sleep(60)\n", encoding="utf-8"
+    )
+    with started("--port", "0", PYTHONPATH=str(tmp_path)) as node:
+        asyncio.run(until(reached.exists))
+        node.send_signal(sent)
+        said = node.stdout.read() if node.stdout else ""
+    assert (node.returncode, said) == (0, "")
