@@ -11,6 +11,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop; the exit status is 0 after a clean stop, 1 for an error that was explained."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))  # until there is something to drain
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     # Imported once the signals are heard, for importing takes a second.
     from edge.run import run
 
