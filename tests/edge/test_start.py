@@ -111,7 +111,7 @@ def test_without_home_and_cache_the_error_says_what_to_set() -> None:
     if "unshare" in done.stderr:
         pytest.skip("this machine lets nobody have a namespace of users")
     assert done.returncode == 1
-    assert "has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME" in done.stderr
+    assert "has no HOME and no entry in /etc/passwd; set XDG_CACHE_HOME, or for models give --cache-dir" in done.stderr
     assert "Traceback" not in done.stderr
 
 
