@@ -55,6 +55,8 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
     delimiter = boundary.encode("latin-1", "replace")
     if body.count(b"\r\n--" + delimiter) > MAX_PARTS + 1:
         raise BadField(f"multipart: expected at most {MAX_PARTS} parts")
+    if not body.startswith(b"--" + delimiter):  # what stands before the first part means nothing (RFC 2046 §5.1.1)
+        body = body[max(0, body.find(b"\r\n--" + delimiter)) :]
     reader = _Reader()
     try:
         parser = MultipartParser(

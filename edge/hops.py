@@ -16,8 +16,9 @@ import aiohttp
 import msgspec
 
 from edge.arrival import Connector, sending, tracing
+from edge.replies import refused
 from hawkvision.cascade.link import LinkEstimate
-from hawkvision.errors import MALFORMED, EscalationFailed, NotFound
+from hawkvision.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.hop import (
     INFER_PATH,
     PROGRESSIVE_TYPE,
@@ -38,6 +39,7 @@ CONNECT_TIMEOUT_S: Final = 1.0
 MAX_REPLY_BYTES: Final = 1024 * 1024
 """A reply with 1,000 classes is 45 KB."""
 LISTING_TIMEOUT_S: Final = 5.0
+KEY_REFUSED: Final = (Unauthorized.status, Forbidden.status)
 RUN_OUT_S: Final = 2.0
 """How long an exchange goes on whose answer nobody waits for, so that its connection stays open; see `HttpHop.send`."""
 RUN_OUT_BYTES: Final = 1024 * 1024
@@ -45,12 +47,18 @@ RUN_OUT_BYTES: Final = 1024 * 1024
 
 ListingT = TypeVar("ListingT")
 
+_LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+
 _rungs_decoder = msgspec.json.Decoder(Rungs)
 _transports_decoder = msgspec.json.Decoder(Transports)
 
 
 class HopBroken(EscalationFailed):
     """The way itself does not work just now: refused, broken off, not there."""
+
+
+class KeyRefused(EscalationFailed):
+    """The datacenter answers, but not with this key: it does not know it, or the key may not ask for answers."""
 
 
 class HopLate(EscalationFailed):
@@ -237,6 +245,21 @@ class HttpHop:
         """
         return await self._listing(self._session, RUNGS_PATH, _rungs_decoder)
 
+    async def check_key(self) -> None:
+        """Ask for the answer to nothing, which is refused for the key's sake or for that of the empty body.
+
+        Raises:
+            KeyRefused: if the key may not ask.
+            EscalationFailed: if there is no answer.
+        """
+        try:
+            async with self._session.post(f"{self.url}{INFER_PATH}", data=b"", timeout=_LISTING_TIMEOUT) as response:
+                payload = await _read(response)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise EscalationFailed(self._why_not(error)) from None
+        if response.status in KEY_REFUSED:
+            raise KeyRefused(refused(response.status, payload)[1])
+
     async def transports(self) -> Transports:
         """What the datacenter listens to beside HTTP; nothing, if it does not know of such things. The key is not sent:
         over datagrams it is only proved, which would be of no use had it been heard here.
@@ -265,11 +288,12 @@ class HttpHop:
     ) -> ListingT:
         """A document; `absent` if there is no such path."""
         try:
-            timeout = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-            async with session.get(f"{self.url}{path}", timeout=timeout) as response:
+            async with session.get(f"{self.url}{path}", timeout=_LISTING_TIMEOUT) as response:
                 payload = await _read(response)
             if response.status == NotFound.status and absent is not None:
                 return absent
+            if response.status in KEY_REFUSED:
+                raise KeyRefused(refused(response.status, payload)[1])
             if response.status != 200:
                 raise EscalationFailed(f"{self.url}{path} answered HTTP {response.status}")
             return decoder.decode(payload)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from edge.admission import Admission
 from edge.arrival import Sending, sending, watch
-from edge.hops import Hop, HopBroken, HopLate, HttpHop
+from edge.hops import KEY_REFUSED, Hop, HopBroken, HopLate, HttpHop, KeyRefused
 from edge.lossy_hop import TooLargeForDatagrams
 from edge.replies import checked, refused
 from edge.waiting import Escalated, SoFar, while_hopeful
@@ -108,15 +108,16 @@ class Uplink:
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
-        from hawkvision.logs import Transitions
             admission: from which memory is taken to make pictures smaller; None has no bound.
         """
         self.url = url.rstrip("/")
         self.lost = asyncio.Event()
         """Set when a link goes down, is doubted, or a connection ends, for whoever watches the datacenter."""
         self._reported = Transitions(log, {"transport": Transport.TCP, "doubt": False})
-        self._noted: tuple[Transport, bool, bool] | None = None
-        """What was last reported: the transport, whether its link is up, whether it is doubted."""
+        self._noted: tuple[Transport, bool, bool, bool] | None = None
+        """What was last reported: the transport, whether its link is up, is doubted, and whether the key is refused."""
+        self._key_refused: str | None = None
+        """What the datacenter says against our key; None if it takes it, as far as is known."""
         self._ended_at = -math.inf
         self._looking: asyncio.TimerHandle | None = None
         """To have the datacenter looked at, for a connection has ended."""
@@ -164,20 +165,24 @@ class Uplink:
 
     @property
     def up(self) -> bool:
-        """Whether the next picture has a link to go over."""
-        return self._ways.hop.link.up
+        """Whether the next picture has a link to go over, and will be let in."""
+        return self._ways.hop.link.up and self._key_refused is None
 
     def report(self) -> None:
         """Log what has changed about the way that pictures go; to be called whenever something may have."""
         link, transport = self._ways.hop.link, self.transport
-        now = (transport, link.up, link.doubtful)
+        now = (transport, link.up, link.doubtful, self._key_refused is not None)
         before, self._noted = self._noted, now
         if before == now:
             return
         note, good, bad = self._reported.note, logging.INFO, logging.WARNING
         loss = "" if self.loss is None else f", loss {self.loss:.3f}"
         note("transport", transport, good, "pictures go to %s over %s%s", self.url, transport.value, loss)
-        if link.up:
+        if self._key_refused is not None:
+            note(
+                "datacenter", "key", bad, "datacenter lost: %s refuses edge.dc_api_key: %s", self.url, self._key_refused
+            )
+        elif link.up:
             again = "reached" if before is None else "back"
             note("datacenter", True, good, "datacenter %s: %s answers", again, self.url)
         else:
@@ -228,12 +233,12 @@ class Uplink:
 
     def predict_ms(self) -> float | None:
         """What a whole answer would hardly take longer than; None while the datacenter is left alone, having failed."""
-        predicted_ms = self._ways.hop.link.predict_ms(self._clock.now())
+        predicted_ms = None if self._key_refused is not None else self._ways.hop.link.predict_ms(self._clock.now())
         return None if predicted_ms is None else predicted_ms + self._rest_ms
 
     def expect_ms(self) -> float | None:
         """What an answer is likely to take, of some of a rung's members if that will do; None likewise."""
-        return self._ways.hop.link.expect_ms(self._clock.now())
+        return None if self._key_refused is not None else self._ways.hop.link.expect_ms(self._clock.now())
 
     def doubts(self, wait_ms: float) -> bool:
         """Whether escalations were late so often that nobody should wait so long; `try_out` finds out more."""
@@ -408,12 +413,20 @@ class Uplink:
         return True
 
     async def rungs(self) -> Rungs:
-        """What the datacenter serves.
+        """What the datacenter serves. Once it has refused our key, it must also show that it takes it by now.
 
         Raises:
-            EscalationFailed: if it does not say.
+            EscalationFailed: if it does not say, or still refuses the key.
         """
-        return await self._ways.http.rungs()
+        try:
+            served = await self._ways.http.rungs()
+            if self._key_refused is not None:
+                await self._ways.http.check_key()
+        except KeyRefused as error:
+            self._key_refused = str(error)
+            raise
+        self._key_refused = None
+        return served
 
     async def close(self) -> None:
         """Close the connections."""
@@ -527,6 +540,8 @@ class Uplink:
         fault, said = refused(status, payload)
         if fault is not None:
             return fault
+        if status in KEY_REFUSED:
+            self._key_refused = said
         if status in (429, 504):
             now = self._clock.now()
             # Alive but too busy: the next request may try, with a longer round trip in mind. Over a lossy link the

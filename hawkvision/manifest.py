@@ -291,8 +291,8 @@ def cache_dir(override: Path | None = None) -> Path:
         return Path.home() / ".cache" / "hawkvision"
     except RuntimeError:
         raise ConfigError(
-            "there is no cache folder: user "
-            f"{os.geteuid()} has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME"
+            f"there is no cache folder: user {os.geteuid()} has no HOME and no entry in /etc/passwd; "
+            "set XDG_CACHE_HOME, or for models give --cache-dir"
         ) from None
 
 

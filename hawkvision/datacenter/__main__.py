@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     # Imported once the signals are heard, for importing takes a second.
     from hawkvision import logs
     from hawkvision.config import DatacenterConfig, parse_arguments

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.hop import RUNGS_PATH, Rungs
+from hawkvision.hop import INFER_PATH, RUNGS_PATH, Rungs
 
 TIMEOUT_S: Final = 5.0
 MAX_LISTING_BYTES: Final = 2**20
@@ -99,15 +99,31 @@ def datacenter(
         advice = "set edge.dc_url to a datacenter tier; something in between answers, or another server"
         yield problem("datacenter", f"{url} does not answer as a datacenter tier does: {error}", advice)
         return
-    yield ok("datacenter", f"{url} answers, and takes the key" if key else f"{url} answers, and asks for no key")
+    yield _key_taken(url, headers, context) if key else ok("datacenter", f"{url} answers, and asks for no key")
     yield _certified(url, listing, expected)
     yield clock(url, date, datetime.datetime.now(datetime.UTC))
+
+
+def _key_taken(url: str, headers: Mapping[str, str], context: ssl.SSLContext | None) -> Finding:
+    """Whether the key may ask for answers, as well as for what is served; an empty body gets no other refusal."""
+    asking = urllib.request.Request(f"{url.rstrip('/')}{INFER_PATH}", b"", headers)  # noqa: S310 - as above
+    try:
+        with urllib.request.urlopen(asking, timeout=TIMEOUT_S, context=context):  # noqa: S310
+            pass
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return _refused(url, error)
+        error.close()
+    except (OSError, http.client.HTTPException) as error:
+        advice = "look into its log"
+        return problem("datacenter", f"{url} lists what it serves, and does not answer {INFER_PATH}: {error}", advice)
+    return ok("datacenter", f"{url} answers, and takes the key")
 
 
 def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
     with error:
         if error.code in (401, 403):
-            advice = "set HAWKVISION_EDGE_DC_API_KEY to a key that the datacenter takes"
+            advice = "set HAWKVISION_EDGE_DC_API_KEY to a key that the datacenter takes, with the scope infer"
             return problem("datacenter", f"{url} does not take the key (HTTP {error.code})", advice)
         if error.code == 503:
             return warning("datacenter", f"{url} is not ready (HTTP 503)", "wait for it, or look into its log")

@@ -36,6 +36,8 @@ class Pace:
     """No body makes room for others that began, or took a step, so short a time ago."""
 
 
+_LONGEST_LENGTH: Final = 20
+"""Digits of a body's length: llhttp reads 64 bits."""
 COPIES: Final = 2
 """Of a body at once: its pieces, and what is made of them."""
 
@@ -135,8 +137,9 @@ class Body:
             Overloaded: if all bodies together reach their bound.
         """
         limit, pace = self._bodies.max_body_bytes, self._bodies.pace
-        if declared is not None and declared.isdigit() and int(declared) > limit:
-            raise TooLarge(f"the body has {declared} bytes; at most {limit} are accepted")
+        declared = (declared or "").lstrip("0")  # of which any number may stand in front, and Python reads 4300 digits
+        if declared.isdigit() and (len(declared) > _LONGEST_LENGTH or int(declared) > limit):
+            raise TooLarge(f"the body has {declared[:40]} bytes; at most {limit} are accepted")
         try:
             async with asyncio.timeout(pace.step_s) as self._until:
                 chunk, more = await self._chunk(limit)

@@ -52,7 +52,8 @@ class Failures:
             self._untold += 1
             return
         address = peer[0] if isinstance(peer, tuple) else "a caller"
-        log.info("TLS handshake with %s failed: %s (and %d before it)", address, error, self._untold)
+        why = str(error) or type(error).__name__  # of a caller that hangs up there is no more to be said
+        log.info("TLS handshake with %s failed: %s (and %d before it)", address, why, self._untold)
         self._untold, self._next = 0, now + LOG_EVERY_S
 
 

@@ -49,6 +49,8 @@ class Peer:
     """Whether pictures over HTTP wait for their answers until it is False again."""
     rungs_delay_s: float = 0.0
     status: int = 200
+    rungs_status: int = 200
+    asked_for_rungs: int = 0
     error_code: str = "overloaded"
     garbage: bool = False
     model: str = "committee"
@@ -146,6 +148,9 @@ class Peer:
 
     async def rungs(self, _: web.Request) -> web.Response:
         await asyncio.sleep(self.rungs_delay_s)
+        self.asked_for_rungs += 1
+        if self.rungs_status != 200:
+            return web.json_response({"error": "no", "code": self.error_code}, status=self.rungs_status)
         rungs = (Rung(self.middle, (), self.middle_fingerprint),) if self.middle else ()
         listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")

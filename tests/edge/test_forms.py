@@ -52,6 +52,12 @@ def test_the_picture_is_found_however_its_part_is_written(disposition: str, line
     assert parse_form(TYPE, form(part(disposition, PICTURE, *line))) == (PICTURE, [])
 
 
+@pytest.mark.parametrize("before", [b"\r\n", b"This is a form.\r\n", b"--\r\n--c\r\n", b"bee\n\r\n"])
+def test_what_stands_before_the_first_part_means_nothing(before: bytes) -> None:
+    whole = before + form(part("; name=image", PICTURE), part("; name=top_k", b"3"))
+    assert parse_form(TYPE, whole) == (PICTURE, [("multipart", "top_k", "3")])
+
+
 @pytest.mark.parametrize(
     "content_type",
     [

@@ -111,5 +111,43 @@ def test_without_home_and_cache_the_error_says_what_to_set() -> None:
     if "unshare" in done.stderr:
         pytest.skip("this machine lets nobody have a namespace of users")
     assert done.returncode == 1
-    assert "has no HOME and no entry in /etc/passwd; give --cache-dir, or set XDG_CACHE_HOME" in done.stderr
+    assert "has no HOME and no entry in /etc/passwd; set XDG_CACHE_HOME, or for models give --cache-dir" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def waits_at(module: str, folder: Path) -> tuple[Path, dict[str, str]]:
+    """A module that waits when it is imported, as on a slow disk: what it makes when it begins, and the environment."""
+    reached = folder / "reached"
+    (folder / f"{module}.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(reached)!r}).touch()\ntime.sleep(60)\n", encoding="utf-8"
+    )
+    return reached, {"PYTHONPATH": str(folder)}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_node_that_is_told_to_stop_while_it_imports_ends_well(tmp_path: Path, sent: signal.Signals) -> None:
+    reached, environment = waits_at("uvicorn", tmp_path)
+    with started("--port", "0", **environment) as node:
+        asyncio.run(until(reached.exists))
+        node.send_signal(sent)
+        said = node.stdout.read() if node.stdout else ""
+    assert (node.returncode, said) == (0, "")
+
+
+@pytest.mark.parametrize(("server", "imported"), [("edge", "uvicorn"), ("hawkvision.datacenter", "msgspec")])
+def test_a_server_that_is_told_to_read_its_files_again_while_it_imports_goes_on(
+    server: str, imported: str, tmp_path: Path
+) -> None:
+    reached, environment = waits_at(imported, tmp_path)
+    command = [sys.executable, "-m", server, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment}) as process:
+        try:
+            asyncio.run(until(reached.exists))
+            process.send_signal(signal.SIGHUP)
+            process.send_signal(0)
+            status = Path(f"/proc/{process.pid}/status")
+            # The kernel delivers signals before a process runs on; one that ends the process would have done so.
+            asyncio.run(until(lambda: "SigPnd:\t0000000000000000" in status.read_text()))
+            assert process.poll() is None
+        finally:
+            process.kill()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from edge import node as node_module
-from hawkvision.types import Quality
+from hawkvision.types import Quality, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer, running_peer
 from tests.edge.test_node import LATE_MS, doubted
@@ -61,6 +61,37 @@ def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_
         ("WARNING", "datacenter lost"),
         ("INFO", "datacenter back"),
     ]
+
+
+@pytest.mark.parametrize("listing_refused", [False, True])
+def test_a_key_that_the_datacenter_refuses_is_said_once_with_the_reason_and_so_is_that_it_is_taken(
+    caplog: pytest.LogCaptureFixture, large: Peer, monkeypatch: pytest.MonkeyPatch, listing_refused: bool
+) -> None:
+    """Whether it may see what is served, as a key that may only observe, or nothing at all."""
+    monkeypatch.setattr(node_module, "FIRST_PROBE_S", 0.01)
+    monkeypatch.setattr(node_module, "LONGEST_PROBE_S", 0.02)
+
+    async def scenario() -> None:
+        async with bench(large, UNSURE) as it:
+            await known(it.node)
+            large.error_code, large.rungs_status, large.status = "forbidden", 403 if listing_refused else 200, 403
+            assert (await it.ask(target=Quality.BEST)).degraded
+            assert gauge(it, "datacenter_up") == 0.0
+            asked = large.asked_for_rungs
+            await until(lambda: large.asked_for_rungs > asked + 3)
+            assert gauge(it, "datacenter_up") == 0.0
+            assert not (await it.ask(target=Quality.BEST)).escalated
+            large.rungs_status = large.status = 200
+            await until(lambda: gauge(it, "datacenter_up") == 1.0)
+            assert (await it.ask(target=Quality.BEST)).tier is Tier.DC
+
+    run(scenario)
+    assert lines(caplog, "datacenter") == [
+        ("INFO", "datacenter reached"),
+        ("WARNING", "datacenter lost"),
+        ("INFO", "datacenter back"),
+    ]
+    assert f"{large.url} refuses edge.dc_api_key: no" in caplog.text
 
 
 def test_doubt_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture, large: Peer) -> None:

@@ -46,6 +46,7 @@ def test_an_operator_who_allows_it_by_name_is_obeyed_and_the_log_says_so(
     "module",
     [
         "edge.__main__",
+        "edge.run",
         "hawkvision.cli",
         "hawkvision.datacenter.app",
         "loadgen.__main__",

@@ -240,6 +240,13 @@ def test_a_datacenter_that_serves_what_is_certified(peer: Peer) -> None:
         told(finding, Level.OK)
 
 
+def test_a_key_that_may_see_what_is_served_and_not_ask_for_answers(peer: Peer) -> None:
+    assert "takes the key" in next(network.datacenter(peer.url, "some-key-of-the-datacenter", EXPECTED)).found
+    peer.status, peer.error_code = 403, "forbidden"
+    first, *_ = network.datacenter(peer.url, "some-key-of-the-datacenter", EXPECTED)
+    told(first, Level.PROBLEM, "HTTP 403", "scope infer")
+
+
 def test_a_datacenter_with_other_models_and_without_a_rung(peer: Peer) -> None:
     _, other, _ = network.datacenter(peer.url, None, {"committee": "0" * 64})
     told(other, Level.PROBLEM, "another committee", "models build")

@@ -54,6 +54,18 @@ def test_a_body_may_take_as_long_as_it_comes_on() -> None:
     assert took_s == pytest.approx(270.0)
 
 
+@pytest.mark.parametrize("length", ["2000", "0" * 5000 + "2000", None, "", "0"])
+def test_a_length_may_have_zeros_in_front(length: str | None) -> None:
+    body = Body(bodies(), Sender([(0.0, 1000), (0.0, 1000)]))
+    assert len(run_instantly(body.read(length))) == 2000
+
+
+@pytest.mark.parametrize("length", [str(LIMIT + 1), "0" * 5000 + str(LIMIT + 1), "9" * 5000])
+def test_a_length_beyond_the_limit_is_refused_however_it_is_written(length: str) -> None:
+    with pytest.raises(TooLarge, match=f"at most {LIMIT}"):
+        run_instantly(Body(bodies(), Sender([], stalls=True)).read(length))
+
+
 def test_a_body_at_the_slowest_pace_is_received() -> None:
     size, took_s = run_instantly(received(Sender([(1.0, 520)] * 2000)))
     assert size == 1_040_000
