@@ -166,6 +166,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     promise nothing (`edge/POLICIES.md`)."""
     static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """The score from which `static` believes the edge; None takes that of the profile's `balanced`."""
+    deadline_fallback: bool = False
+    """With any policy but `hawkvision`: the edge answers just before a deadline that the datacenter misses."""
     resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
     """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; None: 16, three quantised networks of 5 MB."""
 
@@ -421,6 +423,8 @@ def _check_policy(config: EdgeConfig) -> None:
     for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
         if getattr(config, key) is not None and config.policy != policy:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
+    if config.deadline_fallback and config.policy == "hawkvision":
+        raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
 
 
 def _check_fpga(config: EdgeConfig) -> None:
