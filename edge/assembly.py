@@ -43,7 +43,7 @@ from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import backend_name, open_backend
+from hawkvision.vision.backends import NEVER_CERTIFIED, backend_name, open_backend
 from hawkvision.vision.cost import Rates, Scales
 from hawkvision.vision.image import least_side
 from hawkvision.vision.int8 import ranking
@@ -319,7 +319,7 @@ async def open_node(
         dc_timeout_s=config.dc_timeout_s,
         streams=Streams(config.task, limit, config.audit_share, metrics, state),
         auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311
-        certified=config.backend != "noop",
+        certified=config.backend not in NEVER_CERTIFIED,
         expected=loaded.expected,
         source=loaded.source,
         rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),

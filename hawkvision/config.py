@@ -67,11 +67,21 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     variant: Word | None = None
     """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
     backend: Literal[
-        "auto", "int8", "onnxruntime", "numpy", "noop", "fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"
+        "auto",
+        "int8",
+        "onnxruntime",
+        "openvino",
+        "numpy",
+        "noop",
+        "fpga-ref",
+        "fpga-sim",
+        "fpga-device",
+        "fpga-offload",
     ] = "auto"
     """`auto` takes our own kernels (`int8`) for models and processors that they are for, else ONNX Runtime, which gives
-    the same logits. The last four run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a
-    device, and on a device as far as it keeps up, else on the CPU (`fpga/offload`)."""
+    the same logits. `openvino` gives others, for which nothing is certified. The last four run a quantised variant: on
+    the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as it keeps up, else on the CPU
+    (`fpga/offload`)."""
     fpga_device: Word | None = None
     """Where the device of `fpga-device` and `fpga-offload` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end
     in `?baud=N`."""
@@ -196,7 +206,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     task: str = "imagenet"
     variants: tuple[Word, ...] = ()
     """The rungs to serve; empty takes the manifest's `ladder.dc`."""
-    backend: Literal["auto", "int8", "onnxruntime", "numpy", "noop"] = "auto"
+    backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     min_replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
     max_replicas: Count = 1
