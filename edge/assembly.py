@@ -43,7 +43,7 @@ from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import backend_name, open_backend
+from hawkvision.vision.backends import NEVER_CERTIFIED, backend_name, open_backend
 from hawkvision.vision.cost import Rates, Scales
 from hawkvision.vision.image import least_side
 from hawkvision.vision.int8 import ranking
@@ -124,14 +124,14 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
 def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
     """The edge rung that a node runs: the one its configuration names, or the manifest's default.
 
-    Looking again at what one is not sure of is HawkVision's way, so its rivals run the first member of a stepwise
-    committee. So does the no-op backend, which knows nothing of pictures.
+    Every policy runs the same one, a stepwise committee included, so that a comparison compares decisions alone. The
+    no-op backend, which knows nothing of pictures, runs its first member.
 
     Raises:
         ManifestError: if it is a committee that nodes, or this policy or backend, do not run; if none is for FPGAs.
     """
     name = config.variant or _default_rung(config, manifest)
-    if config.variant is None and (config.policy != "hawkvision" or config.backend == "noop"):
+    if config.variant is None and config.backend == "noop":
         name = manifest.members(name)[0].name
     committee = manifest.committee(name)
     if committee is not None and committee.sure_from is None:
@@ -139,10 +139,10 @@ def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
             f"edge.variant = {name!r}: an edge node runs single variants and committees with sure_from, "
             "and this committee has none"
         )
-    if committee is not None and (config.policy != "hawkvision" or config.backend.startswith("fpga-")):
+    if committee is not None and config.backend.startswith("fpga-"):
         raise ManifestError(
-            f"edge.variant = {name!r}: policy {config.policy!r} with backend {config.backend!r} runs single variants "
-            f"only, and this is a committee; expected one of {', '.join(committee.members)}"
+            f"edge.variant = {name!r}: backend {config.backend!r} runs single variants only, and this is a committee; "
+            f"expected one of {', '.join(committee.members)}"
         )
     return name
 
@@ -165,13 +165,17 @@ def _load_rung(
     temperature: float,
     score: Score,
     given_up: Future[None] | None,
+    *,
+    known: bool = False,
 ) -> Rung:
-    """The edge rung with all its models; `temperature` and `score` are the profile's."""
+    """The edge rung with all its models; `temperature` and `score` are the profile's. `known`: see `open_wide`."""
     models: list[Model] = []
     for variant in manifest.members(name):
         backend = _open(config, manifest, cache, variant, given_up)
         models.append(
-            Model(variant.name, backend, variant.input, _open_wide(config, manifest, cache, variant, backend))
+            Model(
+                variant.name, backend, variant.input, _open_wide(config, manifest, cache, variant, backend, known=known)
+            )
         )
     others, committee = None, manifest.committee(name)
     if committee is not None:
@@ -235,15 +239,14 @@ def _open_wide(
 
 
 def _load_warm(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> Rung:
-    """A variant by itself, as the manifest has it, ready for its first picture."""
-    variant = manifest.variant(name)
-    backend = _open(config, manifest, cache, variant)
-    wide = _open_wide(config, manifest, cache, variant, backend, known=True)
-    for each in (backend, wide):
-        if each is not None:
-            warm_up(each)
-    model = Model(name, backend, variant.input, wide)
-    return Rung(name, model, variant.temperature, Score.TOP1, ranking=_ranking(backend))
+    """A variant or stepwise committee as the manifest has it, ready for its first picture."""
+    temperature = 1.0 if manifest.committee(name) is not None else manifest.variant(name).temperature
+    rung = _load_rung(config, manifest, cache, name, temperature, Score.TOP1, None, known=True)
+    for model in rung.models:
+        for each in (model.backend, model.wide):
+            if each is not None:
+                warm_up(each)
+    return rung
 
 
 async def open_node(
@@ -316,7 +319,7 @@ async def open_node(
         dc_timeout_s=config.dc_timeout_s,
         streams=Streams(config.task, limit, config.audit_share, metrics, state),
         auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311
-        certified=config.backend != "noop",
+        certified=config.backend not in NEVER_CERTIFIED,
         expected=loaded.expected,
         source=loaded.source,
         rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),

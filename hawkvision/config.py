@@ -67,11 +67,21 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     variant: Word | None = None
     """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
     backend: Literal[
-        "auto", "int8", "onnxruntime", "numpy", "noop", "fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"
+        "auto",
+        "int8",
+        "onnxruntime",
+        "openvino",
+        "numpy",
+        "noop",
+        "fpga-ref",
+        "fpga-sim",
+        "fpga-device",
+        "fpga-offload",
     ] = "auto"
     """`auto` takes our own kernels (`int8`) for models and processors that they are for, else ONNX Runtime, which gives
-    the same logits. The last four run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a
-    device, and on a device as far as it keeps up, else on the CPU (`fpga/offload`)."""
+    the same logits. `openvino` gives others, for which nothing is certified. The last four run a quantised variant: on
+    the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as it keeps up, else on the CPU
+    (`fpga/offload`)."""
     fpga_device: Word | None = None
     """Where the device of `fpga-device` and `fpga-offload` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end
     in `?baud=N`."""
@@ -166,6 +176,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     promise nothing (`edge/POLICIES.md`)."""
     static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """The score from which `static` believes the edge; None takes that of the profile's `balanced`."""
+    deadline_fallback: bool = False
+    """With any policy but `hawkvision`: the edge answers just before a deadline that the datacenter misses."""
     resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
     """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; None: 16, three quantised networks of 5 MB."""
 
@@ -194,7 +206,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     task: str = "imagenet"
     variants: tuple[Word, ...] = ()
     """The rungs to serve; empty takes the manifest's `ladder.dc`."""
-    backend: Literal["auto", "int8", "onnxruntime", "numpy", "noop"] = "auto"
+    backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     min_replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
     max_replicas: Count = 1
@@ -421,6 +433,8 @@ def _check_policy(config: EdgeConfig) -> None:
     for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
         if getattr(config, key) is not None and config.policy != policy:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
+    if config.deadline_fallback and config.policy == "hawkvision":
+        raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
 
 
 def _check_fpga(config: EdgeConfig) -> None:

@@ -1,41 +1,38 @@
-"""What a comparison of policies shows: rounds put together, each contender's figures, and the claims they bear out.
+"""What a comparison of policies shows: rounds put together, each contender's figures, and ours beside each baseline.
 
-Pure: runs in, rows and claims out. A claim on latency holds only at equal accuracy, which can mean two things, and each
-has a verdict of its own:
+Pure: runs in, rows and claims out. What counts first is the share of all requests that were answered right within the
+deadline, and whether answers that claim to keep their accuracy target do. Latencies come second, and only at equal
+accuracy: who answers less accurately may be faster for that alone, so a ratio of latencies is shown either way, and
+says nothing where the quicker one is less accurate by more than `EQUAL_ACCURACY`.
 
-- Accuracy of the answers, however late they came (`met`). A rival that is more accurate than ours is made equal, by
-  another version of it or by dilution (`equal_accuracy`); the ratio and its interval are those of the rival so made. If
-  it cannot be, a claim that fails against the rival as it was tested fails, and of others nothing can be said.
-- The share of all requests that were answered right and in time (`met_in_time`): the rival as it was tested, where ours
-  is no more than `EQUAL_ACCURACY` below it.
+Nothing is left out for having been disturbed: beside what all rounds show together stand the worst and the best of
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.compare import LATENCIES, Ratio, compare
-from loadgen.equal_accuracy import EQUAL_ACCURACY, Dilution, Opponent, opponent
-from loadgen.hindsight import hindsight_ms
-from loadgen.link_alone import link_alone_ms
-from loadgen.promises import Estimate, Verdict
+from loadgen.bootstrap import quantiles
+from loadgen.compare import LATENCIES, Comparison, Ratio, compare, same_schedule
+from loadgen.compare import Verdict as Shown
+from loadgen.counted import counted_of
+from loadgen.promises import Estimate, Verdict, mean_difference
 from loadgen.record import LinkSample, Run
-from loadgen.summary import Percentile, Summary, summarise
+from loadgen.summary import Percentile, Summary, summarise, targets_kept
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
 """The second without the lossy transport, so that nobody can say it was only that."""
-VOLATILE_P99: Final[Mapping[str, float]] = {"infaas": 3.0, "static": 2.0}
-"""How many times ours theirs shall be, at least, on a link that changes."""
-DILUTING: Final = "all-edge"
-"""The contender whose answers dilute a rival."""
-STEADY_P50: Final = 4.0
-STEADY_P99: Final = 1.15
-UPLINK: Final = 3.0
+EQUAL_ACCURACY: Final = 0.002
+"""Accuracies that differ by no more are equal."""
+COMPARED: Final = ("P50", "P99")
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -57,10 +54,25 @@ def _values(traffic: Traffic) -> tuple[int, int, int, int]:
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One contender in one cell: all rounds."""
+    """One contender in one cell."""
 
     run: Run
+    """All rounds as one."""
     traffic: Traffic
+    rounds: tuple[Run, ...] = ()
+    """Each by itself; none of a single one."""
+
+    @property
+    def each(self) -> tuple[Run, ...]:
+        """The rounds, of a single one as well."""
+        return self.rounds or (self.run,)
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A figure in the rounds that it is worst and best in."""
+
+    worst: float
+    best: float
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -70,15 +82,23 @@ class Row(msgspec.Struct, frozen=True):
     rate: float
     name: str
     n: int
+    effective: Estimate | None
+    """Right within the deadline, of all requests: what policies are compared by."""
+    effective_rounds: Range | None
+    kept: str
+    """How many of the targets with a number were kept, and how others were missed; empty if there are none."""
+    silent: bool
+    """Whether one was missed among answers that claim to keep it."""
     p50_ms: float
+    p50_rounds: Range
     p99_ms: float
+    p99_rounds: Range
     p99_low_ms: float
     p99_high_ms: float
     p99_at_least: bool
     """Requests without an answer reach it, so the true one is larger."""
     p999: Percentile
     accuracy: Estimate | None
-    effective: Estimate | None
     in_time: Estimate | None
     escalated: float
     degraded: float
@@ -105,27 +125,21 @@ class Claim(msgspec.Struct, frozen=True):
     what: str
     ours: str
     against: str
-    """A contender; of several with the same policy (`static@0.55`), the one that is best for that policy."""
+    """A contender."""
     value: float | None
     low: float | None
     """95 % interval, where there is one."""
     high: float | None
+    rounds: Range | None
+    """The same in the rounds that are worst and best for ours."""
     goal: str
     met: bool | None
-    """None: it cannot be said."""
+    """None: no difference is shown, or it cannot be said."""
     note: str
-    met_in_time: bool | None = None
-    """Of latencies: with accuracies of what came in time, and the rival undiluted."""
-    dilution: Dilution | None = None
-    """What made a more accurate rival equal; None where nothing had to, or could."""
-    unequal: str = ""
-    """Why the rival could not be made equal to ours; `value` is then of the rival as it was tested."""
     ratio: Ratio | None = None
     """Of latencies: what `value` is the ratio of, what it shows, and what limits it. None of other claims."""
-    link_alone_ms: float | None = None
-    """Of latencies: what the caller's link took of it, whoever answered; None where there was no emulated one."""
-    hindsight_ms: float | None = None
-    """Of latencies: what whoever was quickest for each request had; None where not all were sent the same requests."""
+    unequal: str = ""
+    """Of latencies: why the ratio says nothing though it is not 1; empty where it does."""
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -133,8 +147,6 @@ class Cell(msgspec.Struct, frozen=True):
 
     link: str
     rate: float
-    steady: bool
-    """Whether the link's profile never changes."""
     results: dict[str, Result]
 
 
@@ -157,6 +169,15 @@ class Report(msgspec.Struct, frozen=True):
     """Who could not be tested in which round, and why."""
 
 
+def together(rounds: Sequence[Result]) -> Result:
+    """All rounds of a contender."""
+    traffic = rounds[0].traffic
+    for result in rounds[1:]:
+        traffic = traffic.plus(result.traffic)
+    runs = tuple(result.run for result in rounds)
+    return Result(merged(runs), traffic, runs)
+
+
 def merged(rounds: Sequence[Run]) -> Run:
     """Rounds of one contender as one run: one after another, the warm-up of all but the first cut out."""
     first = rounds[0]
@@ -176,12 +197,18 @@ def merged(rounds: Sequence[Run]) -> Run:
         outcomes=outcomes,
         links=sorted(links, key=lambda sample: sample.at_s),
         duration_s=first.warm_up_s + len(rounds) * step_s,
-        steady=_all(run.steady for run in rounds),
+        steady=_all_steady(run.steady for run in rounds),
         rounds_steady=[run.steady for run in rounds] if len(rounds) > 1 else [],
         interrupted=any(run.interrupted for run in rounds),
         stolen=_mean(run.stolen for run in rounds),
         slowed=_mean(run.slowed for run in rounds),
     )
+
+
+def _all_steady(verdicts: Iterable[bool | None]) -> bool | None:
+    """Whether all were; one that was not counts whatever cannot be said of others."""
+    known = set(verdicts)
+    return False if False in known else None if None in known else True
 
 
 def _mean(shares: Iterable[float | None]) -> float | None:
@@ -203,19 +230,26 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
     figures, result = summary.total, cell.results[name]
     sent = max(1, len(result.run.outcomes))
     p99 = figures.percentile(0.99)
+    rounds = [summarise(run).total for run in result.each] if result.rounds else [figures]
+    effective = [each.effective.value for each in rounds if each.effective is not None]
     return Row(
         link=cell.link,
         rate=cell.rate,
         name=name,
         n=figures.n,
+        effective=figures.effective,
+        effective_rounds=Range(min(effective), max(effective)) if effective else None,
+        kept=targets_kept(summary),
+        silent=any(each.kept is not None and each.kept.verdict is Verdict.SILENT for each in summary.classes),
         p50_ms=figures.percentile(0.5).ms,
+        p50_rounds=_slowest_and_quickest(each.percentile(0.5) for each in rounds),
         p99_ms=p99.ms,
+        p99_rounds=_slowest_and_quickest(each.percentile(0.99) for each in rounds),
         p99_low_ms=p99.low,
         p99_high_ms=p99.high,
         p99_at_least=p99.at_least,
         p999=figures.percentile(0.999),
         accuracy=figures.accuracy,
-        effective=figures.effective,
         in_time=figures.in_time,
         escalated=figures.escalated,
         degraded=figures.degraded,
@@ -230,98 +264,93 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
     )
 
 
+def _slowest_and_quickest(found: Iterable[Percentile]) -> Range:
+    ms = [each.ms for each in found]
+    return Range(max(ms), min(ms))
+
+
 def judge(cell: Cell) -> tuple[list[Row], list[Claim]]:
-    """The figures of all contenders of a cell, and what they show of ours."""
+    """The figures of all contenders of a cell, most often right in time first, and what they show of ours."""
     summaries = {name: summarise(result.run) for name, result in cell.results.items()}
     rows = {name: row_of(cell, name, summary) for name, summary in summaries.items()}
+    baselines = [name for name in rows if name not in OURS]
     claims: list[Claim] = []
     for ours in OURS:
         if ours not in rows:
             continue
-        if not cell.steady:
-            claims += [
-                _latency(cell, rows, "P99", ours, rival, goal)
-                for rival, goal in VOLATILE_P99.items()
-                if _versions(cell, rival)
-            ]
-        if "split" in rows:
-            claims += _against_split(cell, rows, ours)
         claims.append(_promises(cell, summaries[ours], ours))
-    return list(rows.values()), claims
+        claims += [_right_in_time(cell, rows, ours, name) for name in baselines]
+        for name in baselines:
+            found = compare(cell.results[ours].run, cell.results[name].run)
+            claims += [_latency(cell, rows, figure, found, ours, name) for figure in COMPARED]
+    return sorted(rows.values(), key=lambda row: -1.0 if row.effective is None else -row.effective.value), claims
 
 
-def _against_split(cell: Cell, rows: Mapping[str, Row], ours: str) -> list[Claim]:
-    mine, theirs = rows[ours].uplink_bytes, rows["split"].uplink_bytes
-    ratio = theirs / mine if mine else None
-    note = f"{mine / 1e3:.1f} kB and {theirs / 1e3:.1f} kB per request"
-    met = None if ratio is None else ratio >= UPLINK
-    bytes_ = Claim(
-        cell.link, cell.rate, "uplink bytes, theirs over ours", ours, "split", ratio, None, None,
-        f"≥ {UPLINK:g}", met, note,
-    )  # fmt: skip
-    if not cell.steady:
-        return [bytes_]
-    return [
-        bytes_,
-        _latency(cell, rows, "P50", ours, "split", STEADY_P50),
-        _latency(cell, rows, "P99", ours, "split", 1.0 / STEADY_P99),
-    ]
-
-
-def _versions(cell: Cell, policy: str) -> list[Run]:
-    """The runs of a policy: alone, and with every setting that it was tested with."""
-    return [result.run for name, result in cell.results.items() if name.partition("@")[0] == policy]
-
-
-def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, ours: str, policy: str, goal: float) -> Claim:
-    """Their latency over ours, at equal accuracy."""
-    run, edge = cell.results[ours].run, cell.results.get(DILUTING)
-    rival = opponent(figure, run, _versions(cell, policy), None if edge is None else edge.run)
-    plain = rival.ratio if rival.dilution is None else compare(run, cell.results[rival.name].run).ratio(figure)
-    mine, theirs = rows[ours], rows[rival.name]
-    equal = None if rival.unequal else True
-    level = LATENCIES[figure]
-    alone_ms = link_alone_ms(run, level)
-    quickest_ms = hindsight_ms([each.run for each in cell.results.values()], level)
+def _right_in_time(cell: Cell, rows: Mapping[str, Row], ours: str, name: str) -> Claim:
+    """How many more of the very same requests ours answered right within the deadline, as a share of all."""
+    mine, theirs = rows[ours].effective, rows[name].effective
+    found = _more_often(cell.results[ours].run, cell.results[name].run)
+    rounds = _rounds(cell, ours, name, lambda run, other: _value(_more_often(run, other)))
+    value = None if mine is None or theirs is None else mine.value - theirs.value
     return Claim(
-        cell.link, cell.rate, f"{figure}, theirs over ours", ours, rival.name,
-        rival.ratio.ratio, rival.ratio.low, rival.ratio.high, f"≥ {goal:.3g}",
-        _all((_reached(rival.ratio, goal), equal)), _latency_note(rival, mine, theirs, alone_ms, quickest_ms),
-        _all((_reached(plain, goal), _equal(mine.effective, theirs.effective))), rival.dilution, rival.unequal,
-        rival.ratio, alone_ms, quickest_ms,
+        cell.link, cell.rate, "right within the deadline, ours less theirs", ours, name, value,
+        None if found is None else found.low, None if found is None else found.high,
+        Range(min(rounds), max(rounds)) if rounds else None, "> 0",
+        None if found is None or found.low <= 0.0 <= found.high else found.value > 0.0,
+        f"{_share(mine)} and {_share(theirs)}" + " (not the same requests)" * (found is None),
     )  # fmt: skip
 
 
-def _reached(found: Ratio, goal: float) -> bool | None:
-    # A percentile of ours that unanswered requests reach is larger than it says, and shows nothing.
-    return None if found.ratio is None else found.ratio >= goal and not found.first_at_least
+def _more_often(ours: Run, theirs: Run) -> Estimate | None:
+    """The difference of both shares, paired; None without labels, or where the requests are not the same."""
+    mine, their = counted_of(ours), counted_of(theirs)
+    if not (ours.labelled and theirs.labelled and same_schedule(ours, theirs, mine, their)):
+        return None
+    differences = (mine.right & mine.in_time).astype(np.float64) - (their.right & their.in_time)
+    return mean_difference(differences, mine.picture, np.ones(len(differences), np.bool_), ours.origin.seed)
 
 
-def _latency_note(rival: Opponent, mine: Row, theirs: Row, alone_ms: float | None, quickest_ms: float | None) -> str:
-    found, dilution = rival.ratio, rival.dilution
-    bounds = "" if alone_ms is None else f"; the caller's link alone {alone_ms:.1f} ms"
-    bounds += "" if quickest_ms is None else f"; the quickest of all for each request {quickest_ms:.1f} ms"
-    diluted = (
-        f", {dilution.accuracy:.1%} with {dilution.share:.1%} of requests answered as {dilution.by} did"
-        if dilution is not None
-        else f" ({rival.unequal})" * bool(rival.unequal)
-    )
-    return (
-        f"{'≥ ' * found.first_at_least}{found.first:.1f} ms and {'≥ ' * found.other_at_least}{found.other:.1f} ms"
-        f"{', on few requests' * found.few}{bounds}; "
-        f"accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}{diluted}; "
-        f"right in time {_share(mine.effective)} and {_share(theirs.effective)}"
-    )
+def _value(found: Estimate | None) -> float | None:
+    return None if found is None else found.value
 
 
-def _equal(ours: Estimate | None, theirs: Estimate | None) -> bool | None:
-    return None if ours is None or theirs is None else ours.value >= theirs.value - EQUAL_ACCURACY
+def _rounds(cell: Cell, ours: str, name: str, figure: Callable[[Run, Run], float | None]) -> list[float]:
+    """A figure of each round that both took part in; none if somebody missed one, for then nobody knows which."""
+    mine, theirs = cell.results[ours].each, cell.results[name].each
+    if len(mine) != len(theirs):
+        return []
+    found = (figure(run, other) for run, other in zip(mine, theirs, strict=True))
+    return [value for value in found if value is not None and math.isfinite(value)]
 
 
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    """Whether all hold; what is known to fail fails whatever cannot be said of others."""
-    known = set(verdicts)
-    return False if False in known else None if None in known else True
+def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, found: Comparison, ours: str, name: str) -> Claim:
+    """Their latency over ours, which counts at equal accuracy."""
+    ratio, mine, theirs = found.ratio(figure), rows[ours], rows[name]
+    level = [LATENCIES[figure]]
+    rounds = _rounds(
+        cell, ours, name,
+        lambda *runs: float(np.divide(*(quantiles(counted_of(run).latency_ms, level)[0] for run in reversed(runs)))),
+    )  # fmt: skip
+    unequal = _unequal(mine.accuracy, theirs.accuracy, ratio.verdict)
+    return Claim(
+        cell.link, cell.rate, f"{figure}, theirs over ours", ours, name, ratio.ratio, ratio.low, ratio.high,
+        Range(min(rounds), max(rounds)) if rounds else None, "> 1",
+        None if unequal else {Shown.SLOWER: True, Shown.FASTER: False}.get(ratio.verdict),
+        f"{'≥ ' * ratio.first_at_least}{ratio.first:.1f} ms and {'≥ ' * ratio.other_at_least}{ratio.other:.1f} ms"
+        f"{', on few requests' * ratio.few}; accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}"
+        + f" ({unequal})" * bool(unequal),
+        ratio, unequal,
+    )  # fmt: skip
+
+
+def _unequal(ours: Estimate | None, theirs: Estimate | None, verdict: Shown) -> str:
+    """Why being quicker says nothing; empty if it does, or if nobody is shown to be."""
+    if verdict not in (Shown.SLOWER, Shown.FASTER):
+        return ""
+    if ours is None or theirs is None:
+        return "accuracy was not measured"
+    quicker, other, who = (ours, theirs, "ours") if verdict is Shown.SLOWER else (theirs, ours, "theirs")
+    return f"{who} is quicker and less accurate" if quicker.value < other.value - EQUAL_ACCURACY else ""
 
 
 def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
@@ -336,7 +365,7 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
     )
     return Claim(
         cell.link, cell.rate, "accuracy missing without a flag", ours, "its targets",
-        max(silent, default=None), None, None, f"≤ {EQUAL_ACCURACY:g}, or chance",
+        max(silent, default=None), None, None, None, "≤ 0, or chance",
         all(each.verdict is not Verdict.SILENT for _, each in kept) if kept else None,
         verdicts or "no reference",
     )  # fmt: skip
@@ -345,22 +374,25 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
 def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
     """One cell, a line per contender; `?` marks a P99.9 that rests on few requests or few occasions.
 
-    Below it, who was not steady, and in how many rounds.
+    Ranges are of the worst and the best round. Below, who was not steady, and in how many rounds.
     """
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
     table.add_column("policy")
     for column in (
-        "n", "P50 ms", "P99 ms", "(95 %)", "P99.9 ms", "accuracy", "right in time", "in time", "escalated", "degraded",
-        "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen",
+        "n", "right in time", "worst–best", "targets kept", "P50 ms", "P99 ms", "worst–best", "P99.9 ms", "accuracy",
+        "in time", "escalated", "degraded", "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen",
         "slowed",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
+        right = row.effective_rounds
         table.add_row(
-            row.name, str(row.n), f"{row.p50_ms:.1f}", f"{'≥ ' if row.p99_at_least else ''}{row.p99_ms:.0f}",
-            f"{row.p99_low_ms:.0f}–{row.p99_high_ms:.0f}",
+            row.name, str(row.n), _share(row.effective),
+            "" if right is None else f"{100 * right.worst:.1f}–{right.best:.1%}", row.kept, f"{row.p50_ms:.1f}",
+            f"{'≥ ' if row.p99_at_least else ''}{row.p99_ms:.0f}",
+            f"{row.p99_rounds.worst:.0f}–{row.p99_rounds.best:.0f}",
             f"{'≥ ' * row.p999.at_least}{row.p999.ms:.0f}{' ?' * row.p999.few}", _share(row.accuracy),
-            _share(row.effective), _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}",
+            _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}",
             f"{row.flagged:.0%}", str(row.unanswered), f"{row.shed_share:.1%}", f"{row.client_bytes / 1e3:.1f}",
             f"{row.uplink_bytes / 1e3:.1f}", "" if row.stolen is None else f"{row.stolen:.1%}",
             "" if row.slowed is None else f"{row.slowed:.0%}",
@@ -374,22 +406,23 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
 def show_claims(claims: Sequence[Claim], console: Console) -> None:
     """A line per claim."""
     table = Table(title="claims", box=None, header_style="bold", title_justify="left")
-    for column in ("link", "rate", "claim", "ours", "against", "value", "(95 %)", "goal", "met", "in time", ""):
+    for column in ("link", "rate", "claim", "ours", "against", "value", "(95 %)", "worst–best", "goal", "met", ""):
         table.add_column(column, overflow="fold")
     for claim in claims:
         table.add_row(
-            claim.link, f"{claim.rate:g}", claim.what, claim.ours, _against(claim),
-            "" if claim.value is None else f"{claim.value:.3g}",
-            "" if claim.low is None or claim.high is None else f"{claim.low:.2f}–{claim.high:.2f}",
-            claim.goal, _WORDS[claim.met], "" if claim.met_in_time is None else _WORDS[claim.met_in_time], claim.note,
+            claim.link, f"{claim.rate:g}", claim.what, claim.ours, claim.against, *figures(claim), claim.goal,
+            _WORDS[claim.met], claim.note,
         )  # fmt: skip
     console.print(table)
 
 
-def _against(claim: Claim) -> str:
-    if claim.dilution is None:
-        return claim.against
-    return f"{claim.against}, {claim.dilution.share:.0%} as {claim.dilution.by}"
+def figures(claim: Claim) -> tuple[str, str, str]:
+    """A claim's value, its interval, and its worst and best round, in words; each empty where there is none."""
+    words = "{:.3g}" if claim.ratio is not None else "{:+.1%}"
+    value = "" if claim.value is None else words.format(claim.value)
+    interval = "" if claim.low is None or claim.high is None else f"{words} to {words}".format(claim.low, claim.high)
+    rounds = "" if claim.rounds is None else f"{words} to {words}".format(claim.rounds.worst, claim.rounds.best)
+    return value, interval, rounds
 
 
 _WORDS: Final = {True: "yes", False: "NO", None: "?"}

@@ -121,13 +121,13 @@ def compare(first: Run, other: Run) -> Comparison:
     if paired:
         block = max(ours.block(), theirs.block())
         resampled = bootstrap(
-            len(ours.outcomes), block, first.origin.seed, lambda places: divided(two(places), one(places))
+            len(ours.outcomes), block, first.origin.seed, lambda places: _divided(two(places), one(places))
         )
     else:
         resampled = _unpaired(ours, theirs, one, two, first.origin.seed)
     ratios = []
     for place, figure in enumerate(FIGURES):
-        found = ratio_of(figure, float(values[place]), float(other_values[place]), resampled[:, place])
+        found = _ratio_of(figure, float(values[place]), float(other_values[place]), resampled[:, place])
         if figure in LATENCIES:
             found = _qualified(found, ours, theirs)
         ratios.append(found)
@@ -174,8 +174,8 @@ def _statistic(counted: Counted, *, labelled: bool) -> Statistic:
                 quantiles(latency[places], shares),
                 answered[places].mean(axis=1),
                 judging * effective[places].mean(axis=1),
-                divided(right[places].sum(axis=1), judged[places].sum(axis=1)),
-                divided(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
+                _divided(right[places].sum(axis=1), judged[places].sum(axis=1)),
+                _divided(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
                 sent[places].mean(axis=1),
             ]
         )
@@ -189,17 +189,17 @@ def _unpaired(ours: Counted, theirs: Counted, one: Statistic, two: Statistic, se
     first = bootstrap(len(ours.outcomes), ours.block(), our_seed, one)
     other = bootstrap(len(theirs.outcomes), theirs.block(), their_seed, two)
     rows = min(len(first), len(other))
-    return divided(other[:rows], first[:rows])
+    return _divided(other[:rows], first[:rows])
 
 
-def divided(top: Floats, bottom: Floats) -> Floats:
+def _divided(top: Floats, bottom: Floats) -> Floats:
     """One over the other; NaN where there is nothing to divide by."""
     ratio: Floats = np.full(top.shape, math.nan)
     np.divide(top, bottom, out=ratio, where=bottom != 0)
     return ratio
 
 
-def ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
+def _ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
     """A figure of another run over that of the first, with the interval of its resamples."""
     low, high = interval(resampled)
     if first == other == 0.0:
@@ -212,18 +212,13 @@ def ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Rati
 
 
 def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
-    share = LATENCIES[found.figure]
-    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
-    few = any(counted.few(share, counted.block()) for counted in (ours, theirs))
-    return limited(found, first_at_least=first_at_least, other_at_least=other_at_least, few=few)
-
-
-def limited(found: Ratio, *, first_at_least: bool, other_at_least: bool, few: bool) -> Ratio:
     """A ratio of latencies with what limits it; where an unknown end leaves open who is faster, nothing is shown.
 
     Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
     other may be called faster and nothing else; and the other way round.
     """
+    share = LATENCIES[found.figure]
+    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
     open_ends = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}
     unknown = open_ends.get(found.verdict, first_at_least or other_at_least)
     return msgspec.structs.replace(
@@ -231,7 +226,7 @@ def limited(found: Ratio, *, first_at_least: bool, other_at_least: bool, few: bo
         verdict=Verdict.UNKNOWN if unknown else found.verdict,
         first_at_least=first_at_least,
         other_at_least=other_at_least,
-        few=few,
+        few=any(counted.few(share, counted.block()) for counted in (ours, theirs)),
     )
 
 

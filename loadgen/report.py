@@ -89,7 +89,7 @@ def page(runs: Sequence[Run], rows: Sequence[Row] = (), claims: Sequence[Claim] 
         _latencies(told),
         _over_time(told),
         _targets(told),
-        _ratios(comparisons, as_tested=bool(claims)),
+        _ratios(comparisons, claimed=bool(claims)),
         _provenance(told),
         _notes(told),
     ]
@@ -360,15 +360,12 @@ def _verdict_cell(verdict: Verdict) -> str:
     return f'<td class="words {kind}"><span aria-hidden="true">{sign} </span>{escape(verdict)}</td>'
 
 
-def _ratios(comparisons: Sequence[Comparison], *, as_tested: bool) -> str:
+def _ratios(comparisons: Sequence[Comparison], *, claimed: bool) -> str:
     if not comparisons:
         return ""
-    parts = [f"<h2>Beside {escape(comparisons[0].first)}{', as tested' if as_tested else ''}</h2>"]
-    if as_tested:
-        parts.append(
-            '<p class="note">Whatever accuracy they came to; the claims above are at equal accuracy. “Bytes sent” are '
-            "those from callers to the edge.</p>"
-        )
+    parts = [f"<h2>Beside {escape(comparisons[0].first)}</h2>"]
+    if claimed:
+        parts.append('<p class="note">“Bytes sent” are those from callers to the edge.</p>')
     for one in comparisons:
         rows = "".join(
             f'<tr><th scope="row">{ratio.figure}</th><td>{_value(ratio, first=True)}</td>'

@@ -12,8 +12,10 @@ A round begins with every policy's models loaded and both tiers connected, over 
 lose nothing; the weather begins with the schedule. What the best rung says of every picture, to pair drops with, is
 asked once beforehand.
 
-`static@0.55` among the policies is `static` with that threshold; a comparison at equal accuracy needs one that makes it
-about as accurate as ours, or `all-edge`, whose answers dilute a rival that is more accurate (`equal_accuracy`).
+`static@0.55` among the policies is `static` with that threshold, and `static+fallback` is `static` whose edge answers
+just before a deadline that the datacenter misses. `all-edge` is our own edge stage alone. What is compared first is the
+share of requests that are answered right within the deadline (`claims`). No round is repeated or left out for having
+been disturbed: what the machine's host held back is said beside the figures.
 
 Writes, into a folder: a record per link, rate and policy, all rounds together, with its figures; the single rounds; a
 page per link and rate; what servers said; and `summary.json` with all figures and the claims they bear out.
@@ -24,9 +26,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +40,7 @@ from hawkvision.manifest import models_dir
 from loadgen import awake, command_line, noise, pace, setup, stolen
 from loadgen.arrivals import parse as parse_arrivals
 from loadgen.behind import seen
-from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, merged, show_claims, show_rows
+from loadgen.claims import Cell, Claim, Report, Result, Row, Traffic, judge, show_claims, show_rows, together
 from loadgen.dataset import Dataset, read_dataset
 from loadgen.deployment import Carried, Deployment
 from loadgen.engine import Job, Protocol, Server
@@ -48,7 +49,7 @@ from loadgen.pace import Pace
 from loadgen.processes import Crew
 from loadgen.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
 from loadgen.report import write_html
-from loadgen.rivals_plan import MOST_TRIES, PLACES, Contender, Plan, add_arguments, read_plan
+from loadgen.rivals_plan import PLACES, Contender, Plan, add_arguments, read_plan
 from loadgen.setup import MAX_IN_FLIGHT, Setup
 from loadgen.steady import is_steady
 from loadgen.stolen import ProcessorTime
@@ -147,9 +148,6 @@ class _Found:
 
 
 async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) -> None:
-    def tell(what: str) -> None:
-        console.print(f"  {what}", highlight=False, markup=False)
-
     for link in plan.links:
         if unseen := plan.unseen(link):
             never = f"{link.name}: never {', '.join(unseen)} while requests count"
@@ -161,12 +159,7 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
                     title = f"{link.name}, {rate:g}/s, round {number + 1}: {contender.name}"
                     console.print(f"{title} …", highlight=False)
                     try:
-                        result = await least_disturbed(
-                            partial(bench.test, contender, link, rate, number),
-                            plan.most_stolen,
-                            plan.most_slowed,
-                            tell,
-                        )
+                        result = await bench.test(contender, link, rate, number)
                     except HawkVisionError as error:
                         found.failures.append(f"{title}: {error}")
                         console.print(f"error: {error}", highlight=False, markup=False)
@@ -174,52 +167,9 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
                         results.setdefault(contender.name, []).append(result)
 
 
-async def least_disturbed(
-    test: Callable[[int], Awaitable[Result]],
-    most_stolen: float | None,
-    most_slowed: float | None,
-    tell: Callable[[str], object],
-) -> Result:
-    """Test once; again while the machine's host holds back more processor time than that, or slows them by more.
-
-    There are `MOST_TRIES` in all. Which one counts depends on what was stolen and slowed alone, not on what came out of
-    it. `tell` hears of each one that was disturbed too much. A test is given its number, from 0.
-
-    Raises:
-        HawkVisionError: if the first try fails; one that fails later leaves those before it.
-    """
-    tries: list[Result] = []
-    by: list[float] = []
-    """How much each was disturbed, in shares that a bound was given for."""
-    for number in range(MOST_TRIES):
-        try:
-            tries.append(await test(number))
-        except HawkVisionError as error:
-            if not tries:
-                raise
-            tell(f"it could not be repeated: {error}")
-            break
-        run = tries[-1].run
-        found = [
-            (share, share > most, words)
-            for share, most, words in (
-                (run.stolen, most_stolen, "held back {:.1%} of the processor time wanted"),
-                (run.slowed, most_slowed, "had the processors {:.1%} slower than at their best"),
-            )
-            if share is not None and most is not None
-        ]
-        by.append(sum(share for share, _, _ in found))
-        disturbed = [words.format(share) for share, too_much, words in found if too_much]
-        if not disturbed:
-            return tries[-1]
-        tell(f"the machine's host {' and '.join(disturbed)}")
-    return tries[by.index(min(by))]
-
-
-def title_of(contender: Contender, link: LinkProfile, rate: float, number: int, try_: int) -> str:
+def title_of(contender: Contender, link: LinkProfile, rate: float, number: int) -> str:
     """What the files of one test are called."""
-    again = f"-try{try_ + 1}" if try_ else ""
-    return f"{link.name}-{rate:g}-{contender.name}-round{number + 1}{again}"
+    return f"{link.name}-{rate:g}-{contender.name}-round{number + 1}"
 
 
 def rotated(found: Sequence[Contender], number: int) -> tuple[Contender, ...]:
@@ -273,14 +223,14 @@ class _Bench:
                     return
         raise NotReady(f"the best rung did not answer {len(missing)} of {len(self._dataset)} pictures")
 
-    async def test(self, contender: Contender, link: LinkProfile, rate: float, number: int, try_: int) -> Result:
-        """One contender, one round; its record is written, also of a try that will not count.
+    async def test(self, contender: Contender, link: LinkProfile, rate: float, number: int) -> Result:
+        """One contender, one round; its record is written.
 
         Raises:
             HawkVisionError: if its edge node does not start, or cannot be asked.
         """
         plan, deployment = self._plan, self._deployment
-        name = title_of(contender, link, rate, number, try_)
+        name = title_of(contender, link, rate, number)
         weather = plan.weather(link)
         deployment.settle(weather[CLIENT_EDGE], weather[EDGE_DC])
         with deployment.edge(*self._edge_arguments, *contender.arguments, log=name) as node:
@@ -377,7 +327,6 @@ def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number
 
 def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> None:
     """Put rounds together, print, and write. Cells that nobody finished are left out."""
-    steady = {link.name: link.steady for link in plan.links}
     report = Report(
         command=command_line.stated(),
         where=list(plan.where),
@@ -396,9 +345,9 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
     for (link, rate), results in found.cells.items():
         if not results:
             continue
-        together = {name: _together(results[name]) for name in (c.name for c in plan.contenders) if name in results}
-        cell = Cell(link, rate, steady[link], together)
-        for name, result in together.items():
+        tested = {name: together(results[name]) for name in (c.name for c in plan.contenders) if name in results}
+        cell = Cell(link, rate, tested)
+        for name, result in tested.items():
             report.files.append(f"{link}-{rate:g}-{name}.json.gz")
             save(result.run, plan.out / report.files[-1], summarise(result.run))
         rows, claims = judge(cell)
@@ -406,20 +355,13 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         report.claims.extend(claims)
         show_rows(rows, f"\n{link}, {rate:g} requests/s, deadline {plan.deadline_ms:g} ms", console)
         report.files.append(f"{link}-{rate:g}.html")
-        pages[report.files[-1]] = ([result.run for result in together.values()], rows, claims)
+        pages[report.files[-1]] = ([result.run for result in tested.values()], rows, claims)
     if report.claims:
         show_claims(report.claims, console)
     write_atomic(plan.out / "summary.json", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     for page, (runs, rows, claims) in pages.items():
         write_html(runs, plan.out / page, rows, claims)
     console.print(f"written to {plan.out}", highlight=False)
-
-
-def _together(rounds: Sequence[Result]) -> Result:
-    traffic = rounds[0].traffic
-    for result in rounds[1:]:
-        traffic = traffic.plus(result.traffic)
-    return Result(merged([result.run for result in rounds]), traffic)
 
 
 def _kernels_congestion() -> str:

@@ -25,13 +25,17 @@ Transport: TypeAlias = Literal["tcp", "lossy", "uplink"]
 """Of a policy: TCP everywhere, datagrams everywhere, or HTTP to the edge and from there what it finds best."""
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
+FALLBACK: Final = "+fallback"
+"""After a policy, and its setting: its edge answers just before a deadline that the datacenter misses."""
+DEFAULT_POLICIES: Final = (
+    "hawkvision", "infaas+fallback", "static+fallback", "static", "split+fallback", "all-dc+fallback", "all-edge"
+)  # fmt: skip
+"""All with what ours has; `static` as it usually is beside that; and the ablation, our edge stage alone."""
 ADJUSTABLE: Final = "static"
 """The policy that may be tested with thresholds: `static@0.55`. Any may be with another edge model: `split@NAME`."""
 VARIANT: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 """A model's name, as manifests have it."""
 PLACES: Final = (CLIENT_EDGE, EDGE_DC)
-MOST_TRIES: Final = 3
-"""Of a policy's round, where the machine's host disturbs it."""
 KINDS: Final = ("poisson", "constant", "bursty", "diurnal")
 """Of arrivals; of those that have a rate."""
 DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
@@ -48,6 +52,8 @@ class Contender:
     """Of `static`; None is the policy's own."""
     variant: str | None = None
     """Of the edge; None is the policy's own."""
+    fallback: bool = False
+    """Whether the edge answers just before a deadline that the datacenter misses."""
 
     @property
     def protocol(self) -> Protocol:
@@ -61,7 +67,8 @@ class Contender:
         model = () if self.variant is None else ("--variant", self.variant)
         door = ("--lossy-port", "0") if self.transport == "lossy" else ()
         uplink = () if self.transport == "tcp" else ("--dc-transport", "auto")
-        return ("--policy", self.policy, *setting, *model, *door, *uplink)
+        fallback = ("--deadline-fallback", "true") if self.fallback else ()
+        return ("--policy", self.policy, *setting, *model, *fallback, *door, *uplink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,6 @@ class Plan:
     seed: int
     timeout_s: float
     out: Path
-    most_stolen: float | None = None
-    """A test in which the host held back more of the processor time wanted, 0..1, is repeated; None repeats none."""
-    most_slowed: float | None = None
-    """So is one in which the processors were slower than at their best by more, 0..1."""
 
     def weather(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
         """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
@@ -125,9 +128,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client-link", metavar="LINK", help="between client and edge, in the place of --links")
     parser.add_argument(
         "--policies",
-        default=",".join(POLICIES),
-        help=f"{ADJUSTABLE}@0.55 has that threshold, POLICY@NAME that model at the edge; a policy may come several "
-        "times so (default: %(default)s)",
+        default=",".join(DEFAULT_POLICIES),
+        help=f"{ADJUSTABLE}@0.55 has that threshold, POLICY@NAME that model at the edge, and with {FALLBACK} after it "
+        "the edge answers just before a deadline that the datacenter misses; a policy may come several times so "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--transport",
@@ -150,20 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--most-stolen",
-        type=float,
-        metavar="SHARE",
-        help=f"repeat, up to {MOST_TRIES - 1} times, a policy's round in which the machine's host held back more of "
-        "the processor time that was wanted (0.02: two percent), and count the least disturbed",
-    )
-    parser.add_argument(
-        "--most-slowed",
-        type=float,
-        metavar="SHARE",
-        help="likewise where processors were slower than at their best by more (0.05: five percent), which needs "
-        "--keep-awake",
-    )
     parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
     parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
@@ -184,11 +174,6 @@ def read_plan(given: argparse.Namespace) -> Plan:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     if given.rounds < 1 or given.seed < 0:
         raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
-    for option, share in (("--most-stolen", given.most_stolen), ("--most-slowed", given.most_slowed)):
-        if share is not None and not 0.0 <= share < 1.0:
-            raise ConfigError(f"{option}: expected a share from 0 to below 1, got {share!r}")
-    if given.most_slowed is not None and not getattr(given, "keep_awake", False):
-        raise ConfigError("--most-slowed: expected --keep-awake beside it, which measures how fast processors are")
     return Plan(
         contenders=contenders(_words(given.policies), given.transport),
         links=tuple(load_profile(name) for name in _words(given.links)),
@@ -204,8 +189,6 @@ def read_plan(given: argparse.Namespace) -> Plan:
         seed=given.seed,
         timeout_s=given.timeout_s,
         out=given.out,
-        most_stolen=given.most_stolen,
-        most_slowed=given.most_slowed,
     )
 
 
@@ -230,15 +213,24 @@ def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
     """Who is tested. HawkVision with datagrams comes with a second contender that is without.
 
     Args:
-        words: policies, `static@0.55` or `split@NAME` with a setting; a transport is its policy's, whatever that is.
+        words: policies, `static@0.55` or `split@NAME` with a setting, `static+fallback` with an edge that stands by; a
+            transport is its policy's, whatever that is.
         transports: as `--transport` says.
 
     Raises:
         ConfigError: for an unknown policy, setting or transport, or more contenders than a page shows.
     """
-    settings = [_setting(word) for word in words]
-    names = [policy if value is None else f"{policy}@{_written(value)}" for policy, value in settings]
-    _known("--policies", names, (*POLICIES, *(n for n in names if n.partition("@")[0] in POLICIES)))
+    plain = [word.removesuffix(FALLBACK) for word in words]
+    ends = [word[len(each) :] for word, each in zip(words, plain, strict=True)]
+    settings = [_setting(word) for word in plain]
+    names = [
+        (policy if value is None else f"{policy}@{_written(value)}") + end
+        for (policy, value), end in zip(settings, ends, strict=True)
+    ]
+    _known("--policies", [policy for policy, _ in settings], POLICIES, once=False)
+    _known("--policies", names, names)
+    if any(policy == "hawkvision" and end for (policy, _), end in zip(settings, ends, strict=True)):
+        raise ConfigError(f"--policies: hawkvision has a way of its own; expected {FALLBACK} after another")
     chosen: dict[str, Transport] = {}
     for part in _words(transports):
         policy, _, transport = part.partition("=")
@@ -248,10 +240,10 @@ def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
             raise ConfigError(f"--transport: expected POLICY= and one of {', '.join(TRANSPORTS)}, got {part!r}")
         chosen[policy] = known
     found = []
-    for name, (policy, value) in zip(names, settings, strict=True):
+    for name, (policy, value), end in zip(names, settings, ends, strict=True):
         transport_ = chosen.get(policy, "tcp")
         threshold, variant = (None, value) if isinstance(value, str) else (value, None)
-        found.append(Contender(name, policy, transport_, threshold, variant))
+        found.append(Contender(name, policy, transport_, threshold, variant, bool(end)))
         if name == "hawkvision" and transport_ != "tcp":
             found.append(Contender("hawkvision-tcp", policy, "tcp"))
     if len(found) > MOST_RUNS:
@@ -294,12 +286,12 @@ def _named(rates: Sequence[float]) -> list[tuple[str, float]]:
     return [("--rate", rate) for rate in rates]
 
 
-def _known(option: str, words: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The words, each once.
+def _known(option: str, words: Sequence[str], known: Sequence[str], *, once: bool = True) -> tuple[str, ...]:
+    """The words, each `once` if so.
 
     Raises:
         ConfigError: if there are none, or one is unknown or comes twice.
     """
-    if not words or len(set(words)) < len(words) or not set(words) <= set(known):
+    if not words or (once and len(set(words)) < len(words)) or not set(words) <= set(known):
         raise ConfigError(f"{option}: expected some of {', '.join(known)}, each once; got {', '.join(words) or 'none'}")
     return tuple(words)

@@ -3,7 +3,7 @@
 On a virtual machine a processor that is wanted may not be there: the host runs somebody else on it, or the machine has
 had its share. Linux counts such time as stolen (proc_stat(5); `st` in top and vmstat). A request then waits for a
 processor that no process of this machine holds, so latencies measured meanwhile tell of the host. Runs say how much was
-stolen, and `rivals` can repeat what was disturbed (`--most-stolen`).
+stolen; none is left out for it.
 
     all that the processors had  ├─ used ─┼─ stolen ─┼───── idle ─────┤
                                  └──── wanted ───────┘

@@ -8,6 +8,7 @@ out.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,7 @@ from edge.answers import from_datacenter, from_edge
 from edge.call import Call
 from edge.policies.registration import Registration
 from edge.policies.residency import Residency
-from edge.policies.rival import PatientCall
+from edge.policies.rival import FallbackCall, ended
 from edge.policies.routes import DIGITS, Registered
 from edge.rung import EdgeResult, Look, Looked, Rung
 from edge.workers import WorkerPool
@@ -161,8 +162,9 @@ class Worker:
             )  # fmt: skip
             # Pictures that wait for the same variant share a run of it, as the node's own policy's do.
             result, queue_ms = await node.queued(call, look, rung)
-        infer_ms = self._registration.variants[name].infer_ms
-        self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
+        if rung.others is None or result.again:  # else it is not the work that was profiled
+            infer_ms = self._registration.variants[name].infer_ms
+            self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
         self._metrics.queue_duration.labels(self._task).observe((waited_ms + queue_ms) * 1e-3)
         self._metrics.inference_duration.labels(self._task, name).observe(result.infer_ms * 1e-3)
@@ -177,27 +179,52 @@ class Worker:
         self._metrics.model_loads.labels(self._task, name).inc()
 
 
-class InfaasCall(PatientCall):
+class InfaasCall(FallbackCall):
     """One request, answered by the variant that is chosen when it comes."""
 
-    def __init__(self, worker: Worker, *request: Any) -> None:
+    def __init__(self, worker: Worker, with_fallback: bool, *request: Any) -> None:
         super().__init__(*request)
         self._worker = worker
+        self._with_fallback = with_fallback
+
+    @property
+    def falls_back(self) -> bool:
+        """See `FallbackCall`."""
+        return self._with_fallback and super().falls_back
 
     async def answer(self) -> Answer:
         """See `Call.answer`. Where the datacenter fails, the node's best choice answers in its place."""
+        chosen = self._choose(self._worker.elsewhere(self.node))
+        if chosen.local:
+            return await self._answered_by(chosen.name)
+        reason, self.rung = Reason.TARGET, chosen.name
+        if self.falls_back:
+            return await self._with_standby(reason)
         self.request = replace(self.request, on_miss=OnMiss.WAIT)
-        worker, node = self._worker, self.node
-        chosen = self._choose(worker.elsewhere(node))
-        reason: Reason | None = None
-        if not chosen.local:
-            reason, self.rung = Reason.TARGET, chosen.name
-            escalated = await self._escalate(reason, None)
+        escalated = await self._escalate(reason, None)
+        if escalated is not None:
+            return from_datacenter(self, escalated, reason, None)
+        return await self._answered_by(self._choose([]).name, reason)
+
+    async def _with_standby(self, reason: Reason) -> Answer:
+        """The datacenter's answer, or just before the deadline that of the node's best choice, made meanwhile."""
+        name = self._choose([]).name
+        looking = asyncio.ensure_future(self._worker.look(name, self))
+        try:
+            escalated = await self.until_deadline(reason)
             if escalated is not None:
                 return from_datacenter(self, escalated, reason, None)
-            chosen = self._choose([])
-        edge = await worker.look(chosen.name, self)
-        short = worker.accuracies.missed_by(worker.accuracy(chosen.name), self.request.target)
+            return self._said(name, await looking, reason)
+        finally:
+            await ended(looking)
+
+    async def _answered_by(self, name: str, reason: Reason | None = None) -> Answer:
+        self.request = replace(self.request, on_miss=OnMiss.WAIT)
+        return self._said(name, await self._worker.look(name, self), reason)
+
+    def _said(self, name: str, edge: Looked, reason: Reason | None) -> Answer:
+        accuracies = self._worker.accuracies
+        short = accuracies.missed_by(self._worker.accuracy(name), self.request.target)
         return from_edge(self, edge, degraded=short, reason=reason)
 
     def _choose(self, elsewhere: list[Option]) -> Option:

@@ -37,15 +37,16 @@ class Profiled:
 
     accuracy: float
     size: int
-    """Bytes of the model file, which stand for the memory it takes."""
+    """Bytes of its model files, which stand for the memory it takes."""
     infer_ms: float
+    """Of a stepwise committee, when all of its members look."""
     load_ms: float
     """To read, verify, open and warm it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """All variants that the node can run, and the datacenter's rungs."""
+    """All variants and stepwise committees that the node can run, and the datacenter's rungs."""
 
     variants: Mapping[str, Profiled]
     edge: str
@@ -88,9 +89,9 @@ def register(
     Args:
         config: task, backend and memory.
         manifest: of the task.
-        cache: where the built files lie; variants without one are left out.
-        edge: the variant to begin with.
-        load: gives a variant ready to be used.
+        cache: where the built files lie; what lacks one is left out.
+        edge: the variant or stepwise committee to begin with.
+        load: gives one ready to be used.
 
     Raises:
         ConfigError: if the variant to begin with does not fit.
@@ -98,8 +99,10 @@ def register(
         ArtifactError, BackendError: if it is not built, or one that is cannot be loaded.
     """
     limit = round((config.resident_memory_mb or RESIDENT_MEMORY_MB) * 1e6)
-    registered = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
-    known = registered | {each.name: each.accuracy for each in manifest.committees if each.accuracy is not None}
+    known = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
+    known |= {each.name: each.accuracy for each in manifest.committees if each.accuracy is not None}
+    datacenters = {each.name for each in manifest.committees if each.sure_from is None}
+    registered = {name: accuracy for name, accuracy in known.items() if name not in datacenters}
     remote = {name: known[name].value for name in manifest.ladder.dc if name in known}
     if manifest.best not in remote or edge not in registered:
         raise ManifestError(
@@ -108,9 +111,10 @@ def register(
         )
     sizes = {name: size for name in registered if (size := _size(config, manifest, cache, name)) is not None}
     if edge not in sizes:
+        lacking = next(each.name for each in manifest.members(edge) if _file_size(manifest, cache, each.name) is None)
         raise ArtifactError(
-            f"{artifact_path(cache, manifest.task, edge)}: {edge}: the model file is missing; build it with "
-            f"`hawkvision models build --task {manifest.task} {edge}`"
+            f"{artifact_path(cache, manifest.task, lacking)}: {edge}: the model file is missing; build it with "
+            f"`hawkvision models build --task {manifest.task} {lacking}`"
         )
     if sizes[edge] > limit:
         raise ConfigError(
@@ -126,10 +130,16 @@ def warm(backend: Backend) -> None:
 
 
 def _size(config: EdgeConfig, manifest: Manifest, cache: Path, name: str) -> int | None:
-    """Bytes of a variant's file; None if it is not built. For the no-op backend, which reads none, the manifest's."""
+    """Bytes of its files; None if one is not built. For the no-op backend, which reads none, the manifest's."""
     if config.backend == "noop":
-        return manifest.variant(name).bytes or 0
-    path = artifact_path(cache, manifest.task, name)
+        # It says the same to all members, so a committee would be one model several times.
+        return (manifest.variant(name).bytes or 0) if manifest.committee(name) is None else None
+    sizes = [_file_size(manifest, cache, member.name) for member in manifest.members(name)]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _file_size(manifest: Manifest, cache: Path, variant: str) -> int | None:
+    path = artifact_path(cache, manifest.task, variant)
     return path.stat().st_size if path.is_file() else None
 
 
@@ -142,7 +152,8 @@ def _profile(name: str, accuracy: MeasuredAccuracy, size: int, load: Callable[[s
         loads_ms.append((time.monotonic() - started) * 1e3)
         for _ in range(PROFILE_RUNS):
             started = time.monotonic()
-            warm(rung.first.backend)
+            for model in rung.models:
+                warm(model.backend)
             runs_ms.append((time.monotonic() - started) * 1e3)
         rung.close()
     return Profiled(accuracy.value, size, max(LEAST_MS, min(runs_ms)), max(LEAST_MS, min(loads_ms)))

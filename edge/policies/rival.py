@@ -5,12 +5,22 @@ The doors, the queue, the models, the hop and the answers are the node's own, so
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from edge.answers import from_datacenter
 from edge.call import Call
+from edge.rung import Looked
+from edge.waiting import Escalated
+from hawkvision.cascade.policy import ANSWER_MARGIN_MS
 from hawkvision.config import PolicyName
-from hawkvision.types import Answer, OnMiss
+from hawkvision.errors import RequestError
+from hawkvision.types import Answer, OnMiss, Reason
+
+log = logging.getLogger("hawkvision.edge")
 
 
 async def nothing_to_close() -> None:
@@ -47,3 +57,55 @@ class PatientCall(Call):
     def hopeless(self) -> bool:
         """Never: to others, a picture is a picture."""
         return False
+
+
+class FallbackCall(PatientCall):
+    """The same, but where a deadline asks for it, the edge's answer is given just before that (`deadline_fallback`).
+
+    Nothing is learnt from it: the next request waits as long. Requests without a deadline, or that rather wait or fail
+    than take less (`on_miss`), go as `PatientCall` sends them.
+    """
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether this request is answered by the edge when the deadline is near."""
+        return self.deadline is not None and self.request.on_miss is OnMiss.DEGRADE
+
+    async def answer(self) -> Answer:
+        """See `Call.answer`."""
+        if not self.falls_back:
+            return await super().answer()
+        looking = asyncio.ensure_future(self._at_edge())
+        try:
+            edge, reason = None, Reason.TARGET
+            if not self.route.direct:
+                edge, reason = await looking, Reason.LOW_CONFIDENCE
+                if self.route.threshold == -math.inf or not self._falls_short(edge):
+                    return self._at_last(edge)
+            escalated = await self.until_deadline(reason)
+            if escalated is not None:
+                return from_datacenter(self, escalated, reason, edge)
+            return self._at_last(await looking, reason)
+        finally:
+            await ended(looking)
+
+    async def until_deadline(self, reason: Reason) -> Escalated | None:
+        """The datacenter's answer; None if there is none just before the deadline, or the link is down.
+
+        Raises:
+            CallerGone: if the caller hung up meanwhile.
+        """
+        slack_ms, uplink = self.slack_ms(), self.node.uplink
+        if slack_ms is None or slack_ms <= ANSWER_MARGIN_MS or uplink is None or not uplink.up:
+            return None
+        try:
+            return await self._escalate(reason, slack_ms - ANSWER_MARGIN_MS)
+        except RequestError as error:
+            log.warning("the datacenter refused a picture that the edge can read: %s", error)
+            return None
+
+
+async def ended(looking: asyncio.Future[Looked]) -> None:
+    """Give up a look that nobody wants any more, and retrieve what it raised, so that nothing is logged of it."""
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)

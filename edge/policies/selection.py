@@ -8,7 +8,7 @@ from functools import partial
 from edge.policies import routes
 from edge.policies.infaas import InfaasCall, Worker
 from edge.policies.registration import Registration
-from edge.policies.rival import PatientCall, Rival
+from edge.policies.rival import FallbackCall, PatientCall, Rival
 from edge.policies.routes import Rule
 from edge.rung import Rung
 from hawkvision.cascade.policy import Policy
@@ -41,6 +41,6 @@ def open_rival(
     if config.policy == "hawkvision":
         return None
     if registration is None:
-        return Rival(config.policy, PatientCall)
+        return Rival(config.policy, FallbackCall if config.deadline_fallback else PatientCall)
     worker = Worker(config.task, registration, registration.accuracies(policy), rung, config.queue_limit, metrics)
-    return Rival(config.policy, partial(InfaasCall, worker), worker.close)
+    return Rival(config.policy, partial(InfaasCall, worker, config.deadline_fallback), worker.close)

@@ -12,6 +12,7 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.hop import Rung, RungMember, Rungs
 from hawkvision.manifest import Manifest, Variant, load_manifest, models_dir
+from hawkvision.vision.backends import NEVER_CERTIFIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
             raise ConfigError(f"dc.variants: {name!r} is a committee with sure_from, which only edge nodes run")
         flip = committee is not None and committee.horizontal_flip
         temperature = committee.temperature if committee is not None else 1.0
-        fingerprint = None if config.backend == "noop" else manifest.fingerprint(name)
+        fingerprint = None if config.backend in NEVER_CERTIFIED else manifest.fingerprint(name)
         rungs.append(ServedRung(name, tuple(m.name for m in members), flip, temperature, fingerprint))
         variants |= {m.name: m for m in members}
     return Catalog(manifest.task, manifest.classes, tuple(rungs), tuple(variants.values()), config.backend != "noop")

@@ -13,8 +13,11 @@ from hawkvision.vision.backend import Backend
 
 log = logging.getLogger("hawkvision.vision")
 
-BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "numpy", "noop"]
+BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"]
 """`auto` is `int8`, our own kernels, for what these can run on this machine, else `onnxruntime`: the same logits."""
+
+NEVER_CERTIFIED: Final = frozenset({"noop", "openvino"})
+"""Backends whose logits no certificate is about: these were made with ONNX Runtime's, which the others give."""
 
 ON_THE_CPU: Final = ("CPUExecutionProvider",)
 
@@ -35,7 +38,7 @@ def open_backend(
         spec: the input that the manifest says it takes.
         classes: that the manifest says it tells apart.
         providers: ONNX Runtime's; other than its CPU's leave `auto` to it.
-        threads: that work on one inference, of ONNX Runtime and of our own kernels.
+        threads: that work on one inference, of ONNX Runtime, of OpenVINO and of our own kernels.
 
     Raises:
         BackendError: if the model cannot be loaded, or does not take `spec` in and give `classes` out.
@@ -50,6 +53,10 @@ def open_backend(
             from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 
             backend = OnnxRuntimeBackend(model, providers, threads)
+        case "openvino":
+            from hawkvision.vision.openvino_backend import OpenVinoBackend
+
+            backend = OpenVinoBackend(model, threads)
         case "numpy":
             from hawkvision.vision.numpy_backend import NumpyBackend
 
@@ -59,7 +66,9 @@ def open_backend(
 
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
-            raise BackendError(f"no backend is called {kind!r}; expected auto, int8, onnxruntime, numpy or noop")
+            raise BackendError(
+                f"no backend is called {kind!r}; expected auto, int8, onnxruntime, openvino, numpy or noop"
+            )
     expected, found = ((spec.height, spec.width, 3), classes), (backend.input_shape, backend.classes)
     if found != expected:
         backend.close()

@@ -44,8 +44,8 @@ def usable_cores() -> int:
 
 
 def divides(backend: str, providers: Sequence[str]) -> bool:
-    """Whether the threads of one inference can be chosen: our own kernels', and ONNX Runtime's, on the CPU alone."""
-    return backend in ("auto", "int8", "onnxruntime") and tuple(providers) == ("CPUExecutionProvider",)
+    """Whether the threads of one inference can be chosen: our kernels', OpenVINO's and ONNX Runtime's, on the CPU."""
+    return backend in ("auto", "int8", "onnxruntime", "openvino") and tuple(providers) == ("CPUExecutionProvider",)
 
 
 def open_wide(

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -121,8 +122,8 @@ def _module(name: str, **env: str) -> Callable[[Site], Start]:
     return start
 
 
-def _hawkvision(site: Site) -> Start:
-    work = ("--backend", "noop") if site.work == "decode" else ()
+def _hawkvision(site: Site, backend: str = "auto") -> Start:
+    work = ("--backend", "noop" if site.work == "decode" else backend)
     command = (sys.executable, "-m", "hawkvision.cli", "edge", "up", "--port", str(site.port))
     # Found where this HawkVision is, for a checkout need not be installed.
     return Start((*command, "--variant", site.variant, *work), {"PYTHONPATH": str(Path(__file__).resolve().parents[2])})
@@ -220,6 +221,15 @@ PEERS: Final = (
         start=_hawkvision,
         path="/v1/classify?quality=fast",
         works=("model", "decode"),
+    ),
+    Peer(
+        name="hawkvision-onnxruntime",
+        title="HawkVision, ONNX Runtime",
+        distribution=None,
+        how="the same without our own kernels: the runtime and the options that the others have",
+        start=partial(_hawkvision, backend="onnxruntime"),
+        path="/v1/classify?quality=fast",
+        works=("model",),
     ),
     Peer(
         name="litserve",
@@ -322,7 +332,7 @@ def as_documented(peer: Peer) -> Peer:
 
 
 def contenders(peers: Sequence[Peer], handlers: Sequence[Handler]) -> tuple[Peer, ...]:
-    """All that take part: HawkVision once, the others with each handler."""
+    """All that take part: HawkVision, with and without its kernels, once; the others with each handler."""
     found: list[Peer] = []
     for peer in peers:
         if not peer.example or "same" in handlers:

@@ -23,7 +23,7 @@ from loadgen.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.peers import results, tables
 from loadgen.peers.catalogue import Handler, Peer
 from loadgen.peers.contest import KINDS, Contest, Field, Plan
-from loadgen.peers.results import BARE, OURS, Contender, Found, Kind, Overhead, Report, Row
+from loadgen.peers.results import BARE, OURS, WITHOUT_KERNELS, Contender, Found, Kind, Overhead, Report, Row
 from loadgen.peers.work import Classify
 from loadgen.record import Origin
 
@@ -52,7 +52,8 @@ class Comparison:
 
     def report(self, contest: Contest, *, complete: bool) -> Report:
         """Of the rounds that are finished."""
-        rows = self._rows(contest)
+        whole = _whole(contest)
+        rows = self._rows(whole)
         return Report(
             origin=self.origin,
             cores=self.cores,
@@ -65,6 +66,7 @@ class Comparison:
             callers=self.plan.callers,
             rows=rows,
             against=results.against_best(rows),
+            attribution=results.attribution(rows, whole),
             overhead=self._overhead(contest),
             failures=contest.failures,
             complete=complete,
@@ -77,17 +79,7 @@ class Comparison:
         if self.html is not None:
             write_atomic(self.html, tables.page(report).encode())
 
-    def _rows(self, contest: Contest) -> tuple[Row, ...]:
-        """Of those that went all finished rounds, for ratios are formed within rounds."""
-        rounds, same_rate = contest.rounds, contest.same_rate_rounds
-        if not rounds:
-            return ()
-        whole = {
-            name: Found(visits[:rounds], at_rate[:same_rate] if len(at_rate) >= same_rate else ())
-            for name, visits in contest.visits.items()
-            if len(visits) >= rounds
-            for at_rate in (contest.at_rate.get(name, []),)
-        }
+    def _rows(self, whole: Mapping[str, Found]) -> tuple[Row, ...]:
         loop = "decode, scale and ONNX Runtime in a loop; latencies computed: its turns, first come first served"
         peers = self.field.peers
         all_contenders = [
@@ -118,6 +110,17 @@ class Comparison:
             if (peer.name, kind) in whole
         ]
         return (floor, *found)
+
+
+def _whole(contest: Contest) -> dict[str, Found]:
+    """Those that went all finished rounds, for ratios are formed within rounds."""
+    rounds, same_rate = contest.rounds, contest.same_rate_rounds
+    return {
+        name: Found(visits[:rounds], at_rate[:same_rate] if len(at_rate) >= same_rate else ())
+        for name, visits in contest.visits.items()
+        if rounds and len(visits) >= rounds
+        for at_rate in (contest.at_rate.get(name, []),)
+    }
 
 
 async def conduct(comparison: Comparison, bare: Mapping[Handler, Classify], console: Console) -> int:
@@ -176,6 +179,6 @@ def telling(console: Console) -> Callable[[str], None]:
 
 
 def _kind(peer: Peer) -> Kind:
-    if peer.name == OURS:
+    if peer.name in (OURS, WITHOUT_KERNELS):
         return "ours"
     return "python" if peer.python else "native"

@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.peers.catalogue import Handler, Work
+from loadgen.peers.catalogue import DOCUMENTED, Handler, Work
 from loadgen.record import Origin
 
 T = TypeVar("T")
 OURS: Final = "hawkvision"
+WITHOUT_KERNELS: Final = "hawkvision-onnxruntime"
 BARE: Final[Mapping[Handler, str]] = {"same": "bare loop", "documented": "bare loop, documented"}
 Kind: TypeAlias = Literal["ours", "python", "native", "bare"]
 """HawkVision; servers whose HTTP door is Python; the others; loops without a server."""
@@ -125,6 +126,18 @@ class Against(msgspec.Struct, frozen=True):
     ratio: Ratio
 
 
+class Attribution(msgspec.Struct, frozen=True):
+    """One factor of how many more answers per second HawkVision gives than a Python peer; within a round they multiply.
+
+    The peer is the one that gives most as its documentation has it, or with our decoder where no other was asked for.
+    """
+
+    part: str
+    """`kernels`, `serving`, `decoder`, or `all` of them."""
+    what: str
+    ratio: Ratio
+
+
 class Overhead(msgspec.Struct, frozen=True):
     """Serving without a model: one connection, one request at a time."""
 
@@ -157,6 +170,8 @@ class Report(msgspec.Struct, frozen=True):
     callers: int
     rows: tuple[Row, ...]
     against: tuple[Against, ...]
+    attribution: tuple[Attribution, ...]
+    """Where that comes from; empty where HawkVision, with ONNX Runtime as well, and a Python peer did not all run."""
     overhead: tuple[Overhead, ...]
     failures: dict[str, str]
     """Why a server is missing, by name."""
@@ -270,6 +285,34 @@ def against_best(rows: Sequence[Row]) -> tuple[Against, ...]:
         if at_rate:
             found += _quickest(handler, f"P99 at {at_rate[0][0].rate:.1f} requests/s for all", at_rate)
     return tuple(found)
+
+
+def attribution(rows: Sequence[Row], found: Mapping[str, Found]) -> tuple[Attribution, ...]:
+    """Ours over ours with ONNX Runtime, that over a peer with our decoder, and that over the peer as documented.
+
+    Args:
+        rows: of all that went all rounds.
+        found: what was seen of each, by name.
+    """
+    peers = [row for row in rows if row.kind == "python"]
+    documented = [row for row in peers if row.handler == "documented" and row.name.removesuffix(DOCUMENTED) in found]
+    if OURS not in found or WITHOUT_KERNELS not in found or not peers:
+        return ()
+    last = max(documented or peers, key=lambda row: row.capacity)
+    given = last.name.removesuffix(DOCUMENTED)
+    title = next((row.title for row in rows if row.name == given), last.title)
+    chain = [
+        ("kernels", "ours, over ours with ONNX Runtime", OURS, WITHOUT_KERNELS),
+        ("serving", f"that, over {title} with the same decoder", WITHOUT_KERNELS, given),
+        ("decoder", f"that, over {last.title}", given, last.name),
+        ("all", f"ours, over {last.title}", OURS, last.name),
+    ]
+    ratios = [
+        (part, what, ratio(found[other].visits, found[one].visits, lambda visit: visit.window.per_s))
+        for part, what, one, other in chain
+        if one != other
+    ]
+    return tuple(Attribution(part, what, each) for part, what, each in ratios if each is not None)
 
 
 def _quickest(handler: Handler, figure: str, loads: Sequence[tuple[AtShare, str]]) -> list[Against]:

@@ -33,6 +33,8 @@ def show(report: Report, console: Console) -> None:
     )
     if report.against:
         console.print(_against(report))
+    if report.attribution:
+        console.print(_attribution(report))
     if report.rows:
         console.print(_capacities(report))
         console.print(_latencies(report))
@@ -123,6 +125,13 @@ def _against(report: Report) -> Table:
     )
     for found in report.against:
         table.add_row(found.handler, found.figure, found.peer, _written(found.ratio))
+    return table
+
+
+def _attribution(report: Report) -> Table:
+    table = _table("where that comes from: answers/s, one factor after another", "part", "what", "times (range)")
+    for found in report.attribution:
+        table.add_row(found.part, found.what, _written(found.ratio))
     return table
 
 

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from edge.assembly import rung_of
 from edge.policies import routes
 from edge.policies.routes import Registered, RivalPolicy, expected_escalation
+from edge.rung import Model, Others
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import threshold_value
 from hawkvision.config import EdgeConfig, PolicyName, load_config
 from hawkvision.errors import ConfigError, DeadlineMissed, TargetUnreachable
+from hawkvision.manifest import load_manifest, models_dir
 from hawkvision.process import running
 from hawkvision.trace import start_trace
 from hawkvision.types import (
@@ -29,7 +32,7 @@ from hawkvision.types import (
     Target,
     Tier,
 )
-from tests.edge.bench import SURE, UNSURE, bench, known, run
+from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import make_profile
@@ -168,6 +171,82 @@ def test_the_edge_stands_in_for_a_datacenter_that_fails_and_says_so(large: Peer,
     assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "small", True, True)
 
 
+# -------------------------------------------------------------------------------------------- deadline fallback
+
+
+def fallen_back(peer: Peer, lead: float, policy: PolicyName, **fields: Any) -> Answer:
+    async def scenario() -> Answer:
+        async with bench(peer, lead, config=EdgeConfig(policy=policy, deadline_fallback=True)) as it:
+            return await it.ask(**{"target": Quality.BEST, **fields})
+
+    return run(scenario)
+
+
+@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
+def test_with_a_fallback_the_edge_answers_just_before_the_deadline_and_admits_it(
+    large: Peer, policy: PolicyName
+) -> None:
+    large.delay_s = 20.0
+    answer = fallen_back(large, UNSURE, policy, deadline_ms=500.0)
+    assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "small", True, True)
+    assert answer.timing_ms.total > 450.0, "as late as may be: nothing was learnt of the link"
+
+
+@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
+def test_a_fallback_waits_as_long_for_the_last_request_as_for_the_first(large: Peer, policy: PolicyName) -> None:
+    """Late answers teach it nothing, so one that comes in time again is not missed."""
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, UNSURE, config=EdgeConfig(policy=policy, deadline_fallback=True)) as it:
+            large.delay_s = 0.4
+            late = [await it.ask(target=Quality.BEST, deadline_ms=100.0) for _ in range(12)]
+            large.delay_s = 0.0
+            return [*late, await it.ask(target=Quality.BEST, deadline_ms=5_000.0)]
+
+    *late, last = run(scenario)
+    assert {(answer.tier, answer.escalated) for answer in late} == {(Tier.EDGE, True)}
+    assert min(answer.timing_ms.total for answer in late) > 90.0
+    assert (last.tier, last.index) == (Tier.DC, ANSWER_CLASS)
+
+
+@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
+def test_with_a_fallback_the_datacenters_answer_counts_while_it_is_in_time(large: Peer, policy: PolicyName) -> None:
+    answer = fallen_back(large, UNSURE, policy, deadline_ms=10_000.0)
+    assert (answer.tier, answer.index, answer.degraded) == (Tier.DC, ANSWER_CLASS, False)
+
+
+def test_a_fallback_is_not_for_those_who_rather_wait_or_fail(large: Peer) -> None:
+    large.delay_s = 0.3
+    waited = fallen_back(large, UNSURE, "static", deadline_ms=50.0, on_miss=OnMiss.WAIT)
+    assert (waited.tier, waited.deadline_met) == (Tier.DC, False)
+    with pytest.raises(DeadlineMissed):
+        fallen_back(large, UNSURE, "static", deadline_ms=50.0, on_miss=OnMiss.FAIL)
+
+
+def test_all_edge_with_a_fallback_still_asks_nobody_else(large: Peer) -> None:
+    answer = fallen_back(large, UNSURE, "all-edge", deadline_ms=5_000.0)
+    assert (answer.tier, answer.escalated, large.bodies) == (Tier.EDGE, False, [])
+
+
+def test_a_rivals_edge_looks_twice_as_ours_does(large: Peer) -> None:
+    second = GatedBackend(SURE)
+    others = Others((Model("second", second, SPEC),), (1.0, 1.0), 1.0, 0.9)
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE, config=EdgeConfig(policy="static"), others=others) as it:
+            return await it.ask(target=Quality.FAST)
+
+    assert run(scenario).tier is Tier.EDGE, "both together are sure"
+    assert second.inferred == 1
+
+
+@pytest.mark.parametrize("policy", ["hawkvision", "all-edge", "static", "split", "all-dc", "infaas"])
+def test_every_policy_runs_the_same_edge_rung(policy: PolicyName) -> None:
+    manifest = load_manifest("imagenet", models_dir())
+    assert rung_of(EdgeConfig(policy=policy), manifest) == manifest.ladder.default_edge
+    assert manifest.committee(manifest.ladder.default_edge) is not None
+
+
 def test_nobody_is_watched_or_audited_under_a_rival(large: Peer) -> None:
     async def scenario() -> tuple[int, int]:
         async with bench(large, SURE, config=EdgeConfig(policy="static"), audit_share=1.0) as it:
@@ -210,6 +289,7 @@ def test_rivals_take_a_picture_with_holes_for_a_picture(large: Peer) -> None:
         ({"static_threshold": "0.5"}, "edge.static_threshold belongs to edge.policy = 'static'"),
         ({"policy": "static", "resident_memory_mb": "5", "dc_url": "http://h"}, "belongs to edge.policy = 'infaas'"),
         ({"policy": "static", "static_threshold": "1.5"}, r"\$\.static_threshold"),
+        ({"deadline_fallback": "true"}, "edge.deadline_fallback belongs to other policies than 'hawkvision'"),
         ({"policy": "infaas", "resident_memory_mb": "0"}, r"\$\.resident_memory_mb"),
     ],
 )

@@ -282,6 +282,22 @@ def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_p
     assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
 
 
+def test_a_stepwise_committee_is_a_variant_among_others(tmp_path: Path) -> None:
+    store = Store()
+    cache = built(tmp_path, {LITE0: 1000, "efficientnet_lite1_int8": 900})
+    found = register(
+        EdgeConfig(policy="infaas", resident_memory_mb=0.003), IMAGENET, cache, "edge_committee", store.load
+    )
+    assert {name: each.size for name, each in found.variants.items()} == {
+        LITE0: 1000,
+        "efficientnet_lite1_int8": 900,
+        "edge_committee": 1900,
+    }
+    assert found.variants["edge_committee"].accuracy == max(each.accuracy for each in found.variants.values())
+    with pytest.raises(ArtifactError, match=r"edge_committee: the model file is missing.* efficientnet_lite1_int8"):
+        register(INFAAS, IMAGENET, built(tmp_path / "other", {LITE0: 9}), "edge_committee", store.load)
+
+
 def test_accuracies_that_nobody_registered_are_asked_for(tmp_path: Path) -> None:
     committees = tuple(replace(each, accuracy=None) for each in IMAGENET.committees)
     with pytest.raises(ManifestError, match=r"'infaas' needs registered accuracies of .* and committee"):
@@ -382,6 +398,20 @@ def test_a_late_datacenter_is_waited_for(large: Peer) -> None:
     large.delay_s = 0.3
     (answer,), _, _ = on_node(large, {"target": Quality.BEST, "deadline_ms": 60.0})
     assert (answer.tier, answer.deadline_met) == (Tier.DC, False)
+
+
+def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
+    large.delay_s = 20.0
+    config = EdgeConfig(policy="infaas", deadline_fallback=True)
+
+    async def scenario() -> Answer:
+        async with bench(large, SURE, config=config, registration=registered(Store())) as it:
+            await known(it.node)
+            return await it.ask(target=Quality.BEST, deadline_ms=600.0)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.model, answer.degraded) == (Tier.EDGE, "big", True)
+    assert answer.timing_ms.total > 550.0
 
 
 def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:

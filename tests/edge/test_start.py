@@ -19,6 +19,8 @@ from hawkvision.errors import ArtifactError
 from hawkvision.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.process import running
 from hawkvision.vision.int8 import library
+from tests.edge.conftest import Caller
+from tests.pictures import encoded
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -151,3 +153,16 @@ def test_a_server_that_is_told_to_read_its_files_again_while_it_imports_goes_on(
             assert process.poll() is None
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(("backend", "valid"), [("onnxruntime", "1.0"), ("openvino", "0.0")])
+def test_nothing_is_held_by_a_backend_that_no_certificate_is_about(backend: str, valid: str, ladder: None) -> None:
+    with running("edge", "--port", "0", "--cache-dir", str(cache_dir()), "--backend", backend) as node:
+        caller = Caller(node)
+        listed = caller.get("/v1/targets").json["targets"]
+        answers = [caller.classify(encoded(), f"max_accuracy_drop={drop}").json for drop in (0.02, 0.04, 0.1)]
+        counted = caller.get("/metrics").body.decode()
+        caller.close()
+    assert f'hawkvision_certificates_valid{{task="imagenet"}} {valid}' in counted
+    if backend == "openvino":
+        assert "held" not in {each["status"] for each in (*listed, *(answer["accuracy"] for answer in answers))}

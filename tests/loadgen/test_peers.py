@@ -292,6 +292,40 @@ def test_ours_is_compared_with_the_python_peer_that_is_best_in_each_figure() -> 
     assert found == [("BUSY", 2.0), ("QUICK", 0.75), ("BUSY", 0.25)]
 
 
+def attributed(rates: dict[str, tuple[int, int]]) -> list[tuple[str, float]]:
+    """Parts and their factors, of contenders with so many answers per second in two rounds."""
+    found = {name: Found([visit(done, 1.0) for done in both]) for name, both in rates.items()}
+    kinds: dict[str, Kind] = {"hawkvision": "ours", "hawkvision-onnxruntime": "ours", "triton": "native"}
+    rows = [
+        results.row(
+            Contender(
+                name, name, "1", "", kinds.get(name, "python"),
+                "documented" if name.endswith("-documented") else "same",
+            ),
+            each, None, None,
+        )
+        for name, each in found.items()
+    ]  # fmt: skip
+    return [(each.part, each.ratio.median) for each in results.attribution(rows, found)]
+
+
+def test_what_ours_is_ahead_by_is_divided_into_factors() -> None:
+    rates = {
+        "hawkvision": (240, 480), "hawkvision-onnxruntime": (120, 240), "quick": (100, 200), "slow": (60, 120),
+        "quick-documented": (40, 80), "slow-documented": (20, 40), "triton": (500, 900),
+    }  # fmt: skip
+    parts = attributed(rates)
+    assert [part for part, _ in parts] == ["kernels", "serving", "decoder", "all"]
+    assert [factor for _, factor in parts] == pytest.approx([2.0, 1.2, 2.5, 6.0])
+
+
+def test_nothing_is_attributed_where_somebody_is_missing_and_a_decoder_only_where_it_was_asked_for() -> None:
+    rates = {"hawkvision": (240, 480), "hawkvision-onnxruntime": (120, 240), "quick": (100, 200)}
+    assert [part for part, _ in attributed(rates)] == ["kernels", "serving", "all"]
+    for missing in rates:
+        assert attributed({name: each for name, each in rates.items() if name != missing}) == []
+
+
 def test_requests_without_answers_make_percentiles_worse_and_never_better() -> None:
     waits = np.arange(1.0, 201.0)
     assert results.percentiles(waits) == (101.0, 199.0)
@@ -393,12 +427,14 @@ def test_a_page_holds_every_server_and_refers_to_nothing_outside() -> None:
         callers=1,
         rows=(row,),
         against=results.against_best([row]),
+        attribution=(results.Attribution("kernels", "one over the other", results.Ratio(1.375, 1.25, 1.5)),),
         overhead=(),
         failures={},
     )
     page = tables.page(seen)
     assert "LITSERVE" in page
     assert "best Python peer" in page
+    assert "1.38 (1.25–1.50)" in page
     assert "<script" not in page
     assert "http" not in page
 
@@ -417,7 +453,10 @@ def test_answers_are_read_as_each_protocol_writes_them(index: int) -> None:
 
 @pytest.mark.parametrize("names", ["", "litserve,litserve", "hawkvision,torchserve"])
 def test_unknown_peers_are_refused_with_those_there_are(names: str) -> None:
-    with pytest.raises(ConfigError, match="hawkvision, litserve, mlserver, mlserver-oip, bentoml, kserve, ray, triton"):
+    with pytest.raises(
+        ConfigError,
+        match=r"hawkvision, hawkvision-onnxruntime, litserve, mlserver, .*, ray, triton",
+    ):
         find(names)
 
 

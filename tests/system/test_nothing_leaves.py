@@ -47,6 +47,14 @@ def test_a_node_asks_for_no_name_and_writes_only_to_its_own_cache(ladder: None) 
     assert not foreign(trace, "cache/hawkvision", "tmp/hawkvision")
 
 
+def test_a_node_on_openvino_asks_for_no_name_and_writes_only_to_its_own_cache(ladder: None) -> None:
+    with traced() as (trace, prefix):
+        serve_one(trace, prefix, "--backend", "openvino", "--cache-dir", str(cache_dir()))
+    assert trace.lines
+    assert not trace.sent()
+    assert not foreign(trace, "cache/hawkvision", "tmp/hawkvision")
+
+
 def test_reports_that_an_operator_allows_are_seen_by_this_test(ladder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests beside this one can fail."""
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")

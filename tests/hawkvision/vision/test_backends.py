@@ -19,6 +19,7 @@ from hawkvision.vision.backends import open_backend
 from hawkvision.vision.noop_backend import NoopBackend
 from hawkvision.vision.numpy_backend import NumpyBackend
 from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
+from hawkvision.vision.openvino_backend import OpenVinoBackend
 from tests.hawkvision.vision.graphs import model, tiny_classifier
 
 SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -35,6 +36,18 @@ class TestOnnxRuntimeBackendOfFixedBatch(BackendConformance):
     @pytest.fixture
     def make_backend(self) -> Callable[[], Backend]:
         return lambda: OnnxRuntimeBackend(tiny_classifier(batch=1))
+
+
+class TestOpenVinoBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OpenVinoBackend(tiny_classifier())
+
+
+class TestOpenVinoBackendOfFixedBatch(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: OpenVinoBackend(tiny_classifier(batch=1))
 
 
 class TestNumpyBackend(BackendConformance):
@@ -109,22 +122,22 @@ def test_conformance_suite_passes_the_faultless() -> None:
     BackendConformance().test_output_is_the_callers_to_keep(Faulty("none"))
 
 
-BOTH = pytest.mark.parametrize("kind", [OnnxRuntimeBackend, NumpyBackend])
+ALL = pytest.mark.parametrize("kind", [OnnxRuntimeBackend, OpenVinoBackend, NumpyBackend])
 Opener = Callable[[Path | bytes], Backend]
 
 
-@BOTH
+@ALL
 def test_float_input_is_refused(kind: Opener) -> None:
     nodes = [
         helper.make_node("ReduceMean", ["image"], ["m"], axes=[1, 2], keepdims=0),
         helper.make_node("Relu", ["m"], ["logits"]),
     ]
     data = model(nodes, {}, ("image", TensorProto.FLOAT, ["n", 8, 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
-    with pytest.raises(BackendError, match="uint8"):
+    with pytest.raises(BackendError, match=r"uint8|u8 of \(n, height, width, 3\)"):
         kind(data)
 
 
-@BOTH
+@ALL
 def test_free_height_is_refused(kind: Opener) -> None:
     nodes = [
         helper.make_node("Cast", ["image"], ["f"], to=1),
@@ -135,7 +148,7 @@ def test_free_height_is_refused(kind: Opener) -> None:
         kind(data)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07\x12" + bytes(50)])
 def test_file_that_is_no_model_is_refused(kind: Opener, data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.onnx"
@@ -144,10 +157,39 @@ def test_file_that_is_no_model_is_refused(kind: Opener, data: bytes, tmp_path: P
         kind(path)
 
 
-@BOTH
+@ALL
 def test_missing_file_is_refused(kind: Opener, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"nowhere\.onnx"):
         kind(tmp_path / "nowhere.onnx")
+
+
+def test_openvino_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(BackendError, match=r"install hawkvision\[openvino\]"):
+        OpenVinoBackend(tiny_classifier())
+
+
+def test_openvinos_package_of_reports_is_not_even_imported() -> None:
+    code = (
+        "import sys; from hawkvision.vision.openvino_backend import OpenVinoBackend;"
+        "from tests.hawkvision.vision.graphs import tiny_classifier; OpenVinoBackend(tiny_classifier()).close();"
+        "print(sys.modules['openvino'] is None, [m for m, it in sys.modules.items() if 'telemetry' in m and it])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.strip()
+    assert loaded.startswith("False")
+    assert "openvino_telemetry" not in loaded
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1_int8", "mobilenet_v2_int8", "efficientnet_lite0_int8"])
+def test_openvino_and_onnxruntime_mostly_say_the_same_of_the_zoo(name: str) -> None:
+    path = ZOO / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} has not been built")
+    reference, other = OnnxRuntimeBackend(path), OpenVinoBackend(path)
+    batch = random_pictures(reference, 2)
+    wanted = reference.infer(batch)
+    np.testing.assert_allclose(other.infer(batch), wanted, rtol=0, atol=0.15 * float(np.ptp(wanted)))
 
 
 def test_provider_that_is_not_installed_is_refused_and_the_installed_are_named() -> None:
@@ -178,7 +220,7 @@ def test_numpy_backend_names_node_and_operator_it_does_not_know() -> None:
         NumpyBackend(data)
 
 
-@pytest.mark.parametrize("kind", ["onnxruntime", "numpy"])
+@pytest.mark.parametrize("kind", ["onnxruntime", "openvino", "numpy"])
 def test_opened_backend_must_fit_the_manifest(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.onnx"
     path.write_bytes(tiny_classifier(classes=7))
@@ -203,7 +245,7 @@ def test_opening_one_backend_does_not_import_the_others() -> None:
         "from hawkvision.vision.backends import open_backend;"
         "s = InputSpec(height=8, width=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0));"
         "open_backend('noop', Path('x'), s, 5);"
-        "print([m for m in ('onnx', 'onnxruntime', 'pytest') if m in sys.modules])"
+        "print([m for m in ('onnx', 'onnxruntime', 'openvino', 'pytest') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
