@@ -108,7 +108,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     rung = _load_rung(config, manifest, cache, name, measured.temperature, policy.pair.score, given_up)
     asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
     expected = {each: profile.rung(each).fingerprint for each in asked}
-    source = Source(profile.data.name, profile.data.sha256, None)
+    source = Source(*profile.certified_on, None)
     if site is not None:
         source = Source(site.data.name, site.data.sha256, site.as_of)
     inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]

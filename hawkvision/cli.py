@@ -255,7 +255,9 @@ def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_d
 
 @app.command()
 def calibrate(
-    data: Annotated[Path, typer.Option(help="Labelled pictures: a directory per class, or an npz file.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled pictures: a directory per class, or an npz file; or --design.")
+    ] = None,
     task: Task = "imagenet",
     edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the ladder's.")] = None,
     best: Annotated[str | None, typer.Option(help="The rung to certify against; default: the ladder's best.")] = None,
@@ -265,13 +267,41 @@ def calibrate(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
     ] = False,
+    certify_data: Annotated[
+        Path | None,
+        typer.Option(help="Labelled pictures that served no choice, to certify on; default: part of --data."),
+    ] = None,
+    design: Annotated[
+        Path | None, typer.Option(help="A profile to certify anew on --certify-data, instead of measuring --data.")
+    ] = None,
+    compared: Annotated[
+        int, typer.Option(min=1, help="Configurations ever compared on the certifying pictures: divides delta.")
+    ] = 1,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Measure a ladder on your own labelled pictures: temperatures, accuracies, certificates."""
     from hawkvision import manifest
+    from hawkvision.errors import ConfigError
     from hawkvision.zoo.calibrate import calibrate as run
+    from hawkvision.zoo.certification import certify_design
 
+    if design is not None:
+        if data is not None or certify_data is None or edge or best or middle:
+            raise ConfigError("--design takes --certify-data and neither --data nor other stages than the design's")
+        certify_design(
+            task,
+            design,
+            certify_data,
+            out or Path("profile.json"),
+            compared=compared,
+            lossy=lossy,
+            models=manifest.models_dir(models_dir),
+            cache=manifest.cache_dir(cache_dir),
+        )
+        return
+    if data is None:
+        raise ConfigError("expected --data, or --design with --certify-data")
     run(
         task,
         data,
@@ -281,6 +311,8 @@ def calibrate(
         middle=middle,
         seed=seed,
         lossy=lossy,
+        certify_data=certify_data,
+        compared=compared,
         models=manifest.models_dir(models_dir),
         cache=manifest.cache_dir(cache_dir),
     )
@@ -293,6 +325,9 @@ def certify(
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Certify by agreement, without labels.")] = False,
     edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the profile's.")] = None,
     delta: Annotated[float, typer.Option(min=0.001, max=0.5, help="Probability that a certificate is wrong.")] = 0.05,
+    compared: Annotated[
+        int, typer.Option(min=1, help="Configurations ever compared on these very pictures: divides delta.")
+    ] = 1,
     betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile of your own; default: the task's.")] = None,
@@ -315,6 +350,7 @@ def certify(
         edges=tuple(edge or ()),
         delta=delta,
         betting=betting,
+        compared=compared,
         profile=profile,
         models=manifest.models_dir(models_dir),
         cache=manifest.cache_dir(cache_dir),

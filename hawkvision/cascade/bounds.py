@@ -38,7 +38,10 @@ from scipy.stats import beta as beta_distribution
 from scipy.stats import binom
 
 NUISANCE_BETA: Final = 0.004
-"""Share of δ spent on the confidence interval of the discordance rate."""
+"""The most of δ that is spent on the confidence interval of the discordance rate."""
+
+NUISANCE_SHARE: Final = 0.16
+"""The largest share of a small δ that is spent on it: with all of it spent, no sample could reject."""
 
 NUISANCE_POINTS: Final = 33
 """Discordance rates at which the supremum is sought. Between them the tail rises by 3e-4 at most (scan of p-values near
@@ -53,10 +56,11 @@ Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 
 
 @lru_cache(maxsize=4096)  # thresholds next to one another, and targets tried again, often have the same counts
-def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
+def paired_exact_p(lost: int, gained: int, n: int, max_drop: float, beta: float = NUISANCE_BETA) -> float:
     """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n pictures.
 
-    It is 1, and not sought, where the observed drop is no smaller than max_drop.
+    It is 1, and not sought, where the observed drop is no smaller than max_drop. `beta` is spent on the nuisance rate
+    (`nuisance_beta`), chosen by the level of the test and never by the counts.
 
     Raises:
         ValueError: if the counts do not fit n or max_drop is not in (0, 1].
@@ -69,12 +73,17 @@ def paired_exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
     observed = float(_score(np.array([lost - gained]), np.array([discordant]), n, max_drop)[0])
     if observed >= 0.0:
         return 1.0
-    half = NUISANCE_BETA / 2
+    half = beta / 2
     low = 0.0 if discordant == 0 else float(beta_distribution.ppf(half, discordant, n - discordant + 1))
     high = 1.0 if discordant == n else float(beta_distribution.ppf(1 - half, discordant + 1, n - discordant))
     # |E ℓ| ≤ q, so on the boundary of H0 no rate below max_drop is possible.
     rates = np.linspace(max(low, max_drop), max(high, max_drop), NUISANCE_POINTS)
-    return min(1.0, float(_lower_tails(observed, n, rates, max_drop).max()) + NUISANCE_BETA)
+    return min(1.0, float(_lower_tails(observed, n, rates, max_drop).max()) + beta)
+
+
+def nuisance_beta(delta: float) -> float:
+    """What a test of level `delta` spends on the nuisance rate."""
+    return min(NUISANCE_BETA, NUISANCE_SHARE * delta)
 
 
 def _score(difference: Numbers, discordant: Numbers, n: int, drop: float) -> Floats:
@@ -165,7 +174,7 @@ def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> flo
     low, high = 0.0, 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        if paired_exact_p(lost, gained, n, middle) <= delta:
+        if paired_exact_p(lost, gained, n, middle, nuisance_beta(delta)) <= delta:
             high = middle
         else:
             low = middle

@@ -20,7 +20,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.bounds import agreement_p, paired_betting_p, paired_exact_p
+from hawkvision.cascade.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
 from hawkvision.cascade.scores import Floats
 
 Flags = NDArray[np.bool_]
@@ -190,7 +190,7 @@ def losses(sample: Sample, thresholds: Thresholds) -> NDArray[np.int8]:
 def _p_value(sample: Sample, step: Step, max_drop: float, delta: float, method: Method) -> float:
     match method:
         case Method.EXACT:
-            return paired_exact_p(step.lost, step.gained, len(sample), max_drop)
+            return paired_exact_p(step.lost, step.gained, len(sample), max_drop, nuisance_beta(delta))
         case Method.BETTING:
             return paired_betting_p(losses(sample, step.thresholds), max_drop, delta)
         case Method.AGREEMENT:

@@ -172,8 +172,8 @@ class Policy:
 
     @property
     def certificate(self) -> Certificate:
-        """The certificate of `balanced`, which says what all of them rest on."""
-        return self._condition.balanced
+        """The certificate of never escalating, which every pair has: it says what all of them rest on."""
+        return self._condition.fast
 
     @property
     def maximum_accuracy(self) -> float:
@@ -260,11 +260,12 @@ class Policy:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold)
         middle, pair = None, self.pair
         controlled: list[Terms | None] = [None, None]
-        if math.isfinite(threshold):
+        certified = certificate.basis != "profile"
+        if certified and math.isfinite(threshold):
             controlled[0] = terms("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
         if pair.middle is not None and certificate.middle_watch is not None and bar < math.inf:
             middle = MiddleRoute(pair.middle.name, pair.middle.score, bar)
-            if math.isfinite(bar):
+            if certified and math.isfinite(bar):
                 watch = certificate.middle_watch
                 controlled[1] = terms("middle", self._models, certificate, bar, watch, pair.middle.curve)
         return middle, Controls(*controlled) if any(controlled) else None

@@ -4,7 +4,7 @@ A profile is made by `hawkvision calibrate`, committed beside the manifest, and 
 came from and the models it holds for. A site's own certificates, made by `hawkvision certify` from pictures of that
 site, take the place of the profile's without touching it. Thresholds of ±∞ are written "always" (escalate) and "never".
 A pair has one condition for whole pictures, and one per class of quality and received fraction for those that crossed
-a lossy link. Format 3 added the latter; a file of format 2 says the same without them.
+a lossy link. Format 3 added the latter, format 4 which images were used for what; older files say nothing of that.
 
 What a file promises must be what was measured. So the manifest pins the SHA-256 of the profile that comes with it, and
 every file carries a digest of its own content, made when it was written. That finds out a slip of the hand and a
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -68,13 +69,34 @@ class ProfileData(_Strict, frozen=True):
     profile: Annotated[int, Meta(ge=1)]
     """Pictures used for temperatures, the threshold grid and the gap that defines `balanced`."""
     certify: Annotated[int, Meta(ge=1)]
-    """Pictures used for accuracies and certificates."""
+    """Pictures used for accuracies and certificates, unless `Profile.uses` names others for that."""
     held_out: Annotated[int, Meta(ge=0)]
     """Pictures kept out of all of it, for testing what was promised."""
 
 
+class ImageUse(_Strict, frozen=True, kw_only=True):
+    """What some images were used for.
+
+    `fit`: temperatures, scores and the order of thresholds. `design`: choosing models, bars and which targets to test.
+    `certify`: accuracies and certificates. `test`: neither fitted nor certified on; whether they served the design is
+    what an entry of its own says.
+    """
+
+    purpose: Literal["fit", "design", "certify", "test"]
+    name: str
+    sha256: Sha256
+    n: Annotated[int, Meta(ge=0)]
+    looks: Annotated[int, Meta(ge=1)] | None = None
+    """Of `certify`: how many designs have had the labels opened for them, this one included; each look after the first
+    halves δ. None for the other purposes, which may look as often as they like."""
+    compared: Annotated[int, Meta(ge=1)] = 1
+    """Of `certify`: how many configurations were compared on these very images; δ was divided by it."""
+    design: Sha256 | None = None
+    """Of `certify`: `design_sha256` of what had been fixed before the labels were opened."""
+
+
 class RungProfile(_Strict, frozen=True):
-    """One rung as measured: hashes of the variants it runs, its temperature and its accuracy (certification split)."""
+    """One rung as measured: hashes of the variants it runs, its temperature and its accuracy (certification images)."""
 
     name: Name
     models: dict[str, Sha256]
@@ -103,7 +125,11 @@ class Watch(_Strict, frozen=True, kw_only=True):
 
 
 class Certificate(_Strict, frozen=True, kw_only=True):
-    """Thresholds with their guarantee: the drop is below `max_drop`, wrong with probability at most `delta`."""
+    """Thresholds with their guarantee: the drop is below `max_drop`, wrong with probability at most `delta`.
+
+    With the basis `profile` there is no guarantee: images that served the design suggest these thresholds, and the
+    certification images were too few to confirm them. Answers by them are `best_effort`.
+    """
 
     max_drop: Fraction
     threshold: EscalationThreshold
@@ -188,6 +214,15 @@ class ReceivedCondition(_Strict, frozen=True, kw_only=True):
     that of the smallest ε."""
     accept_certificates: tuple[Certificate, ...] = ()
     """The same against the best rung on the picture as received: what accepting gives up beyond what the link lost."""
+    order: tuple[Fraction, ...] = ()
+    """The thresholds that are tested, falling, where they were fixed before the certification images were looked at."""
+
+    def thresholds(self) -> tuple[float, ...]:
+        """The finite thresholds of `order`, or of all its certificates where there is none, falling."""
+        if self.order:
+            return self.order
+        found = {c.threshold for c in (*self.certificates, *self.accept_certificates)}
+        return tuple(sorted((t for t in found if isinstance(t, float)), reverse=True))
 
 
 class Middle(_Strict, frozen=True, kw_only=True):
@@ -240,11 +275,13 @@ class Pair(_Strict, frozen=True, kw_only=True):
 class Profile(_Strict, frozen=True):
     """All that was measured of a ladder."""
 
-    format: Literal[2, 3]
+    format: Literal[2, 3, 4]
     task: Name
     data: ProfileData
     rungs: tuple[RungProfile, ...]
     pairs: tuple[Pair, ...]
+    uses: tuple[ImageUse, ...] = ()
+    """Which images were used for what. Empty in files of older formats."""
 
     def rung(self, name: str) -> RungProfile:
         """The rung of that name.
@@ -256,6 +293,16 @@ class Profile(_Strict, frozen=True):
             if rung.name == name:
                 return rung
         raise ManifestError(f"the profile of {self.task!r} has no rung {name!r}; it has {[r.name for r in self.rungs]}")
+
+    @property
+    def certified_on(self) -> tuple[str, str]:
+        """Name and sha256 of the images behind the certificates."""
+        last = next((use for use in reversed(self.uses) if use.purpose == "certify"), self.data)
+        return last.name, last.sha256
+
+    def use(self, purpose: str, sha256: str) -> ImageUse | None:
+        """What is recorded of those images and that purpose."""
+        return next((use for use in self.uses if (use.purpose, use.sha256) == (purpose, sha256)), None)
 
     def pair(self, edge: str, best: str) -> Pair:
         """The pair of those rungs.
@@ -280,6 +327,12 @@ class SiteData(_Strict, frozen=True):
     sha256: Sha256
     n: Annotated[int, Meta(ge=1)]
     labelled: bool
+    looks: Annotated[int, Meta(ge=1)] = 1
+    """How many designs have had these images opened for them, as far as the file that this one replaced tells."""
+    compared: Annotated[int, Meta(ge=1)] = 1
+    """How many configurations were compared on these very images; δ was divided by it."""
+    design: Sha256 | None = None
+    """`design_sha256` of what had been fixed before the images were looked at."""
 
 
 class SiteRung(_Strict, frozen=True, kw_only=True):
@@ -332,6 +385,36 @@ class SiteCertificates(_Strict, frozen=True, kw_only=True):
             f"the site's certificates have none for {edge} → {best}, only for {known}; "
             f"run `hawkvision certify --edge {edge} …`"
         )
+
+
+def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
+    """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
+
+    Of the certificates themselves only what was planned counts: the ε and the thresholds of `balanced`, and the
+    thresholds of received pictures. What was measured does not.
+    """
+    pairs = tuple(pairs)
+    names = {
+        name for pair in pairs for name in (pair.edge, pair.best, None if pair.middle is None else pair.middle.name)
+    }
+    rungs = [[r.name, r.fingerprint, r.temperature] for r in profile.rungs if r.name in names]
+    planned = []
+    for pair in pairs:
+        middle, balanced = pair.middle, pair.conditions[0].balanced
+        planned.append(
+            [
+                [pair.edge, pair.score, pair.best],
+                [[step.threshold, step.middle_threshold] for step in pair.path],
+                None if middle is None else [middle.name, middle.score],
+                [] if middle is None else [[step.threshold, step.middle_threshold] for step in middle.path],
+                balanced.max_drop,
+                [
+                    [c.min_quality, c.min_received_fraction, c.edge_temperature, c.fast is not None, *c.thresholds()]
+                    for c in pair.received
+                ],
+            ]
+        )
+    return sha256_of(msgspec.json.encode([CERTIFIED_DROPS, rungs, planned]))
 
 
 def threshold_value(written: float | str) -> float:

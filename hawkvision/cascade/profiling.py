@@ -98,9 +98,9 @@ def split_indices(groups: NDArray[np.str_], seed: int, shares: tuple[float, floa
     return Split(profile, certify, held_out)
 
 
-def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str) -> MeasuredAccuracy:
-    """Top-1 accuracy with its exact 95 % interval."""
-    low, high = calibration.clopper_pearson(int(correct.sum()), len(correct))
+def measure_accuracy(correct: NDArray[np.bool_], data_sha256: str, delta: float = 0.05) -> MeasuredAccuracy:
+    """Top-1 accuracy with its exact interval at confidence 1 − delta."""
+    low, high = calibration.clopper_pearson(int(correct.sum()), len(correct), delta)
     return MeasuredAccuracy(
         value=round(float(correct.mean()), 6), n=len(correct), low=round(low, 6), high=round(high, 6),
         data_sha256=data_sha256,
@@ -133,6 +133,7 @@ def profile_rung(
     split: Split,
     data_sha256: str,
     cost_ms: float,
+    delta: float = 0.05,
 ) -> tuple[RungProfile, Looked]:
     """Fit one rung's temperature on the profile split and measure it on the certification split."""
     # Rounded before use, so that the scores certified here are, bit for bit, those of a node that reads the profile.
@@ -145,7 +146,7 @@ def profile_rung(
         models=models,
         fingerprint=fingerprint,
         temperature=temperature,
-        accuracy=measure_accuracy(right[split.certify], data_sha256),
+        accuracy=measure_accuracy(right[split.certify], data_sha256, delta),
         calibration_error=round(calibration.expected_calibration_error(confidence, right[split.certify]), 6),
         cost_ms=looked.cost_ms,
     ), looked  # fmt: skip
@@ -218,11 +219,18 @@ def make_sample(
 
 
 def certify_condition(
-    sample: Sample, paths: Sequence[Path], costs: Costs, balanced: float, delta: float, method: Method
+    sample: Sample,
+    paths: Sequence[Path],
+    costs: Costs,
+    balanced: float,
+    delta: float,
+    method: Method,
+    planned: Certificate | None = None,
 ) -> Condition:
     """Certificates of whole pictures for all `CERTIFIED_DROPS`, for `balanced` and for never escalating.
 
-    Of several paths each gets its share of δ, so that the cheapest of their results may be chosen.
+    Of several paths each gets its share of δ, so that the cheapest of their results may be chosen. Where nothing below
+    the best rung can be certified to keep `balanced`, the thresholds `planned` for it stand, without a guarantee.
     """
     n = len(sample)
 
@@ -239,9 +247,12 @@ def certify_condition(
         bound = calibration.clopper_pearson(never.differing, n, 2 * delta)[1]
     else:
         bound = drop_upper_bound(never.lost, never.gained, n, delta)
+    kept = certified(balanced)
+    if planned is not None and (kept.threshold, kept.middle_threshold) == ("always", "always"):
+        kept = msgspec.structs.replace(planned, basis="profile")
     return Condition(
         min_received_fraction=1.0,
-        balanced=certified(balanced),
+        balanced=kept,
         fast=write_certificate(never, math.ceil(bound * 1e4) / 1e4, n, delta, method),
         certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS),
     )

@@ -115,6 +115,58 @@ def profile_received(
     )
 
 
+def certify_received(
+    design: ReceivedCondition,
+    certifying: ReceivedLooks,
+    *,
+    kind: Score,
+    drops: Iterable[float],
+    data_sha256: str,
+    delta: float,
+) -> ReceivedCondition:
+    """The condition with everything that is stated measured on `certifying`; what was fitted and planned stays.
+
+    Args:
+        design: whose temperature, curve and thresholds were fixed without these pictures.
+        certifying: of the certification pictures that reached this condition.
+        kind: the pair's score.
+        drops: ε to certify; those that cannot be kept are left out.
+        data_sha256: over the pictures as received.
+        delta: probability that a certificate is wrong.
+    """
+    order, believed, temperature = design.thresholds(), design.fast is not None, design.edge_temperature
+    two = tuple(Thresholds(value) for value in (math.inf, *order, -math.inf))
+    three = (BEST_ONLY, *(Thresholds(step.edge, -math.inf) for step in two))
+    kept, accepting = _against_original(certifying, kind, temperature), _against_received(certifying, kind, temperature)
+    rising = sorted(set(drops))
+    return msgspec.structs.replace(
+        design,
+        order=order,
+        edge_accuracy=measure_accuracy(kept.edge.right, data_sha256, delta),
+        best_accuracy=measure_accuracy(certifying.best == certifying.truth, data_sha256, delta),
+        best=_bounded(kept, Thresholds(math.inf, -math.inf), delta),
+        fast=_bounded(kept, Thresholds(-math.inf, -math.inf), delta) if believed else None,
+        certificates=_certificates(kept, three, rising, delta) if believed else (),
+        accept_certificates=_certificates(accepting, two, rising, delta) if believed else (),
+    )
+
+
+def uncertified(design: ReceivedCondition) -> ReceivedCondition:
+    """The condition as images that served the design suggest it, without a guarantee."""
+
+    def plain(certificate: Certificate) -> Certificate:
+        return msgspec.structs.replace(certificate, basis="profile")
+
+    return msgspec.structs.replace(
+        design,
+        order=design.thresholds(),
+        best=plain(design.best),
+        fast=None if design.fast is None else plain(design.fast),
+        certificates=tuple(map(plain, design.certificates)),
+        accept_certificates=tuple(map(plain, design.accept_certificates)),
+    )
+
+
 def _against_original(looks: ReceivedLooks, kind: Score, temperature: float) -> Sample:
     escalated = Rung(np.zeros(len(looks.truth)), looks.best == looks.truth, looks.best != looks.reference)
     return Sample(looks.edge_rung(kind, temperature), looks.reference == looks.truth, escalated)

@@ -95,7 +95,8 @@ class ReceivedRoutes:
 
     def _drop(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route | None:
         """By the certificate with the largest ε that does not exceed the target's; None if nothing keeps it."""
-        kept = _largest((condition.best, *condition.certificates), max_drop)
+        known = (condition.best, *condition.certificates)
+        kept = _largest(tuple(c for c in known if c.basis != "profile"), max_drop)
         if kept is None:
             return None
         return replace(_by(kept, promised(target, kept)), controls=self._controls(condition, kept))
@@ -110,7 +111,7 @@ class ReceivedRoutes:
         edge, best, fast = condition.edge_accuracy, self._best_accuracy, condition.fast
         if fast is not None and accuracy <= edge.value:
             promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
-            if accuracy <= edge.low:
+            if accuracy <= edge.low and fast.basis != "profile":
                 promise = replace(promised(target, fast), delta=round(INTERVAL_DELTA + fast.delta, 6))
             return Route(-math.inf, promise, 0.0, to_best=0.0)
         certain, estimated = (round(a - accuracy, 9) for a in (best.low, best.value))
@@ -140,7 +141,7 @@ class ReceivedRoutes:
             name = f"edge, quality {condition.min_quality}, received {condition.min_received_fraction}"
             self._settled[place] = (
                 Controls(terms(name, self._models, certificate, threshold, certificate.edge_watch, condition.curve))
-                if math.isfinite(threshold)
+                if math.isfinite(threshold) and certificate.basis != "profile"
                 else None
             )
         return self._settled[place]

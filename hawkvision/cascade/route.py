@@ -74,7 +74,9 @@ def weakened(promise: AccuracyPromise) -> AccuracyPromise:
 
 
 def promised(target: Target, certificate: Certificate) -> AccuracyPromise:
-    """The promise that a certificate keeps."""
+    """The promise that a certificate keeps; none, if the basis of its thresholds is the profile alone."""
+    if certificate.basis == "profile":
+        return AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=certificate.n)
     return AccuracyPromise(
         target,
         PromiseStatus.HELD,

@@ -13,16 +13,30 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from hawkvision.artifacts import sha256_of, write_atomic
-from hawkvision.cascade.profile import Pair, Profile, ProfileData, ReceivedCondition, RungProfile, dump
+from hawkvision.artifacts import write_atomic
+from hawkvision.cascade.profile import (
+    ImageUse,
+    Pair,
+    Profile,
+    ProfileData,
+    ReceivedCondition,
+    RungProfile,
+    design_sha256,
+)
 from hawkvision.cascade.profiling import Looked, Split, profile_pair, profile_rung
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import Manifest, load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures
 from hawkvision.vision.backends import BackendKind
+from hawkvision.zoo.certification import (
+    DELTA,
+    certified_anew,
+    read_certifying,
+    share_of_delta,
+    write_profile,
+)
 from hawkvision.zoo.looking import Looks, look
 from hawkvision.zoo.lossy import arrivals, condition_of
-from hawkvision.zoo.manifest_text import with_profile
 from hawkvision.zoo.splits import split_pictures
 
 FEWEST_PICTURES: Final = 100
@@ -47,6 +61,8 @@ def calibrate(
     seed: int,
     backend: BackendKind = "onnxruntime",
     lossy: bool = False,
+    certify_data: Path | None = None,
+    compared: int = 1,
     models: Path,
     cache: Path,
 ) -> Profile:
@@ -64,6 +80,8 @@ def calibrate(
         backend: what runs the models.
         lossy: whether to measure them on pictures that crossed a lossy link as well, which takes some twenty times as
             long. For pictures of a few kilobytes it makes no sense: those arrive whole or not at all.
+        certify_data: labelled pictures that serve nothing but certifying; None means a part of `data`, drawn by seed.
+        compared: configurations that were ever compared on the pictures that certify; δ is divided by it.
         models: where manifests lie.
         cache: where built models lie.
 
@@ -74,6 +92,12 @@ def calibrate(
     pictures = read_pictures(data, load_labels(manifest, models))
     if len(pictures) < FEWEST_PICTURES:
         raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
+    if certify_data is not None and compared > 1:
+        raise ConfigError("--compared is for pictures that served the design; those of --certify-data did not")
+    certifying = None if certify_data is None else read_certifying(certify_data, manifest, models)
+    if certifying is not None and certifying.sha256 == pictures.sha256:
+        raise ConfigError(f"{certify_data}: the same pictures as --data; expected others, used for nothing else")
+    delta = share_of_delta(DELTA, 1, compared)
     edges, best = tuple(edges) or manifest.ladder.edge, best or manifest.best
     between = middle_rung(manifest, best, middle)
     split = split_pictures(manifest, pictures, seed)
@@ -84,25 +108,29 @@ def calibrate(
         models_of = {variant.name: variant.sha256 or "" for variant in manifest.members(name)}
         measured[name] = profile_rung(
             name, models_of, manifest.fingerprint(name), looks.logits(name), pictures.labels, split, pictures.sha256,
-            looks.cost_ms(name),
+            looks.cost_ms(name), delta,
         )  # fmt: skip
     halfway = None if between is None else looks.served(between)
     reused_ms = 0.0 if between is None else looks.reused_ms(between, best)
     pairs = [
-        profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway, reused_ms=reused_ms)
+        profile_pair(measured[edge][1], measured[best][1], pictures.labels, split, halfway, delta, reused_ms=reused_ms)
         for edge in edges
     ]
     if lossy:
-        pairs = _over_links(pairs, manifest, pictures, split, looks, seed, backend, cache)
+        pairs = _over_links(pairs, manifest, pictures, split, looks, seed, backend, cache, delta)
     profile = Profile(
-        format=3,
+        format=4,
         task=task,
         data=_describe(pictures, split, seed),
         rungs=tuple(rung for rung, _ in measured.values()),
         pairs=tuple(pairs),
     )
-    write_atomic(out, dump(profile))
-    _pin(manifest, models, out)
+    if certifying is None:
+        uses = _uses(pictures, split, compared, design_sha256(profile, profile.pairs))
+        profile = msgspec.structs.replace(profile, uses=uses)
+    else:
+        profile = certified_anew(profile, manifest, certifying, lossy=lossy, backend=backend, cache=cache)
+    write_profile(profile, manifest, models, out)
     held_out = HeldOut(pictures.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
     return profile
@@ -117,6 +145,7 @@ def _over_links(
     seed: int,
     backend: BackendKind,
     cache: Path,
+    delta: float,
 ) -> list[Pair]:
     """The pairs with the conditions of pictures that crossed a lossy link. The middle rung is not asked for those."""
     found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
@@ -131,19 +160,10 @@ def _over_links(
             found[pair.edge].append(
                 condition_of(
                     arrived, looks, originals, edge=pair.edge, best=pair.best, kind=pair.score, balanced=balanced,
-                    split=split,
+                    split=split, delta=delta,
                 )
             )  # fmt: skip
     return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
-
-
-def _pin(manifest: Manifest, models: Path, out: Path) -> None:
-    """Have the manifest pin a new profile that took the place of the one that it pinned."""
-    folder = models / manifest.task
-    if manifest.profile_sha256 is None or out.resolve() != (folder / "profile.json").resolve():
-        return
-    path = folder / "manifest.toml"
-    write_atomic(path, with_profile(path.read_text(encoding="utf-8"), sha256_of(out.read_bytes())).encode())
 
 
 def middle_rung(manifest: Manifest, best: str, middle: str | None) -> str | None:
@@ -152,6 +172,17 @@ def middle_rung(manifest: Manifest, best: str, middle: str | None) -> str | None
         return None if middle == "none" else middle
     dc = manifest.ladder.dc
     return dc[-2] if len(dc) > 1 and best == dc[-1] else None
+
+
+def _uses(pictures: LabelledPictures, split: Split, compared: int, design: str) -> tuple[ImageUse, ...]:
+    name, sha256 = pictures.name, pictures.sha256
+    return (
+        ImageUse(purpose="fit", name=name, sha256=sha256, n=len(split.profile)),
+        ImageUse(
+            purpose="certify", name=name, sha256=sha256, n=len(split.certify), looks=1, compared=compared, design=design
+        ),
+        ImageUse(purpose="test", name=name, sha256=sha256, n=len(split.held_out)),
+    )
 
 
 def _describe(pictures: LabelledPictures, split: Split, seed: int) -> ProfileData:

@@ -23,8 +23,10 @@ from hawkvision.cascade.profile import (
     SiteData,
     SitePair,
     SiteRung,
+    design_sha256,
     dump,
     load_profile_of,
+    load_site,
 )
 from hawkvision.cascade.profiling import (
     Looked,
@@ -38,6 +40,7 @@ from hawkvision.cascade.scores import softmax
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import Manifest, load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures, read_unlabelled
+from hawkvision.zoo.certification import check_unseen, share_of_delta
 from hawkvision.zoo.looking import AnyPictures, Looks, look
 
 FEWEST_PICTURES: Final = 50
@@ -53,6 +56,7 @@ def certify_site(
     edges: Sequence[str] = (),
     delta: float = 0.05,
     betting: bool = False,
+    compared: int = 1,
     profile: Path | None = None,
     models: Path,
     cache: Path,
@@ -66,8 +70,10 @@ def certify_site(
         out: where `hawkvision edge up --certificates` will read them.
         labelled: whether the truth is known; without it agreement with the best rung certifies, at a higher price.
         edges: edge rungs to certify; none means all pairs of the profile.
-        delta: probability that a certificate is wrong.
+        delta: probability that a certificate is wrong. If `out` holds certificates of these very pictures for another
+            design, it is halved once more than for those.
         betting: certify by betting instead of the exact test: a second opinion by other means, somewhat weaker.
+        compared: configurations that were ever compared on these very pictures; delta is divided by it.
         profile: None means the task's own.
         models: where manifests lie.
         cache: where built models lie.
@@ -89,6 +95,10 @@ def certify_site(
         raise ConfigError(f"{data}: {len(pictures)} pictures certify nothing; expected at least {FEWEST_PICTURES}")
     if manifest.training is not None and manifest.training.data_sha256 == pictures.sha256:
         raise ConfigError(f"{data}: the ladder was trained on these very pictures; certify with pictures of the site")
+    check_unseen(known, pictures.sha256, compared, str(data))
+    design = design_sha256(known, pairs)
+    looks_so_far = _looks_of(out, design, pictures.sha256)
+    delta = share_of_delta(delta, looks_so_far, compared)
     rungs = tuple(dict.fromkeys(name for pair in pairs for name in _rungs_of(pair)))
     for name in rungs:
         _check_fingerprint(known, manifest, name)
@@ -98,12 +108,31 @@ def certify_site(
         format=1,
         task=task,
         as_of=(today or date.today()).isoformat(),
-        data=SiteData(name=pictures.name, sha256=pictures.sha256, n=len(pictures), labelled=labelled),
+        data=SiteData(
+            name=pictures.name,
+            sha256=pictures.sha256,
+            n=len(pictures),
+            labelled=labelled,
+            looks=looks_so_far,
+            compared=compared,
+            design=design,
+        ),
         rungs=tuple(_site_rung(known, looks, name, pictures) for name in rungs),
         pairs=tuple(_site_pair(known, pair, looks, pictures, delta, method) for pair in pairs),
     )
     write_atomic(out, dump(site))
     return site
+
+
+def _looks_of(out: Path, design: str, sha256: str) -> int:
+    """The number of this look at those pictures, by the certificates that are about to be replaced."""
+    if not out.exists():
+        return 1
+    try:
+        before = load_site(out).data
+    except ManifestError:
+        return 1  # whatever it is, it is no certificate of these pictures
+    return before.looks + (before.design != design) if before.sha256 == sha256 else 1
 
 
 def _rungs_of(pair: Pair) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.profile import CERTIFIED_DROPS, ReceivedCondition
 from hawkvision.cascade.profiling import Split
-from hawkvision.cascade.profiling_received import ReceivedLooks, profile_received
+from hawkvision.cascade.profiling_received import DELTA, ReceivedLooks, profile_received
 from hawkvision.cascade.scores import Score
 from hawkvision.pictures import LabelledPictures
 from hawkvision.transport.coding import Coded, Complete, Expired, Partial, Plan, decode, encode
@@ -111,6 +111,7 @@ def condition_of(
     kind: Score,
     balanced: float,
     split: Split,
+    delta: float = DELTA,
 ) -> ReceivedCondition:
     """Measure one pair in one condition; `looks` are at `arrived.pictures`, `originals` at the pictures before."""
     said = ReceivedLooks(
@@ -131,6 +132,7 @@ def condition_of(
         drops=(*CERTIFIED_DROPS, balanced),
         believed=arrived.band.believed,
         data_sha256=arrived.pictures.sha256,
+        delta=delta,
     )
 
 

@@ -195,6 +195,17 @@ def _accuracy_bounds(sample: Swept, delta: float) -> Floats:
     return np.asarray(beta_distribution.ppf(delta, np.maximum(right, 1e-9), sample.n - right + 1))
 
 
+def conformal_alignment(sample: Swept, goal: Goal) -> int:
+    """Conformal p-values of "the edge loses what the best rung knows", and Benjamini-Hochberg at ε over the traffic.
+
+    Of much traffic, BH accepts scores from the lowest threshold on at which the p-value, (1 + losses accepted) /
+    (n + 1), is at most ε times the share accepted.
+    """
+    p_values = (1 + sample.lost) / (sample.n + 1)
+    accepted = np.flatnonzero(p_values <= goal.max_drop * sample.accepted / sample.n)
+    return int(accepted[-1]) if len(accepted) else 0
+
+
 def mapie_paired(sample: Swept, goal: Goal) -> int:
     """MAPIE on the loss moved into [0, 1]."""
     return _mapie((sample.drop + 1.0) / 2.0, sample.n, (goal.max_drop + 1.0) / 2.0, goal.delta, binary=False)
@@ -219,6 +230,7 @@ OTHERS: Final[dict[str, Rule]] = {
     "plug-in": plug_in,
     "SGR": selective_risk,
     "LTT": learn_then_test,
+    "conformal alignment": conformal_alignment,
     "MAPIE paired": mapie_paired,
     "MAPIE losses": mapie_losses,
 }

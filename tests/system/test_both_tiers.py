@@ -57,16 +57,22 @@ def test_certificates_hold_for_the_models_that_both_tiers_really_run(client: Cli
     wait_for_certificates(client)
     targets = client.targets()
     assert targets["certificates_valid"] is True
-    held = [entry for entry in targets["targets"] if entry["status"] == "held"]
-    assert len(held) == len(targets["targets"])
+    for entry in targets["targets"]:
+        # What no certificate stands behind is a plan, and says so.
+        planned = entry["basis"] == "profile" and entry["max_drop"] is None
+        assert entry["status"] == ("best_effort" if planned else "held"), entry
+    assert [entry for entry in targets["targets"] if entry["status"] == "held" and entry["escalation"] < 1.0]
 
 
 def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> None:
     wait_for_certificates(client)
-    answers = [client.classify(photograph(n), max_accuracy_drop=0.01) for n in ("coffee.png", "rocket.jpg")]
+    answers = [client.classify(photograph(n), quality="balanced") for n in ("coffee.png", "rocket.jpg")]
     assert [a.tier for a in answers] == [Tier.EDGE, Tier.DC]
     assert answers[1].reason is Reason.LOW_CONFIDENCE
-    assert all(a.accuracy.max_drop is not None and a.accuracy.max_drop <= 0.01 for a in answers)
+    certified = client.classify(photograph("rocket.jpg"), max_accuracy_drop=0.01).accuracy
+    assert certified.status is PromiseStatus.HELD
+    assert certified.max_drop is not None
+    assert certified.max_drop <= 0.01
 
 
 def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
@@ -92,11 +98,12 @@ def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
 
 def test_absolute_accuracy_is_kept_or_refused(client: Client) -> None:
     maximum = float(client.targets()["maximum_min_accuracy"])
-    near = client.classify(CAT, min_accuracy=maximum - 0.005).accuracy
+    near = client.classify(CAT, min_accuracy=maximum - 0.001).accuracy
     assert near.status is PromiseStatus.BEST_EFFORT, "the best rung's own accuracy is not known that well"
     assert near.max_drop is not None
-    assert near.max_drop <= 0.005
-    certain = min(entry["min_accuracy"] for entry in client.targets()["targets"])
+    assert near.max_drop <= 0.001
+    listed = [entry["min_accuracy"] for entry in client.targets()["targets"]]
+    certain = min(accuracy for accuracy in listed if accuracy is not None)
     assert client.classify(CAT, min_accuracy=certain).accuracy.status is PromiseStatus.HELD
     with pytest.raises(TargetUnreachable) as caught:
         client.classify(CAT, min_accuracy=min(1.0, maximum + 0.001))

@@ -14,7 +14,7 @@ import pytest
 from hawkvision.artifacts import load_variant
 from hawkvision.cascade.calibration import fit_temperature
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile
+from hawkvision.cascade.profile import design_sha256, load_profile
 from hawkvision.cascade.profiling import split_indices
 from hawkvision.errors import ArtifactError, ManifestError
 from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
@@ -23,6 +23,7 @@ from hawkvision.types import Quality
 from hawkvision.vision.backends import open_backend
 from hawkvision.vision.image import load_input
 from hawkvision.zoo.build import verify
+from hawkvision.zoo.certification import DELTA
 from hawkvision.zoo.ranges import load_ranges
 from tests.pictures import DATA, encoded
 
@@ -149,3 +150,22 @@ def test_shipped_profile_was_made_of_the_evaluation_pictures() -> None:
     held_out = json.loads((models / "imagenet" / "held_out.json").read_text())["indices"]
     np.testing.assert_array_equal(split.held_out, held_out)
     assert not set(held_out) & (set(split.certify.tolist()) | set(split.profile.tolist()))
+
+
+def test_shipped_certificates_were_made_on_images_that_had_no_part_in_the_design_or_paid_for_it() -> None:
+    for task in ("imagenet", "cifar10"):
+        profile = load_profile(models_dir() / task / "profile.json")
+        (certifying,) = [use for use in profile.uses if use.purpose == "certify"]
+        designed = {use.sha256 for use in profile.uses if use.purpose in ("fit", "design")}
+        assert certifying.looks is not None
+        assert certifying.sha256 not in designed or certifying.compared > 1, task
+        paid = DELTA / certifying.compared / 2 ** (certifying.looks - 1)
+        for pair in profile.pairs:
+            whole, received = pair.conditions[0], pair.received
+            every = [whole.balanced, whole.fast, *whole.certificates]
+            every += [c for found in received for c in (found.best, found.fast, *found.certificates) if c is not None]
+            for certificate in every:
+                if certificate.basis != "profile":
+                    assert certificate.delta == pytest.approx(paid)
+                    assert certificate.n <= certifying.n
+        assert certifying.design == design_sha256(profile, profile.pairs)
