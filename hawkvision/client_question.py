@@ -69,7 +69,7 @@ class TimeLimit:
 
     seconds: float
     deadline_ms: float | None = None
-    """What the caller gave, if that bounds the attempt rather than the timeout."""
+    """What the caller gave, if it has passed by the end of the attempt."""
     left_ms: float | None = None
     """Of the deadline, for an attempt that is not the first."""
 
@@ -79,8 +79,9 @@ class TimeLimit:
         if deadline_ms is None:
             return cls(timeout_s)
         left_ms = deadline_ms - elapsed_s * 1e3 if elapsed_s > SAME_MOMENT_S else None
-        until_s = deadline_ms / 1e3 + late_s - elapsed_s
-        return cls(timeout_s, None, left_ms) if timeout_s <= until_s else cls(until_s, deadline_ms, left_ms)
+        left_s = deadline_ms / 1e3 - elapsed_s
+        seconds = min(timeout_s, left_s + late_s)
+        return cls(seconds, deadline_ms if left_s <= seconds else None, left_ms)
 
     def applied(self, query: dict[str, str]) -> dict[str, str]:
         """The query, with what is left of its deadline."""

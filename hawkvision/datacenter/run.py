@@ -183,6 +183,7 @@ async def _serve(
             lifespan="off",
             ws="none",
             access_log=False,
+            server_header=False,
             log_config=None,  # its lines are written as ours
             log_level="warning",
             timeout_graceful_shutdown=_DRAIN_S,

@@ -96,4 +96,5 @@ def test_limits_are_what_is_left_and_never_longer_than_the_timeout() -> None:
     assert TimeLimit.after(0.0, 30.0, None, 1.0) == TimeLimit(30.0)
     assert TimeLimit.after(0.0, 30.0, 100.0, 1.0) == TimeLimit(1.1, 100.0)
     assert TimeLimit.after(0.05, 30.0, 100.0, 1.0) == TimeLimit(1.05, 100.0, 50.0)
-    assert TimeLimit.after(0.0, 0.5, 100.0, 1.0) == TimeLimit(0.5)
+    assert TimeLimit.after(0.0, 0.5, 100.0, 1.0) == TimeLimit(0.5, 100.0), "the deadline passes before the timeout"
+    assert TimeLimit.after(0.0, 0.5, 1000.0, 1.0) == TimeLimit(0.5)
