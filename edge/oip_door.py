@@ -101,6 +101,7 @@ async def classify_all(
     started: float,
     trace: TraceContext,
     hang_up: Callable[[], Awaitable[object]],
+    caller: str,
 ) -> list[Answer]:
     """The answers to all pictures of a request, in order; the first error of any of them ends it.
 
@@ -108,11 +109,11 @@ async def classify_all(
         HawkVisionError, CallerGone: as `EdgeNode.classify`.
     """
     if len(asked.pictures) == 1:
-        return [await node.classify(asked.pictures[0], asked.request, started, trace, hang_up)]
+        return [await node.classify(asked.pictures[0], asked.request, started, trace, hang_up, caller=caller)]
 
     async def one(number: int, picture: bytes) -> Answer:
         try:
-            return await node.classify(picture, asked.request, started, trace.child(), hang_up)
+            return await node.classify(picture, asked.request, started, trace.child(), hang_up, caller=caller)
         except (BadImage, TooLarge, UnsupportedMedia) as error:
             raise type(error)(f"{oip.INPUT}[{number}]: {error.message}") from None
 

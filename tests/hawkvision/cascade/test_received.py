@@ -88,12 +88,14 @@ def test_a_kept_target_has_the_threshold_promise_and_temperature_of_its_conditio
     assert route.controls is not None
 
 
-def test_a_target_that_escalating_everything_keeps_needs_no_threshold() -> None:
+def test_a_target_that_only_escalating_everything_keeps_claims_nothing_for_no_audit_sees_what_the_link_lost() -> None:
     found = condition(27, 0.6)
     route = POLICY.route(MaxAccuracyDrop(found.best.max_drop + 1e-6), Received(0.65, 27))
     assert route.direct
-    assert (route.short, route.promise.status) == (False, PromiseStatus.HELD)
-    assert route.promise.max_drop == found.best.max_drop
+    assert (route.short, route.promise.status, route.promise.basis) == (
+        False, PromiseStatus.BEST_EFFORT, Basis.UNMONITORED,
+    )  # fmt: skip
+    assert route.promise.max_drop is None
 
 
 def test_a_target_that_nothing_keeps_is_short_and_accepts_what_costs_no_more_than_it_allows() -> None:
