@@ -87,6 +87,7 @@ class Claims:
     """The stage and the kind of images that reach it."""
     claims: tuple[Claim, ...]
     delta: float
+    """Probability of a false alarm within `LOG` outcomes, of the callers' own log and the shared one together."""
 
     @property
     def key(self) -> str:

@@ -114,6 +114,9 @@ class Policy:
         rungs = (edge, best, *(() if self.pair.middle is None else (self.pair.middle.name,)))
         self._models = tuple(profile.rung(rung).fingerprint for rung in rungs)
         self._name = certificates_name(self._models, conditions, self.pair.curve)
+        certificates = (self._condition.balanced, self._condition.fast, *self._condition.certificates)
+        # As many logs, among which the probability of a false alarm is divided.
+        self._middle_certificates = max(1, len({c for c in certificates if c.middle_watch is not None}))
         self._edge_claims = _edge_claims(self._name, edge, self._condition)
         # Once per certificate: hashing its facts takes 16 µs and more, as long as the rest of a decision.
         self._settled: dict[Certificate, tuple[MiddleRoute | None, Controls | None]] = {}
@@ -287,7 +290,8 @@ class Policy:
                 between = terms("middle", self._models, certificate, bar, watch, pair.middle.curve)
             # What reaches it depends on the edge's threshold, so each certificate's images are others.
             stage = f"{pair.middle.name} from {bar}, after {threshold}"
-            claims = claims_of(self._name, stage, [Claim(bar, watch.disagreement)], certificate.delta)
+            delta = certificate.delta / self._middle_certificates
+            claims = claims_of(self._name, stage, [Claim(bar, watch.disagreement)], delta)
         if edge is None and claims is None:
             return middle, None
         return middle, Controls(self._edge_claims if edge else None, edge, claims, between)
