@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODELS_VENV := .venv-models
+OLDEST_VENV := .venv-oldest
+TOOLS_VENV := .venv-tools
 
-.PHONY: demo test test-fast test-models bench lint clean
+.PHONY: demo test test-fast test-models test-oldest bench lint lock sbom image clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
@@ -24,6 +26,39 @@ test-fast: $(VENV)/.test
 test-models: $(MODELS_VENV)/.models
 	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/zoo
 
+# The oldest versions of everything that pyproject.toml allows, Ray's apart, which its own tests hold: a quick part of
+# the tests, in an environment of its own.
+OLDEST_TESTS := tests/hawkvision/test_client.py tests/hawkvision/test_config.py tests/hawkvision/test_manifest.py \
+	tests/hawkvision/cascade/test_profile.py tests/hawkvision/vision/test_backends.py \
+	tests/hawkvision/vision/test_image_refusals.py tests/hawkvision/transport/test_identity.py \
+	tests/hawkvision/zoo/test_quantize.py tests/edge/test_app.py tests/edge/test_bad_input.py tests/edge/test_lossy.py
+test-oldest: $(OLDEST_VENV)/.oldest
+	$(OLDEST_VENV)/bin/python -m pytest -m "not slow" $(OLDEST_TESTS)
+
+# What the container installs, with the hash of every file; to be run after a change of dependencies.
+LOCK := edge/deploy/requirements
+COMPILE := $(TOOLS_VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
+lock: $(TOOLS_VENV)/.tools
+	$(COMPILE) --extra build --output-file $(LOCK).build.txt pyproject.toml
+	$(COMPILE) --extra build --extra datacenter --output-file $(LOCK).build,datacenter.txt pyproject.toml
+	echo 'hatchling>=1.25' | $(COMPILE) --output-file $(LOCK).wheel.txt -
+
+# Bills of materials of both images, CycloneDX 1.6, from the locks.
+sbom: $(TOOLS_VENV)/.tools
+	mkdir -p dist
+	$(TOOLS_VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-format JSON \
+		--output-file dist/hawkvision-edge.cdx.json $(LOCK).build.txt
+	$(TOOLS_VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-format JSON \
+		--output-file dist/hawkvision-datacenter.cdx.json $(LOCK).build,datacenter.txt
+
+# A release's images: BASE names the base image by its digest, which only a registry knows.
+image:
+	@case "$(BASE)" in *@sha256:*) ;; *) echo "expected BASE=python:3.11-slim-bookworm@sha256:DIGEST;" \
+		"docker buildx imagetools inspect python:3.11-slim-bookworm says the digest" >&2; exit 1;; esac
+	docker build -f edge/deploy/Dockerfile --build-arg BASE=$(BASE) -t hawkvision-edge .
+	docker build -f edge/deploy/Dockerfile --build-arg BASE=$(BASE) --build-arg EXTRAS=build,datacenter \
+		-t hawkvision-datacenter .
+
 bench: $(VENV)/.test
 	$(BIN)/hawkvision models build
 	$(BIN)/python -m loadgen.bench.edge
@@ -35,7 +70,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(MODELS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MODELS_VENV) $(OLDEST_VENV) $(TOOLS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "HawkVision needs Python >= 3.11, found " + sys.version.split()[0]'
@@ -52,4 +87,15 @@ $(VENV)/.test: $(VENV)/.demo pyproject.toml
 $(MODELS_VENV)/.models: pyproject.toml
 	$(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[models,report]' html5lib pytest pytest-timeout hypothesis
+	touch $@
+
+$(TOOLS_VENV)/.tools: Makefile
+	$(PYTHON) -m venv $(TOOLS_VENV)
+	$(TOOLS_VENV)/bin/python -m pip install --quiet 'uv>=0.9,<1' 'cyclonedx-bom>=7,<8'
+	touch $@
+
+$(OLDEST_VENV)/.oldest: $(TOOLS_VENV)/.tools pyproject.toml
+	$(TOOLS_VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(OLDEST_VENV)
+	$(TOOLS_VENV)/bin/uv pip install --quiet --python $(OLDEST_VENV)/bin/python --resolution lowest-direct \
+		--editable '.[build,int8,formats]' 'hypothesis>=6.120' 'pillow>=11.3' 'pytest>=8.3' 'pytest-timeout>=2.3'
 	touch $@

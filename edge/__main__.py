@@ -33,6 +33,7 @@ from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.process import exit_on_sigterm
 from hawkvision.servers.access import datacenter_certificates, server_certificates
+from hawkvision.servers.bodies import bodies_limit
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
@@ -102,6 +103,8 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
+        if node.admission.parts is not None:
+            app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         if config.lossy_port is not None:
             lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
             app.transports = lossy.offered.transports

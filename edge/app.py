@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge import oip_door
 from edge.about import CALLER, pages
+from edge.admission import WorkFull
 from edge.express import LOCAL, Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
 from edge.forms import read_form
@@ -72,6 +73,7 @@ class EdgeApp:
         """Those of all doors together."""
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
+        metrics.bodies_bytes.set_function(lambda: self.bodies.held)
         self._node: EdgeNode | None = None
         self.transports: Callable[[], Transports] = Transports
         """What else the node listens to now."""
@@ -236,14 +238,7 @@ class EdgeApp:
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
         if isinstance(error, Overloaded):
-            bound = (
-                "memory"
-                if isinstance(error, MemoryFull)
-                else "rate"
-                if isinstance(error, RateExceeded)
-                else "queue_full"
-            )
-            self._metrics.shed.labels(bound).inc()
+            self._metrics.shed.labels(_shed_by(error)).inc()
         self._metrics.requests.labels(self._task(), "none", "none", str(error.status)).inc()
         return error
 
@@ -267,6 +262,15 @@ class EdgeApp:
         """The two series of an answer; a ladder has a handful of rungs."""
         metrics = self._metrics
         return metrics.requests.labels(task, model, tier.value, "200"), metrics.duration.labels(task, tier.value)
+
+
+def _shed_by(error: Overloaded) -> str:
+    """The bound that was reached."""
+    if isinstance(error, MemoryFull):
+        return "memory"
+    if isinstance(error, RateExceeded):
+        return "rate"
+    return "work" if isinstance(error, WorkFull) else "queue_full"
 
 
 class _Answered(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from edge.admission import Admission
 from edge.audits import Auditor
 from edge.node import EdgeNode, Source
 from edge.policies.registration import Registration, register
@@ -37,11 +38,14 @@ from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, default_state_file
 from hawkvision.errors import ConfigError, ManifestError
-from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import backend_name, open_backend
+from hawkvision.vision.cost import Rates, Scales
+from hawkvision.vision.image import least_side
 from hawkvision.vision.int8 import ranking
 from hawkvision.vision.int8.backend import Int8Backend
 from hawkvision.vision.large_pages import take_large_pages
@@ -69,6 +73,8 @@ class Loaded:
     reducer: Reducer
     """Makes pictures as small as the datacenter looks at them."""
     source: Source
+    inputs: tuple[InputSpec, ...]
+    """Of the models that look at one picture here."""
     registration: Registration | None = None
     """What `infaas` knows of all variants."""
 
@@ -108,8 +114,11 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
+    looking = tuple(member.input for member in manifest.members(name))
+    if registration is not None:
+        looking = (max((each.input for each in manifest.variants), key=least_side),)
     labels = load_labels(manifest, models)
-    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, registration)
+    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, looking, registration)
 
 
 def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
@@ -247,6 +256,7 @@ async def open_node(
         ConfigError: if the state file is another node's or of another kind.
     """
     rung, best = loaded.rung, loaded.best
+    give_back_at_once()
     _watch_backend(rung.first.backend, metrics)
     backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
     metrics.describe(config.task, backends)
@@ -255,6 +265,9 @@ async def open_node(
     limit = config.streams_limit
     state = _open_state(config, metrics)
     workers = config.workers or usable_cores() + waiting_workers(config)
+    rates = await asyncio.to_thread(Rates)
+    scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
+    admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
     uplink = (
         Uplink(
             config.dc_url,
@@ -266,6 +279,7 @@ async def open_node(
             give_up_below=config.give_up_below,
             reducer=loaded.reducer,
             metrics=metrics,
+            admission=admission,
             tls=dc_tls,
         )
         if config.dc_url
@@ -274,14 +288,19 @@ async def open_node(
     # Our own kernels run pictures one by one anyway.
     together = 1 if isinstance(rung.first.backend, Int8Backend) else MAX_TOGETHER
     pool: WorkerPool[EdgeResult] = WorkerPool(
-        workers, config.queue_limit, on_loop(config, uplink), most_together=together
+        workers, config.queue_limit, on_loop(config, uplink), most_together=together, memory=admission.memory
     )
     for model in rung.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
     if divides(config.backend, config.providers):
         looking = partial(look_at_samples, rung, config.max_pixels, clock)
-        await asyncio.gather(*(pool.submit(partial(_looked, looking)) for _ in range(workers)))
+        await pool.submit(
+            partial(_looked, looking)
+        )  # by one worker: models are warm on all, and decoders know no threads
         await asyncio.to_thread(take_large_pages)
+    parts = divided(config.memory_bytes, config.request_memory_bytes)
+    admission.divide(parts)
+    log.info("memory for bodies and decoding: %d MB, by %s", parts.total // 1_000_000, parts.basis)
     return EdgeNode(
         task=config.task,
         labels=loaded.labels,
@@ -293,6 +312,7 @@ async def open_node(
         clock=clock,
         metrics=metrics,
         max_pixels=config.max_pixels,
+        admission=admission,
         dc_timeout_s=config.dc_timeout_s,
         streams=Streams(config.task, limit, config.audit_share, metrics, state, loaded.policy.profiles),
         auditor=Auditor(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from edge.admission import Admitted, Turns
 from edge.answers import from_datacenter, from_edge
 from edge.audits import Accepted
 from edge.rung import Looked
@@ -24,6 +25,7 @@ from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.servers.bodies import CallerGone
 from hawkvision.trace import TraceContext
 from hawkvision.types import Answer, ClassifyRequest, OnMiss, Reason, Received
+from hawkvision.vision.cost import Cost
 from hawkvision.vision.image import ImageHeader
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Call:
         node: EdgeNode,
         body: bytes,
         header: ImageHeader,
+        cost: Cost,
         request: ClassifyRequest,
         route: Route,
         watched: Watched,
@@ -51,6 +54,12 @@ class Call:
         self.node = node
         self.body = body
         self.header = header
+        self.cost = cost
+        """Of decoding it here."""
+        self.turns: Turns | None = None
+        """Of a request that has several pictures."""
+        self.admitted: Admitted | None = None
+        """Its part of the work that waits, if it is heavy."""
         self.request = request
         self.route = route
         self.watched = watched
@@ -96,7 +105,7 @@ class Call:
 
     async def early(self) -> Answer | None:
         """The edge's answer if nothing better is to be had by waiting; None where more of the picture might be."""
-        if self.route.direct or self.route.short:
+        if self.route.direct or self.route.short or self.cost.heavy:
             return None
         edge = await self._at_edge()
         if self._decide(edge) == Accept() and not self._falls_short(edge):
@@ -233,9 +242,7 @@ class Call:
         must_end = None
         if self.deadline is not None and self.request.on_miss is OnMiss.DEGRADE:
             must_end = self.deadline - ANSWER_MARGIN_MS * 1e-3
-        looking = self.node.at_edge(
-            self.body, self.header, self.request.top_k, self.deadline, self.route, must_end
-        )  # fmt: skip
+        looking = self.node.at_edge(self, must_end)
         slack = self.slack_ms()
         if slack is None or self.request.on_miss is not OnMiss.FAIL:
             return await looking
@@ -258,7 +265,13 @@ class Call:
         if node.uplink is None:
             return None
         begun = node.clock.now()
-        body = await node.uplink.as_sent(self.body, self.header)
+        until = math.inf if cutoff_ms is None else begun + cutoff_ms * 1e-3
+        try:
+            body = await node.uplink.as_sent(self.body, self.header, until)
+        except EscalationFailed as error:
+            metrics.escalation_failures.labels(node.task).inc()
+            log.info("escalation failed: %s", error)
+            return None
         timeout_s = node.dc_timeout_s
         if cutoff_ms is not None:
             left_s = cutoff_ms * 1e-3 - (node.clock.now() - begun)

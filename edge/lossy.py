@@ -97,6 +97,8 @@ class LossyDoor:
             useful_side=useful_side,
             patience=PATIENCE,
         )
+        # Fragments become bodies, and may take as much memory.
+        door._server.budget.limit = min(door._server.budget.limit, app.bodies.limit_bytes)
         door.offered = Offered(door._server, *files, identity)
         metrics.watch_lossy(door._counts)
         return door

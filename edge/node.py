@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from edge.admission import Admission, Turns
 from edge.audits import Auditor
 from edge.call import Call
 from edge.policies.rival import Rival
@@ -31,7 +32,7 @@ from edge.workers import WorkerPool
 from hawkvision.cascade.policy import Policy, Route, unmonitored, weakened
 from hawkvision.cascade.profile import CERTIFIED_DROPS
 from hawkvision.clock import Clock
-from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound, TooLarge
+from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound
 from hawkvision.logs import Transitions
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
@@ -90,6 +91,7 @@ class EdgeNode:
         clock: Clock,
         metrics: EdgeMetrics,
         max_pixels: int,
+        admission: Admission,
         dc_timeout_s: float,
         streams: Streams,
         auditor: Auditor,
@@ -111,6 +113,7 @@ class EdgeNode:
             clock: for deadlines and timings.
             metrics: where to count.
             max_pixels: largest picture accepted.
+            admission: of pictures, by what they cost.
             dc_timeout_s: longest wait for the datacenter without a deadline.
             streams: the controllers; closed with the node.
             auditor: of accepted answers; closed with the node.
@@ -129,6 +132,7 @@ class EdgeNode:
         self.metrics = metrics
         self.clock = clock
         self.max_pixels = max_pixels
+        self.admission = admission
         self.dc_timeout_s = dc_timeout_s
         self.streams = streams
         self.auditor = auditor
@@ -171,6 +175,7 @@ class EdgeNode:
         received: Received = WHOLE,
         header: ImageHeader | None = None,
         caller: str = "",
+        turns: Turns | None = None,
     ) -> Answer:
         """Answer one picture.
 
@@ -183,6 +188,7 @@ class EdgeNode:
             received: what of the caller's picture `body` is.
             header: of `body`, if it was probed already.
             caller: whose evidence this is: `KEY` and the name of its API key, or its address.
+            turns: of the request whose picture this is, one of several, which was admitted as a whole.
 
         Raises:
             CallerGone: if nobody waits for the answer any more.
@@ -190,10 +196,12 @@ class EdgeNode:
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
         call = self._call(body, request, started, trace, hang_up, received, header, caller)
+        if turns is not None:
+            call.turns, call.admitted = turns, turns.admitted
         try:
             if call.hopeless:
                 raise call.missed()
-            answer = await call.answer()
+            answer = await (self._admitted(call) if call.cost.heavy and turns is None else call.answer())
         except DeadlineMissed:
             self.metrics.deadline_misses.labels(self.task).inc()
             raise
@@ -245,38 +253,62 @@ class EdgeNode:
             raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
         route = self.policy.route(request.target, received)
         header = header or probe(body)
-        if header.pixels > self.max_pixels:
-            raise TooLarge(f"the picture has {header.width}x{header.height} pixels; at most {self.max_pixels} in all")
+        cost = self.admission.cost(body, header)
         watched = self.watched(route, request.stream, caller)
-        return self._calls(self, body, header, request, route, watched, started, trace, hang_up, received)
+        return self._calls(self, body, header, cost, request, route, watched, started, trace, hang_up, received)
 
-    async def at_edge(
-        self,
-        body: bytes,
-        header: ImageHeader,
-        top_k: int,
-        deadline: float | None,
-        route: Route,
-        must_end: float | None = None,
-    ) -> Looked:
+    async def _admitted(self, call: Call) -> Answer:
+        """The answer to a heavy picture, if it is let in."""
+        with self.admission.admit([call.cost]) as call.admitted:
+            return await call.answer()
+
+    async def at_edge(self, call: Call, must_end: float | None = None) -> Looked:
         """What the edge rung says; on a worker, earliest deadline first, with others where pictures wait.
 
         Second looks are left out where they would end after `must_end`.
 
         Raises:
             Overloaded: if the queue is full.
+            DeadlineMissed: if the picture cannot be decoded by the deadline, and nobody wants it late.
             RequestError: if the picture is broken.
         """
         look = Look(
-            self.rung, body, header, top_k, self.max_pixels, self.clock, route.temperature, self.pool.alone,
-            route.first_only, must_end,
+            self.rung, call.body, call.header, call.request.top_k, self.max_pixels, self.clock, call.route.temperature,
+            self.pool.alone, call.route.first_only, must_end, self.admission.rates, call.cost,
         )  # fmt: skip
-        result, queue_ms = await self.pool.submit(look, deadline, self.rung.look_together)
+        result, queue_ms = await self.queued(call, look, self.rung)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
         if result.again:
             self._count_second_look()
-        return Looked(result, queue_ms, self.rung.first.name if route.first_only else self.rung.name)
+        return Looked(result, queue_ms, self.rung.first.name if call.route.first_only else self.rung.name)
+
+    async def queued(self, call: Call, look: Look, rung: Rung) -> tuple[EdgeResult, float]:
+        """What came of a look, and how long it waited, in its request's turn.
+
+        Raises:
+            Overloaded, DeadlineMissed, RequestError: as `at_edge`.
+        """
+        if call.turns is None:
+            return await self._in_line(call, look, rung)
+        async with call.turns.of(call.cost):
+            return await self._in_line(call, look, rung)
+
+    async def _in_line(self, call: Call, look: Look, rung: Rung) -> tuple[EdgeResult, float]:
+        cost, admission = call.cost, self.admission
+        if not cost.heavy:
+            return await self.pool.submit(look, call.deadline, rung.look_together, cost)
+        useless = call.deadline is not None and call.request.on_miss is not OnMiss.WAIT
+        admission.check_time(cost.heavy_s, call.slack_ms(), call.request.on_miss)
+        looking = self.pool.submit(look, call.deadline, rung.look_together, cost, late_is_useless=useless)
+        try:
+            return await looking
+        except DeadlineMissed:
+            admission.count_late()
+            raise
+        finally:
+            if call.admitted is not None:
+                admission.decoded(call.admitted, cost.heavy_s)
 
     def promise(self, route: Route, tier: Tier, watched: Watched, *, degraded: bool = False) -> AccuracyPromise:
         """The promise as it can be made with the models that are loaded and the traffic that comes.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -18,11 +19,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edge import oip
+from edge.admission import Turns
 from edge.fields import Source
 from edge.node import EdgeNode
 from hawkvision.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.trace import TraceContext
 from hawkvision.types import Answer
+from hawkvision.vision.cost import Cost
+from hawkvision.vision.image import ImageHeader, probe
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 _WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
@@ -111,20 +115,47 @@ async def classify_all(
     if len(asked.pictures) == 1:
         return [await node.classify(asked.pictures[0], asked.request, started, trace, hang_up, caller=caller)]
 
-    async def one(number: int, picture: bytes) -> Answer:
-        try:
-            return await node.classify(picture, asked.request, started, trace.child(), hang_up, caller=caller)
-        except (BadImage, TooLarge, UnsupportedMedia) as error:
-            raise type(error)(f"{oip.INPUT}[{number}]: {error.message}") from None
+    admission = node.admission
+    weighed = [_weighed(node, number, picture) for number, picture in enumerate(asked.pictures)]
 
-    waiting = [asyncio.ensure_future(one(*entry)) for entry in enumerate(asked.pictures)]
+    async def one(number: int, picture: bytes, header: ImageHeader) -> Answer:
+        with _numbered(number):
+            return await node.classify(
+                picture, asked.request, started, trace.child(), hang_up, header=header, turns=turns, caller=caller
+            )
+
+    with admission.admit([cost for _, cost in weighed]) as admitted:
+        turns = Turns(node.pool.threads, admitted)
+        if asked.request.deadline_ms is not None and not node.policy.route(asked.request.target).direct:
+            # Heavy ones are decoded one after the other.
+            left_ms = asked.request.deadline_ms - (node.clock.now() - started) * 1e3
+            admission.check_time(sum(cost.heavy_s for _, cost in weighed), left_ms, asked.request.on_miss)
+        waiting = [
+            asyncio.ensure_future(one(number, picture, header))
+            for number, (picture, (header, _)) in enumerate(zip(asked.pictures, weighed, strict=True))
+        ]
+        try:
+            return list(await asyncio.gather(*waiting))
+        finally:
+            for task in waiting:
+                task.cancel()
+            # Retrieve what the others raised, so that nothing is logged as never retrieved.
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _weighed(node: EdgeNode, number: int, picture: bytes) -> tuple[ImageHeader, Cost]:
+    with _numbered(number):
+        header = probe(picture)
+        return header, node.admission.cost(picture, header)
+
+
+@contextmanager
+def _numbered(number: int) -> Iterator[None]:
+    """Say which picture of a request is at fault."""
     try:
-        return list(await asyncio.gather(*waiting))
-    finally:
-        for task in waiting:
-            task.cancel()
-        # Retrieve what the others raised, so that nothing is logged as never retrieved.
-        await asyncio.gather(*waiting, return_exceptions=True)
+        yield
+    except (BadImage, TooLarge, UnsupportedMedia) as error:
+        raise type(error)(f"{oip.INPUT}[{number}]: {error.message}") from None
 
 
 def routes(ready_node: Callable[[], EdgeNode]) -> list[BaseRoute]:

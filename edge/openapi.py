@@ -24,7 +24,7 @@ _ERRORS: Final = {
     "431": "The headers are larger than 64 KiB",
     "500": "A defect; the node's log says more",
     "503": "Loading, shutting down, out of connections or without its FPGA; see Retry-After",
-    "504": "The deadline passed, only with on_miss=fail",
+    "504": "The deadline passed, with on_miss=fail, or the image takes longer to decode than is left",
 }
 
 _FRACTION: Final = {"type": "number", "minimum": 0, "maximum": 1}

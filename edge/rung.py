@@ -30,6 +30,7 @@ from hawkvision.errors import ManifestError
 from hawkvision.manifest import InputSpec, Manifest
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend, Expectant
+from hawkvision.vision.cost import SMALL, Cost, Rates
 from hawkvision.vision.image import ImageHeader, load_inputs
 
 
@@ -171,6 +172,8 @@ class Rung:
             each.advance()
             decoded = clock.now()
             each.decode_ms = (decoded - before) * 1e3
+            if each.error is None:
+                each.look.decoded(decoded - before)
         whole = [each for each in seen if each.error is None]
         if whole:
             self._look(whole, looks[0].alone)
@@ -283,7 +286,8 @@ class Look:
     (`Route.temperature`). `alone` is asked on the worker's thread, before the picture is decoded and after: whether it
     may have several cores. With `first_only` no other member of a stepwise committee looks, and the first model's
     logits count as they are. They do not look either where that would end after `must_end`, on the clock, and the
-    first's look did not: an answer that is late in any case may as well be a good one.
+    first's look did not: an answer that is late in any case may as well be a good one. `rates` learn what the picture
+    took that was expected to cost so much.
     """
 
     rung: Rung
@@ -296,6 +300,13 @@ class Look:
     alone: Callable[[], bool] = _never
     first_only: bool = False
     must_end: float | None = None
+    rates: Rates | None = None
+    cost: Cost = SMALL
+
+    def decoded(self, seconds: float) -> None:
+        """Learn what decoding took."""
+        if self.rates is not None and self.cost.work:
+            self.rates.learn(self.cost, seconds)
 
     def in_time(self, seconds: float) -> bool:
         """Whether what takes that long from now on still ends in time."""

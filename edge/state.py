@@ -85,6 +85,8 @@ class StateFile:
         self._kept = kept
         self.unwritable: str | None = None
         """Why nothing can be kept, and only what is there is read; None if all is well."""
+        self.suspended = 0
+        """Streams with an alarm when it was opened."""
         self.full = False
         """Whether an alarm had to be forgotten, so that nobody knows whether a stream without a row has one."""
         if path.is_dir() or not path.parent.is_dir():
@@ -100,15 +102,17 @@ class StateFile:
             self._opened.close()
             raise
 
-    def _is_full(self) -> bool:
-        return self._reader.execute("SELECT 1 FROM states WHERE stream = ?", (_FULL,)).fetchone() is not None
+    def _count_alarms(self) -> None:
+        alarms = "SELECT count(*) FROM states WHERE suspended AND stream <> ?"
+        (self.suspended,) = self._reader.execute(alarms, (_FULL,)).fetchone()
+        self.full = self._reader.execute("SELECT 1 FROM states WHERE stream = ?", (_FULL,)).fetchone() is not None
 
     def _open(self) -> None:
         self._opened.callback(os.close, _lock(self._path))
         self._writer = self._connected("")
         _prepare(self._writer, self._path)
         self._reader = self._connected("?mode=ro")
-        self.full = self._is_full()
+        self._count_alarms()
         (self._written,) = self._writer.execute("SELECT coalesce(max(written), 0) FROM states").fetchone()
 
     def _open_for_reading(self) -> None:
@@ -119,7 +123,7 @@ class StateFile:
                 raise StateError(f"state_file {self._path}: cannot be used: {self.unwritable}")
             if _pragma(self._reader, "user_version") != SCHEMA_VERSION:
                 raise StateError(f"state_file {self._path}: is of an older version, and {self.unwritable}")
-            self.full = self._is_full()
+            self._count_alarms()
         except (sqlite3.Error, OSError):
             self._opened.close()
             raise StateError(f"state_file {self._path}: cannot be used: {self.unwritable}") from None

@@ -298,6 +298,8 @@ class Streams:
         self._reported = Transitions(log)
         self._stopping = asyncio.Event()
         self._pool = self._opened(DEFAULT_STREAM)
+        if file is not None and file.suspended:
+            log.warning("guarantee suspended: %d streams have been since before this start", file.suspended)
         self._writer = asyncio.create_task(self._keep_writing()) if file else None
         metrics.streams.labels(task).set_function(self.__len__)
         metrics.streams_void.labels(task).set_function(lambda: sum(stream.suspended for stream in self._all()))
@@ -315,17 +317,16 @@ class Streams:
         place = stream_place(stream, caller)
         own = self._named.get(place)
         if own is None:
-            own = self._open(place)
+            own = self._open(place, named=stream is not None)
         else:
             self._named.move_to_end(place)
-        own.named = stream is not None
         return Watched(self, own, self._pool if stream is None else None, controls)
 
     def live(self, stream: Stream) -> Stream:
         """The stream as it is now: it may have made room, and come back, while an audit was under way."""
         if stream is self._pool:
             return stream
-        return self._named.get(stream.place) or self._open(stream.place)
+        return self._named.get(stream.place) or self._open(stream.place, named=stream.named)
 
     def changed(self, stream: Stream) -> None:
         """Remember to write."""
@@ -341,6 +342,9 @@ class Streams:
             return
         counter = self._metrics.alarms if stream.suspended else self._metrics.returns
         counter.labels(self._task).inc()
+        self._report(stream)
+
+    def _report(self, stream: Stream) -> None:
         whose = "of the node itself" if stream is self._pool else "named" if stream.named else "of a caller"
         alarms = sum(monitor.state.alarms for monitor in stream.monitors.values())
         # There may be any number of callers and names, which must not fill the log: they are one subject each.
@@ -370,8 +374,9 @@ class Streams:
     def _all(self) -> Iterator[Stream]:
         return chain((self._pool,), self._named.values())
 
-    def _open(self, place: bytes) -> Stream:
+    def _open(self, place: bytes, *, named: bool) -> Stream:
         stream = self._opened(place)
+        stream.named = named
         while len(self._named) >= self._limit:
             _, oldest = self._named.popitem(last=False)
             self._let_go(oldest)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge.admission import Admission
 from edge.arrival import Sending, sending, watch
 from edge.hops import Hop, HopBroken, HopLate, HttpHop
 from edge.lossy_hop import TooLargeForDatagrams
@@ -31,9 +32,10 @@ from hawkvision.cascade.choice import Transport
 from hawkvision.cascade.link import LinkEstimate
 from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
-from hawkvision.errors import EscalationFailed, RequestError
+from hawkvision.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
 from hawkvision.logs import Transitions
+from hawkvision.memory import to_the_end
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
 from hawkvision.vision.image import ImageHeader
@@ -91,6 +93,7 @@ class Uplink:
         give_up_below: float = GIVE_UP_BELOW,
         reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
+        admission: Admission | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
@@ -105,7 +108,8 @@ class Uplink:
             give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
-            tls: for an ingress of https; None trusts whom the system trusts.
+        from hawkvision.logs import Transitions
+            admission: from which memory is taken to make pictures smaller; None has no bound.
         """
         self.url = url.rstrip("/")
         self.lost = asyncio.Event()
@@ -123,6 +127,7 @@ class Uplink:
             if hop is not None:
                 hop.link.set_give_up_below(give_up_below)
         self._reducer = reducer
+        self._admission = admission
         self._classes = classes
         self._clock = clock
         self._connections = connections
@@ -239,17 +244,31 @@ class Uplink:
         """How long a trial should be given: a little less than others have waited in vain."""
         return self._ways.hop.link.trial_ms * 1e-3
 
-    async def as_sent(self, body: bytes, header: ImageHeader) -> bytes:
+    async def as_sent(self, body: bytes, header: ImageHeader, until: float = math.inf) -> bytes:
         """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
 
         Formats that not every tier reads are left behind.
 
+        Args:
+            body: the picture.
+            header: of it.
+            until: on the loop's clock; it is not begun if it cannot be made smaller by then.
+
         Raises:
             BadImage, TooLarge: if it must be made smaller, and cannot be read.
+            EscalationFailed: if there is no time or memory for that.
         """
-        if self._reducer is None or (header.format.native and not self._reducer.saves(header)):
+        reducer = self._reducer
+        if reducer is None or (header.format.native and not reducer.saves(header)):
             return body
-        return await asyncio.to_thread(self._reducer.reduced, body, header)
+        if self._admission is None:
+            return await asyncio.to_thread(reducer.reduced, body, header)
+        try:
+            async with self._admission.beside(body, header, reducer.least_side(header), until):
+                running = asyncio.get_running_loop().run_in_executor(None, reducer.reduced, body, header)
+                return await to_the_end(running)
+        except (Overloaded, DeadlineMissed) as error:
+            raise EscalationFailed(f"the picture could not be made smaller: {error}") from None
 
     def carries_whole(self, body: bytes, deadline_s: float, *, surely: bool = False) -> bool:
         """Whether a picture travels as it is in any case; over a lossy link it need not, see `LossyLink`."""

@@ -13,6 +13,13 @@ deadlines: 66 % met, against 4 % by the order alone.
 Where jobs wait, a worker takes several of a kind at once and runs them together, if all of them are still in time then:
 a model that is given four pictures needs a ninth less time for each (`MAX_TOGETHER`). Nobody waits for companions.
 
+A job says what it costs (`vision.cost`). It is not begun before its bytes are free; meanwhile others go that need
+less, so many times (`memory.OVERTAKEN_MOST`) that it is not starved. Of heavy ones the time is known better than the
+mean, and one that cannot end before its deadline is not begun where nobody wants it late. They wait in a line of their
+own, and while others wait one worker does not take from it: so nobody waits for more than one of them, however many
+there are. They are never run with others, for that saves a tenth of some milliseconds, and would keep several rasters
+in memory.
+
 With one core a thread beside the event loop gains nothing, and the loop breaks into its inference for each picture that
 comes. So the loop itself may run short jobs (`here`): it sends what came of the last, takes in what came meanwhile, and
 runs the next. A node on one core of a Xeon, at 60 % of what it can answer, has a P50 of 6.6 and a P99 of 23 ms that way
@@ -37,8 +44,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from hawkvision.errors import NotReady, Overloaded
+from hawkvision.errors import DeadlineMissed, NotReady, Overloaded
+from hawkvision.memory import OVERTAKEN_MOST, Budget
 from hawkvision.vision.apart import Apart
+from hawkvision.vision.cost import Cost, Kind
 from hawkvision.vision.wide import usable_cores
 
 T = TypeVar("T")
@@ -67,6 +76,11 @@ FEW: Final = 0.125
 """With several cores, how many others may be expected while the loop runs a job: they have to wait for it. Without this
 bound, at 60, 120 and 200 pictures a second, P50 was 9, 20 and 4 % below that of threads, and P99 8, 6 and 9 % above."""
 
+FREE: Final = Cost(0, 0.0, Kind.JPEG, 0)
+"""Of a job that decodes nothing."""
+SEARCHED_MOST: Final = 8
+"""Jobs that are looked at for one that needs no more memory than is free."""
+
 Together: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
 """Runs several jobs: each one's result, or what it raised, in order."""
 
@@ -81,6 +95,10 @@ class _Job(Generic[T]):
     future: asyncio.Future[tuple[T, float]] = field(compare=False)
     queued_at: float = field(compare=False)
     has_deadline: bool = field(compare=False)
+    cost: Cost = field(compare=False)
+    late_is_useless: bool = field(compare=False)
+    overtaken: int = field(compare=False, default=0)
+    """How often others went before it, because its bytes were not free."""
 
 
 class WorkerPool(Generic[T]):
@@ -93,6 +111,7 @@ class WorkerPool(Generic[T]):
         here: Callable[[Callable[[], T]], bool] | None = None,
         cores: int | None = None,
         most_together: int = MAX_TOGETHER,
+        memory: Budget | None = None,
     ) -> None:
         """Start the workers.
 
@@ -105,6 +124,7 @@ class WorkerPool(Generic[T]):
                 thread, the loop runs all that it may, in turns with that thread, else what comes alone.
             most_together: jobs that a worker runs together; 1 where that saves nothing, for then the first waits for
                 the last.
+            memory: from which jobs' bytes are taken while they run; None has no bound.
 
         Raises:
             ValueError: for less than one thread or place.
@@ -116,6 +136,11 @@ class WorkerPool(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._heap: list[_Job[T]] = []
+        self._large: list[_Job[T]] = []
+        """The heavy ones, ordered alike."""
+        self._large_running = 0
+        self._large_last = False
+        """Whether the job that was begun last is heavy."""
         self._late: deque[_Job[T]] = deque()
         self._turns = 0
         # An empty token per queued job, or jobs that were taken for the thread, or None to stop: measured, 11 µs for a
@@ -128,12 +153,20 @@ class WorkerPool(Generic[T]):
         self._numbers = 0
         self._running = 0
         self._apart = Apart()
+        self._memory = Budget() if memory is None else memory
+        self._memory.when_freed(self._look_again)
+        self._owed = 0
+        """Turns that came to nothing, for no job's bytes were free."""
         self._service_s = 0.0
+        """Smoothed, of those that are not heavy."""
+        self._heavy_s = 0.0
+        """Of the heavy ones that wait or run."""
         self._gap_s = 0.0
         """Smoothed time from one job to the next; 0 before the first."""
         self._last = -math.inf
         """When the last was submitted."""
         self._closed = False
+        self.threads = threads
         self._threads = [
             threading.Thread(target=self._live, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
         ]
@@ -143,7 +176,7 @@ class WorkerPool(Generic[T]):
     @property
     def waiting(self) -> int:
         """Jobs in the queue."""
-        return len(self._heap) + len(self._late)
+        return len(self._heap) + len(self._large) + len(self._late)
 
     @property
     def service_ms(self) -> float:
@@ -153,21 +186,31 @@ class WorkerPool(Generic[T]):
     def predicted_wait_ms(self) -> float:
         """How long a job put in now would wait for a worker, behind all that can still be in time."""
         ahead = len(self._heap) + max(0, self._running - len(self._threads) + 1)
-        return self._service_s * 1e3 * ahead / len(self._threads)
+        return (self._service_s * ahead + self._heavy_s) * 1e3 / len(self._threads)
 
     def alone(self) -> bool:
         """Whether nobody waits, and no more than one worker has something to do: the one that asks, if one does."""
         return self._running <= 1 and not self.waiting
 
     def submit(
-        self, run: Callable[[], T], deadline: float | None = None, together: Together[T] | None = None
+        self,
+        run: Callable[[], T],
+        deadline: float | None = None,
+        together: Together[T] | None = None,
+        cost: Cost = FREE,
+        *,
+        late_is_useless: bool = False,
     ) -> asyncio.Future[tuple[T, float]]:
         """Queue a job; the future gives (result, milliseconds waited) or what the job raised.
+
+        The future gets `DeadlineMissed` if the job is heavy, late and useless then.
 
         Args:
             run: called on a worker thread.
             deadline: on the monotonic clock, seconds; only orders the queue.
             together: called in place of `run` with the `run` of several jobs that were submitted with equal `together`.
+            cost: what it takes; no more bytes than the budget of memory has.
+            late_is_useless: whether it need not be run if it cannot end by the deadline.
 
         Raises:
             Overloaded: if `limit` jobs are waiting and none of them is late; says when a place is likely. A job that is
@@ -184,9 +227,10 @@ class WorkerPool(Generic[T]):
         future: asyncio.Future[tuple[T, float]] = self._loop.create_future()
         self._numbers += 1
         due = now + PATIENCE_S if deadline is None else deadline
-        job = _Job(due, self._numbers, run, together, future, now, deadline is not None)
+        job = _Job(due, self._numbers, run, together, future, now, deadline is not None, cost, late_is_useless)
         with self._lock:
-            heapq.heappush(self._heap, job)
+            self._heavy_s += cost.heavy_s
+            heapq.heappush(self._large if cost.heavy else self._heap, job)
         if self._here is not None and self._for_the_loop():
             self._turn_soon()
         else:
@@ -204,6 +248,9 @@ class WorkerPool(Generic[T]):
                 self._tokens.put(None)
         for thread in self._threads:
             thread.join()
+        for job in (*self._heap, *self._large, *self._late):  # others than we kept their memory until the end
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(_fail, job.future, NotReady("the node is shutting down"))
 
     def _live(self) -> None:
         self._apart.join()
@@ -213,18 +260,22 @@ class WorkerPool(Generic[T]):
             self._apart.leave()
 
     def _work(self) -> None:
-        while (taken := self._tokens.get()) is not None:
+        while True:
+            taken = self._tokens.get()
             started = time.monotonic()
             with self._lock:
                 jobs = taken or self._take(started)
+                if taken is None and not jobs:
+                    return
                 if not jobs:
                     continue
                 self._running += 1
+            if taken is None:  # the last turn finds what earlier ones had no memory for
+                self._tokens.put(None)
             with self._apart:
                 ended = _run(jobs)
             finished = time.monotonic()
-            with self._lock:
-                self._running -= 1
+            self._ran(jobs)
             # A loop that closed meanwhile has nobody waiting.
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._finish, ended, started, finished)
@@ -257,41 +308,130 @@ class WorkerPool(Generic[T]):
                 return
             self._running += 1
         ended = _run(jobs)
+        self._ran(jobs)
+        self._finish(ended, started, time.monotonic())
+
+    def _ran(self, jobs: Sequence[_Job[T]]) -> None:
+        """They are not running any more, and their memory is free."""
         with self._lock:
             self._running -= 1
-        self._finish(ended, started, time.monotonic())
+            self._heavy_s = max(0.0, self._heavy_s - sum(job.cost.heavy_s for job in jobs))
+            self._large_running -= sum(job.cost.heavy for job in jobs)
+        self._memory.give_back(sum(job.cost.bytes for job in jobs))
+
+    def _look_again(self) -> None:
+        """Memory came back: have the turns that came to nothing for want of it."""
+        if self._owed:
+            with self._lock:
+                owed, self._owed = self._owed, 0
+            for _ in range(owed):
+                self._tokens.put(())
 
     def _may_run_here(self, jobs: Sequence[_Job[T]]) -> bool:
         here = self._here
-        brief = self._service_s * len(jobs) <= MOST_HERE_S
+        brief = self._service_s * len(jobs) <= MOST_HERE_S and not jobs[0].cost.heavy
         return here is not None and brief and all(here(job.run) for job in jobs)
 
     def _take(self, now: float) -> list[_Job[T]]:
-        """The next jobs, with the lock held; none if those that this turn was for were shed, or taken together."""
-        while self._heap and self._is_late(self._heap[0], now):
-            self._late.append(heapq.heappop(self._heap))
+        """The next jobs, with the lock held and their bytes taken.
+
+        None if those that this turn was for were shed, or taken together, or if nobody's bytes are free.
+        """
+        for line in (self._heap, self._large):
+            while line and self._is_late(line[0], now):
+                job = heapq.heappop(line)
+                if not self._give_up(job, now):
+                    self._late.append(job)
         self._turns += 1
-        if self._late and (not self._heap or self._turns % LATE_TURN == 0):
-            return [self._late.popleft()]
-        return self._take_together(now) if self._heap else []
+        in_line = bool(self._heap or self._large)
+        if self._late and (not in_line or self._turns % LATE_TURN == 0):
+            while self._late and self._give_up(self._late[0], now):
+                self._late.popleft()
+            if self._late and self._take_bytes(self._late[0]):
+                return [self._begun(self._late.popleft())]
+        jobs = self._take_together(now) if in_line else []
+        if not jobs and self.waiting:
+            self._owed += 1
+        return jobs
+
+    def _give_up(self, job: _Job[T], now: float) -> bool:
+        """Whether it would be of no use any more, and takes long; then whoever asked is told so."""
+        if not (job.late_is_useless and job.cost.heavy) or now + job.cost.heavy_s <= job.due:
+            return False
+        self._heavy_s = max(0.0, self._heavy_s - job.cost.heavy_s)
+        error = DeadlineMissed(
+            f"not started: to decode it takes about {job.cost.heavy_s * 1e3:.0f} ms, too long by now"
+        )
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_fail, job.future, error)
+        return True
+
+    def _take_bytes(self, job: _Job[T]) -> bool:
+        """Take what it needs of the memory; nothing if nobody waits for it any more."""
+        if job.future.cancelled():
+            self._heavy_s = max(0.0, self._heavy_s - job.cost.heavy_s)
+            job.cost = FREE
+        return not job.cost.bytes or self._memory.take(job.cost.bytes)
+
+    def _first(self) -> _Job[T] | None:
+        """The first in line whose bytes are free, unless one before it was overtaken too often."""
+        lines = [line for line in (self._heap, self._large) if line]
+        if len(lines) > 1:
+            enough = self._large_running >= max(1, len(self._threads) - 1) or self._large_last
+            starved = self._large[0].overtaken >= OVERTAKEN_MOST
+            if starved or (not enough and self._large[0] < self._heap[0]):
+                lines.reverse()
+        passed: list[tuple[list[_Job[T]], _Job[T]]] = []
+        found: _Job[T] | None = None
+        for line in lines:
+            searched = 0
+            while line and found is None and searched < SEARCHED_MOST:
+                job = heapq.heappop(line)
+                searched += 1
+                if self._take_bytes(job):
+                    found = job
+                    break
+                passed.append((line, job))
+                if job.overtaken >= OVERTAKEN_MOST:
+                    break
+            if found is not None or (passed and passed[-1][1].overtaken >= OVERTAKEN_MOST):
+                break
+        for line, job in passed:
+            job.overtaken += found is not None
+            heapq.heappush(line, job)
+        return None if found is None else self._begun(found)
+
+    def _begun(self, job: _Job[T]) -> _Job[T]:
+        """Note that it is taken from its line."""
+        self._large_last = job.cost.heavy
+        self._large_running += job.cost.heavy
+        return job
 
     def _take_together(self, now: float) -> list[_Job[T]]:
         """The first job of the line, and of those behind it this worker's share that can be run with it in time."""
         share = together_of(math.ceil(len(self._heap) / len(self._threads)), self._most_together)
-        jobs = [heapq.heappop(self._heap)]
-        together = jobs[0].together
+        first = self._first()
+        if first is None:
+            return []
+        jobs = [first]
+        if first.cost.heavy:
+            return jobs
+        together = first.together
         must_end = jobs[0].due if jobs[0].has_deadline else math.inf
-        while together is not None and len(jobs) < share:
+        while together is not None and len(jobs) < share and self._heap:
             following = self._heap[0]
             if following.has_deadline:
                 must_end = min(must_end, following.due)
             if following.together != together or now + self._service_s * (len(jobs) + 1) > must_end:
                 break
+            if not self._take_bytes(following):
+                break
             jobs.append(heapq.heappop(self._heap))
         return jobs
 
     def _is_late(self, job: _Job[T], now: float) -> bool:
-        return job.has_deadline and now + self._service_s > job.due and not job.future.cancelled()
+        ends = now + self._service_s + job.cost.heavy_s
+        return job.has_deadline and ends > job.due and not job.future.cancelled()
 
     def _make_room(self) -> None:
         """Shed the job that has been late the longest, if there is one.
@@ -303,6 +443,8 @@ class WorkerPool(Generic[T]):
         full = Overloaded(f"{self._limit} requests are already waiting for {len(self._threads)} workers", wait_s)
         with self._lock:
             shed = self._late.popleft() if self._late else None
+            if shed is not None:
+                self._heavy_s = max(0.0, self._heavy_s - shed.cost.heavy_s)
         if shed is None:
             raise full
         if not shed.future.done():
@@ -313,7 +455,8 @@ class WorkerPool(Generic[T]):
             if job.future.done():  # cancelled meanwhile
                 continue
             service_s = (finished - started) / len(ended)
-            self._service_s += (SERVICE_GAIN if self._service_s else 1.0) * (service_s - self._service_s)
+            if not job.cost.heavy:
+                self._service_s += (SERVICE_GAIN if self._service_s else 1.0) * (service_s - self._service_s)
             if isinstance(result, BaseException):
                 job.future.set_exception(result)
             else:
@@ -333,6 +476,11 @@ def together_of(waiting: int, most: int = MAX_TOGETHER) -> int:
     first waits for the last.
     """
     return min(most, max(min(2, waiting), waiting // 2))
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _run(jobs: Sequence[_Job[T]]) -> list[tuple[_Job[T], T | BaseException]]:

@@ -34,6 +34,8 @@ Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 Key: TypeAlias = Annotated[str, Meta(min_length=1)]
 """A secret. An empty one is an error: a variable left unset in a template must not open the door to everybody."""
+Memory: TypeAlias = Annotated[int, Meta(ge=32 * 1024 * 1024)]
+"""Bytes; with less, hardly a picture can be decoded."""
 Word: TypeAlias = Annotated[str, Meta(min_length=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
@@ -102,6 +104,17 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
     """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
+    max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
+    """Of those, a picture whose format cannot be decoded at a smaller size (all but JPEG): what phones make by default
+    has 24 MP; a PNG of 25 MP takes 150 MB."""
+    memory_bytes: Memory | None = None
+    """Memory for bodies and decoding together; None takes three quarters of what the process may still use when its
+    models are loaded, cgroup limits included (`hawkvision/memory.py`)."""
+    request_memory_bytes: Memory | None = None
+    """Of that, for decoding one request's pictures; None takes half of decoding's part."""
+    decode_limit_s: Seconds = 10.0
+    """Expected seconds of decoding, as headers tell: of one request, more is refused with 413; of all that waits, per
+    worker, with 429. Pictures that take less than 30 ms are not counted."""
     dc_url: str | None = None
     """The datacenter ingress, `http://HOST[:PORT]` or https; None makes a node that answers alone."""
     dc_api_key: Key | None = None
@@ -204,6 +217,14 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     own proxies take the connections."""
     max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
+    """Of those, a picture whose format cannot be decoded at a smaller size (all but JPEG): what phones make by default
+    has 24 MP; a PNG of 25 MP takes 150 MB."""
+    memory_bytes: Memory | None = None
+    """Memory for decoding in each replica; None takes three quarters of what its process may still use when its models
+    are loaded, cgroup limits included, divided by all replicas there may be."""
+    request_memory_bytes: Memory | None = None
+    """Of that, for one picture; None takes half."""
     lossy_port: Port | None = None
     """UDP port of the lossy transport, at `host`; 0 takes a free one, None listens to none. On one machine only: behind
     a cluster's HTTP proxies there is no one process that datagrams could go to."""

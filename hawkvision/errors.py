@@ -18,7 +18,7 @@
     │   ├── Overloaded          429 overloaded         a bounded queue is full; carries retry_after_s
     │   ├── InternalError       500 internal           our fault; the log has the details
     │   ├── NotReady            503 not_ready          still loading, draining, or out of connections
-    │   └── DeadlineMissed      504 deadline_missed    only with on_miss=fail
+    │   └── DeadlineMissed      504 deadline_missed    with on_miss=fail, or if decoding takes longer than is left
     ├── ConfigError             a setting is unknown, malformed or contradictory
     ├── ManifestError           a manifest or profile breaks its schema
     ├── ArtifactError           a model file is missing, corrupt or of another build
@@ -189,7 +189,7 @@ class NotReady(ServiceError):
 
 
 class DeadlineMissed(ServiceError):
-    """The deadline passed and the caller asked to be told so (`on_miss=fail`)."""
+    """The deadline passed and the caller asked to be told so (`on_miss=fail`), or the image takes longer to decode."""
 
     code = "deadline_missed"
     status = 504

@@ -1,6 +1,6 @@
 """Log lines of processes whose standard error goes elsewhere: Ray sends that of its workers to files of its own.
 
-    replica ── a line, one datagram ──► socket in a folder of the launcher's user ──► the launcher's standard error
+    replica ── a line, one datagram ──► socket in the tier's private folder ──► the tier process' standard error
 
 The variable `HAWKVISION_LOG_SOCKET` says where; Ray's processes inherit it. A line that finds the socket full is lost,
 for no answer may wait for a log, and the next one says how many were.
@@ -12,10 +12,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TextIO
@@ -25,25 +23,24 @@ from hawkvision.logs import LogFormat, LogLevel, configure
 VARIABLE: Final = "HAWKVISION_LOG_SOCKET"
 MAX_LINE_BYTES: Final = 64 * 1024
 """Of one line, traceback included; the rest is cut off. Linux takes datagrams of 208 KiB between processes."""
-_NAME: Final = "log"
+_NAME: Final = "log.socket"
 
 log = logging.getLogger("hawkvision.logs")
 
 
 @contextlib.contextmanager
-def relaying(written: TextIO | None = None) -> Iterator[None]:
+def relaying(folder: Path, written: TextIO | None = None) -> Iterator[None]:
     """Meanwhile write what other processes send on standard error. To be entered on a running event loop.
 
-    Where there is no folder for the socket, they write on their own, and a warning says so.
+    Args:
+        folder: for the socket; whoever may write there may write to the log.
+        written: in place of standard error.
+
+    Raises:
+        OSError: if there can be no socket in the folder.
     """
     loop = asyncio.get_running_loop()
     out = written or sys.__stderr__ or sys.stderr
-    try:
-        folder = tempfile.mkdtemp(prefix="hawkvision-log-")  # of mode 0700
-    except OSError as error:
-        log.warning("log lines of Ray's processes stay in Ray's own files: no temporary folder: %s", error)
-        yield
-        return
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.setblocking(False)
 
@@ -58,16 +55,17 @@ def relaying(written: TextIO | None = None) -> Iterator[None]:
 
     before = os.environ.get(VARIABLE)
     try:
+        (folder / _NAME).unlink(missing_ok=True)  # a process that was killed has left it
         with _reached(folder) as place:
             listener.bind(f"{place}/{_NAME}")
         loop.add_reader(listener, arrived)
-        os.environ[VARIABLE] = f"{folder}/{_NAME}"
+        os.environ[VARIABLE] = str(folder / _NAME)
         yield
         arrived()
     finally:
         loop.remove_reader(listener)
         listener.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        (folder / _NAME).unlink(missing_ok=True)
         if before is None:
             os.environ.pop(VARIABLE, None)
         else:
@@ -130,7 +128,7 @@ class RelayHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def _reached(folder: str | Path) -> Iterator[str]:
+def _reached(folder: Path) -> Iterator[str]:
     """A short name of a folder: addresses of sockets have 107 bytes, which a long TMPDIR takes up."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

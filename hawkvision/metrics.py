@@ -287,6 +287,14 @@ class EdgeMetrics:
         )
         self.degraded = counter("degraded", "Answers below target, flagged as such", "task")
         self.shed = counter("shed", "Requests refused because a bound was reached", "reason")
+        self.refused_costs = counter(
+            "refused_costs", "Pictures refused before they were decoded, for what that would cost", "reason"
+        )
+        self.memory_budget = gauge("memory_budget_bytes", "Memory that may be used, by what for", "part")
+        self.bodies_bytes = gauge("bodies_bytes", "Of it, what bodies take")
+        self.decoding_bytes = gauge("decoding_bytes", "Of it, what decoding takes, at most")
+        self.decoding_peak_bytes = gauge("decoding_peak_bytes", "The most that decoding ever took, at most")
+        self.decoding_work = gauge("decoding_work_seconds", "Expected time of heavy pictures that are not decoded yet")
         self.deadline_misses = counter("deadline_misses", "Answers after their deadline", "task")
         self.received_bytes = counter("received_bytes", "Bytes of request bodies")
         self.uplink_bytes = counter("uplink_bytes", "Picture bytes sent to the datacenter")

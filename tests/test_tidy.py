@@ -25,6 +25,7 @@ L1 = frozenset(
         "hawkvision.log_relay",
         "hawkvision.hop",
         "hawkvision.artifacts",
+        "hawkvision.memory",
         "hawkvision.command",
         "hawkvision.compiled",
         "hawkvision.pictures",

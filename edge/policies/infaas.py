@@ -155,9 +155,12 @@ class Worker:
         asked = node.clock.now()
         async with self.residency.held(name) as rung:
             waited_ms = (node.clock.now() - asked) * 1e3
-            look = Look(rung, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone)
+            look = Look(
+                rung, call.body, call.header, call.request.top_k, node.max_pixels, node.clock, alone=pool.alone,
+                rates=node.admission.rates, cost=call.cost,
+            )  # fmt: skip
             # Pictures that wait for the same variant share a run of it, as the node's own policy's do.
-            result, queue_ms = await pool.submit(look, call.deadline, rung.look_together)
+            result, queue_ms = await node.queued(call, look, rung)
         infer_ms = self._registration.variants[name].infer_ms
         self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)

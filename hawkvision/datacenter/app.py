@@ -10,6 +10,7 @@ unless their number changes; in a cluster the deployment `Ingress` hosts it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from itertools import groupby
@@ -25,7 +26,7 @@ from starlette.responses import Response
 
 from hawkvision.config import DatacenterConfig, load_config
 from hawkvision.datacenter.catalog import Catalog, Group, load_catalog
-from hawkvision.datacenter.direct import PROBE_S, SILENT_S, Address, HungUp, Question, Replicas, no_replica
+from hawkvision.datacenter.direct import PROBE_S, Address, HungUp, Question, Replicas, no_replica
 from hawkvision.datacenter.door import make_door, max_in_flight
 from hawkvision.datacenter.opinions import Errand, VariantAnswer
 from hawkvision.datacenter.replica import GroupSettings, Replica, settings_of
@@ -40,6 +41,8 @@ _RETRY_AFTER_S = 1.0
 # How soon Serve learns that a replica has died, and replaces it; its own default is 10 s. How long one may take to
 # answer stays at Serve's 30 s: a replica that was stopped for some seconds need not load its models anew.
 _HEALTH_PERIOD_S = 1.0
+# How long a question through a handle may go without an answer before a group counts as absent.
+_HANDLE_SILENT_S = 5.0
 
 AnswerT = TypeVar("AnswerT")
 
@@ -49,6 +52,10 @@ class Presence(Protocol):
 
     def gone(self, group: str) -> Coroutine[Any, Any, None]:
         """Until no replica of the group answers."""
+        ...
+
+    def heard(self, group: str) -> None:
+        """One has answered somebody."""
         ...
 
 
@@ -97,6 +104,8 @@ class HandleVariants:
                 async with aclosing(through), aclosing(self._while_present(group, through)) as parts:
                     async for part in parts:
                         heard = True
+                        if self._presence is not None:
+                            self._presence.heard(group)
                         yield part
             except HungUp:
                 if heard or not tries_left:
@@ -219,7 +228,7 @@ class Ingress:
         )
         # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
         self._watches = config.min_replicas > 0
-        self._door.tier.variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
+        self._variants = HandleVariants(catalog.groups, handles, self._presence if self._watches else None)
         self._reloads = Reloads.of(self._door.keys)
 
     async def __call__(self, request: Request) -> Response:
@@ -231,44 +240,57 @@ class Ingress:
         """Serve asks this before it calls the ingress started, and ever again."""
         if self._watches:
             self._presence.begin()
+        self._door.tier.variants = self._variants
 
 
 class HandlePresence:
-    """Which groups have a replica that answers, by asking through their handles; for a door that is not beside them."""
+    """Which groups have a replica that answers, by asking through their handles; for a door that is not beside them.
+
+    A question of this kind may wait behind callers' own; so answers to those count as well.
+    """
 
     def __init__(self, handles: Mapping[str, DeploymentHandle], changed: Callable[[str, int], None]) -> None:
+        """Nobody is known to be there. `changed` is told of a group and whether (1, 0) it answers."""
         self._handles = handles
         self._changed = changed
         self._gone = {group: asyncio.Event() for group in handles}
+        self._heard_at = dict.fromkeys(handles, -math.inf)
         self._asking: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Ask from now on; the second time does nothing."""
         if not self._asking:
+            for group in self._handles:
+                self._gone[group].set()
+                self._changed(group, 0)
             self._asking = [asyncio.create_task(self._ask(group, handle)) for group, handle in self._handles.items()]
 
     async def gone(self, group: str) -> None:
         """Until no replica of the group answers."""
         await self._gone[group].wait()
 
+    def heard(self, group: str) -> None:
+        """One has answered somebody."""
+        self._heard_at[group] = asyncio.get_running_loop().time()
+
     async def _ask(self, group: str, handle: DeploymentHandle) -> None:
-        answers: bool | None = None
         while True:
             try:
-                async with asyncio.timeout(SILENT_S):
+                async with asyncio.timeout(_HANDLE_SILENT_S):
                     await handle.present.remote()
-                now = True
-            except BackPressureError:
-                now = True
+                answers = True
+            except BackPressureError:  # there are too many who ask, so somebody is asked
+                answers = True
+            except TimeoutError:
+                answers = asyncio.get_running_loop().time() - self._heard_at[group] < _HANDLE_SILENT_S
             except Exception:  # noqa: BLE001 - whatever it is, nobody answers
-                now = False
-            if now != answers:
-                answers = now
-                if now:
+                answers = False
+            if answers == self._gone[group].is_set():
+                if answers:
                     self._gone[group].clear()
                 else:
                     self._gone[group].set()
-                self._changed(group, int(now))
+                self._changed(group, int(answers))
             await asyncio.sleep(PROBE_S)
 
 

@@ -204,6 +204,9 @@ class Replicas:
         """Until no replica of the group lives."""
         await self._gone[group].wait()
 
+    def heard(self, group: str) -> None:
+        """One has answered somebody through Serve; nothing new."""
+
     async def ask(self, group: str, question: Question) -> AsyncGenerator[Part]:
         """The parts of an answer, of the replica that has the least to do; closing ends it.
 
@@ -520,7 +523,7 @@ class _Asked(_Frames):
             async with aclosing(self._answering(question)) as parts:
                 async for part in parts:
                     self.send(number, part)
-        except (RequestError, DeadlineMissed) as error:
+        except (RequestError, DeadlineMissed, Overloaded) as error:
             end = error
         except HawkVisionError as error:
             log.exception("a picture could not be looked at")

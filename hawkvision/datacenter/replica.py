@@ -7,6 +7,9 @@ there are cores.
 Pictures arrive encoded and are decoded here, not at the door: 30 KB of JPEG cross processes in about 1.1 ms where a
 300 x 300 tensor takes 1.4 ms (Ray's gRPC transport) or 4.2 ms (its object store), the door's one event loop stays
 free, and decoding scales with the replicas. Decoding comes before batching, so a bad picture fails alone.
+
+What decoding costs is told from the header (`vision.cost`): pictures wait for memory and for their turn by deadline,
+heavy ones one after the other, so that one thread is left to the others; and none is begun that would be late.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,14 +34,16 @@ from hawkvision.datacenter.catalog import Catalog, Group
 from hawkvision.datacenter.direct import Address, Reported, report
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
-from hawkvision.errors import DeadlineMissed, HawkVisionError, RequestError
+from hawkvision.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
 from hawkvision.logs import About, LogFormat, LogLevel, resume
 from hawkvision.manifest import InputSpec, Variant, artifact_path, cache_dir
+from hawkvision.memory import Budget, divided, give_back_at_once, to_the_end
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import BackendKind, backend_name, open_backend
-from hawkvision.vision.image import load_inputs
+from hawkvision.vision.cost import Cost, Rates, Scales
+from hawkvision.vision.image import ImageHeader, load_inputs, probe
 from hawkvision.vision.wide import divides, open_wide, usable_cores
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -60,6 +65,11 @@ class GroupSettings:
     max_batch_size: int
     batch_wait_ms: float
     max_pixels: int
+    max_pixels_whole: int
+    memory_bytes: int | None
+    request_memory_bytes: int | None
+    replicas: int
+    """That may share a machine's memory, all groups together."""
     intra_op_threads: int
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
@@ -80,6 +90,10 @@ def settings_of(group: Group, catalog: Catalog, config: DatacenterConfig, door: 
         max_batch_size=config.max_batch_size,
         batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
+        max_pixels_whole=config.max_pixels_whole,
+        memory_bytes=config.memory_bytes,
+        request_memory_bytes=config.request_memory_bytes,
+        replicas=config.max_replicas * len(catalog.groups),
         intra_op_threads=config.intra_op_threads,
         log_level=config.log_level,
         log_format=config.log_format,
@@ -110,6 +124,16 @@ class Replica:
         _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
         self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
         log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
+        give_back_at_once()
+        self._rates = Rates()
+        inputs = self._specs.values()
+        self._scales = Scales(inputs, self._rates, settings.max_pixels, settings.max_pixels_whole)
+        self.parts = divided(settings.memory_bytes, settings.request_memory_bytes, settings.replicas)
+        """Of memory, now that the models are loaded."""
+        log.info("memory for decoding: %d MB, by %s", self.parts.decoding // 1_000_000, self.parts.basis)
+        self.memory = Budget(self.parts.decoding)
+        self._heavy = Budget(_DECODE_THREADS - 1)
+        """Threads that heavy pictures may take."""
         self._inside = 0
         """Pictures."""
         self._reported: Reported | None = None
@@ -149,7 +173,7 @@ class Replica:
         resume(request)
         try:
             return tuple([part async for part in self._walk(picture, errands, expires_at, piecemeal=False)])
-        except (RequestError, DeadlineMissed) as error:
+        except (RequestError, DeadlineMissed, Overloaded) as error:
             return error
 
     async def piecemeal(
@@ -166,7 +190,7 @@ class Replica:
             async with aclosing(self._walk(picture, errands, expires_at, piecemeal=True)) as parts:
                 async for part in parts:
                     yield part
-        except (RequestError, DeadlineMissed) as error:
+        except (RequestError, DeadlineMissed, Overloaded) as error:
             yield error
 
     async def _walk(
@@ -175,15 +199,19 @@ class Replica:
         """The answers of each stage of each errand, as long as there is not enough.
 
         Raises:
-            RequestError, DeadlineMissed: as their names say.
+            RequestError, DeadlineMissed, Overloaded: as their names say.
         """
         inputs: dict[str, Pixels] = {}
         seen: dict[str, Seen] = {}
         loop = asyncio.get_running_loop()
         names = list(dict.fromkeys(name for errand in errands for name in self._models if name in errand.wanted))
-        prepared = load_inputs(picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels)
         part: tuple[VariantAnswer, ...] = ()
-        with self._visit(expires_at) as visit:
+        async with self._visit(expires_at) as visit, AsyncExitStack() as decoding:
+            header = probe(picture)
+            cost = self._cost(picture, header)
+            prepared = load_inputs(
+                picture, [self._specs[name] for name in names], max_pixels=self._settings.max_pixels, header=header
+            )
             for errand in errands:
                 if enough(errand, seen):
                     break
@@ -191,9 +219,17 @@ class Replica:
                     if part:  # which must not wait for what comes next, nor be lost by it
                         yield part
                         part = ()
+                    if not inputs:
+                        await decoding.enter_async_context(self.memory.held(cost.bytes, visit.expires_at))
                     begun = time.perf_counter()
-                    inputs |= await loop.run_in_executor(self._decoding, _prepare, prepared, new)
+                    async with self._turn(cost, visit.expires_at):
+                        running = loop.run_in_executor(self._decoding, self._prepare, prepared, new, cost)
+                        ready = await to_the_end(running)
+                    inputs |= ready
                     visit.prepared(new, (time.perf_counter() - begun) * 1e3)
+                    if len(inputs) == len(names):
+                        prepared.close()
+                        await decoding.aclose()
                 stages = self._stages(errand, piecemeal=piecemeal)
                 while stages:
                     stage = self._next_stage(errand, seen, stages)
@@ -225,8 +261,46 @@ class Replica:
             stage = _together([*stage.items(), *stages.popleft().items()])
         return {name: stage[name] for name in self._models if name in stage}
 
-    @contextmanager
-    def _visit(self, expires_at: float) -> Iterator[_Visit]:
+    def _cost(self, picture: bytes, header: ImageHeader) -> Cost:
+        """Of decoding it for all variants.
+
+        Raises:
+            TooLarge: for too many pixels, or more memory than one picture may have.
+        """
+        cost = self._scales.cost(picture, header)
+        if cost.bytes > self.parts.request:
+            raise TooLarge(
+                f"to decode the picture of {header.width}x{header.height} pixels takes up to {cost.bytes} bytes of "
+                f"memory; one picture may have {self.parts.request}"
+            )
+        return cost
+
+    @asynccontextmanager
+    async def _turn(self, cost: Cost, until: float) -> AsyncGenerator[None]:
+        """Of the decoding threads; `until` is the loop's clock.
+
+        Raises:
+            DeadlineMissed: if it cannot be decoded by then.
+        """
+        if not cost.heavy:
+            yield
+            return
+        async with self._heavy.held(1, until):
+            if asyncio.get_running_loop().time() + cost.heavy_s > until:
+                raise DeadlineMissed(
+                    f"not begun: to decode it takes about {cost.heavy_s * 1e3:.0f} ms, too long by now"
+                )
+            yield
+
+    def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: Cost) -> dict[str, Pixels]:
+        """The next input for each: 0.1 ms beyond the first of a small picture, less than to be woken for it anew."""
+        begun = time.perf_counter()
+        prepared = {name: next(inputs) for name in names}
+        self._rates.learn(cost, time.perf_counter() - begun)
+        return prepared
+
+    @asynccontextmanager
+    async def _visit(self, expires_at: float) -> AsyncGenerator[_Visit]:
         """One picture's; what it has not got when it ends, it gives up.
 
         Raises:
@@ -253,7 +327,7 @@ class _Visit:
     def __init__(self, models: Mapping[str, Model], expires_at: float, lonely: Callable[[], bool]) -> None:
         """`expires_at` is monotonic, and `lonely` tells whether no other picture is here."""
         self._models = models
-        self._expires_at = expires_at
+        self.expires_at = expires_at
         self._lonely = lonely
         self._decode_ms: dict[str, float] = {}
         self._asked: list[asyncio.Task[VariantAnswer]] = []
@@ -290,7 +364,7 @@ class _Visit:
     async def _answer(
         self, name: str, views: Views, upright: Pixels, decode_ms: float, *, alone: bool
     ) -> VariantAnswer:
-        done = await self._models[name].classify(_images(upright, views), self._expires_at, alone=alone)
+        done = await self._models[name].classify(_images(upright, views), self.expires_at, alone=alone)
         return VariantAnswer(name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size)
 
 
@@ -321,11 +395,6 @@ def _retrieved(task: asyncio.Task[VariantAnswer]) -> None:
     """What came of it was told with the first error."""
     if not task.cancelled():
         task.exception()
-
-
-def _prepare(inputs: Iterator[Pixels], names: Sequence[str]) -> dict[str, Pixels]:
-    """The next input for each: 0.1 ms beyond the first of a small picture, less than to be woken for it anew."""
-    return {name: next(inputs) for name in names}
 
 
 def _images(upright: Pixels, views: Views) -> Pixels:

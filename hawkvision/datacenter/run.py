@@ -60,7 +60,6 @@ from hawkvision.datacenter.launch.supervisor import (
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier
-from hawkvision.datacenter.usage import home_for_ray
 from hawkvision.errors import BackendError, ConfigError, DeadlineMissed
 from hawkvision.log_relay import relaying
 from hawkvision.manifest import cache_dir
@@ -147,8 +146,7 @@ def serve(
     # name server to learn which address of this machine it has.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     _adopt_orphans()
-    with home_for_ray():
-        asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
+    asyncio.run(_serve(config, catalog, door, certificates, sockets, folder, launcher, stopping, restarts))
 
 
 async def _serve(
@@ -197,7 +195,7 @@ async def _serve(
     watch = _RayWatch()
     # Ray is started outside the main thread, where it would take SIGTERM for itself and block the door; and by one
     # thread that lives as long as Ray's processes, because the kernel kills them with the thread that started them.
-    with relaying(), ThreadPoolExecutor(1, "ray") as ray_thread:
+    with relaying(folder), ThreadPoolExecutor(1, "ray") as ray_thread:
         opening = asyncio.create_task(_open(door, config, catalog, folder, replicas, ray_thread, watch, stop))
         lost = asyncio.create_task(watch.lost.wait())
         try:
@@ -390,6 +388,9 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None
 
     # Silenced before the start: it would warn of not having taken SIGTERM for itself, which is the intention.
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # Of Ray's API server nothing would run here but its usage reports. Disabled, they still ask name servers and the
+    # metadata services of clouds where this machine is. Nobody else needs it.
+    ray._private.services.start_api_server = lambda *_, **__: ("", None)
     replicas = len(catalog.groups) * config.max_replicas
     ray.init(
         address="local",

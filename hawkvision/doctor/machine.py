@@ -6,10 +6,10 @@ import importlib.util
 import os
 import platform
 import resource
-from pathlib import Path
 from typing import Final
 
 from hawkvision.doctor.findings import Finding, ok, problem, warning
+from hawkvision.memory import Room, room
 from hawkvision.servers.protocol import MIN_CONNECTIONS, RESERVED_FILES
 from hawkvision.vision.int8.library import TILES, told, unable, why_not
 
@@ -83,39 +83,17 @@ def open_files(limits: tuple[int, int] | None = None) -> Finding:
     return ok("open files", shown)
 
 
-def memory(wanted: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """Whether the process may have as much as it wants, by the machine's memory and its control groups' limits."""
-    limit, whose = _memory_limit(proc, groups)
-    shown = f"{limit / 2**20:.0f} MiB ({whose})"
-    if limit < wanted:
+def memory(wanted: int, found: Room | None = None) -> Finding:
+    """Whether there is as much as the server takes up; None asks this machine, control groups' limits included."""
+    found = found or room()
+    shown = f"{found.free_bytes / 2**20:.0f} MiB free, by {found.limited_by}"
+    if found.free_bytes < wanted:
         return warning(
             "memory",
-            f"{shown}, expected {wanted / 2**20:.0f} MiB or more",
+            f"{shown}; expected {wanted / 2**20:.0f} MiB or more",
             "raise the limit (MemoryMax= of the unit, limits.memory of the pod), or serve fewer or smaller models",
         )
     return ok("memory", shown)
-
-
-def _memory_limit(proc: Path, groups: Path) -> tuple[int, str]:
-    """Bytes, and what sets them (cgroups(7), versions 1 and 2; each group is bound by those above it)."""
-    total = next(line for line in (proc / "meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
-    limits = [(int(total.split()[1]) * 1024, "of the machine")]
-    for line in (proc / "self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
-        folder = root / path.lstrip("/")
-        for each in (folder, *folder.parents):
-            if not each.is_relative_to(root):
-                break
-            try:
-                text = (each / name).read_text().strip()
-            except OSError:
-                continue
-            if text != "max":
-                limits.append((int(text), f"the control group {'/' if each == root else each.relative_to(root)}"))
-    return min(limits)
 
 
 def user() -> Finding:

@@ -1,7 +1,7 @@
 """Request bodies, received within their bounds.
 
 Bounds: a body has at most `max_body_bytes` and must come on, as `Pace` has it, however long it takes in
-all; all bodies together have at most `MAX_BUFFERED_BYTES`, whichever door they come by. Where these are reached, the
+all; all bodies together have at most `Bodies.limit_bytes`, whichever door they come by. Where these are reached, the
 body that has gone longest without progress makes room, so that callers who stall cannot keep out those who do not.
 """
 
@@ -17,6 +17,7 @@ from prometheus_client import Counter
 from starlette.types import Receive
 
 from hawkvision.errors import BadImage, Overloaded, RequestTimeout, TooLarge
+from hawkvision.memory import Parts
 
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """All request bodies in memory together, so that many large uploads cannot exhaust a small device."""
@@ -35,7 +36,13 @@ class Pace:
     """No body makes room for others that began, or took a step, so short a time ago."""
 
 
-_FULL: Final = f"{MAX_BUFFERED_BYTES} bytes of pictures are already being received"
+COPIES: Final = 2
+"""Of a body at once: its pieces, and what is made of them."""
+
+
+def bodies_limit(parts: Parts) -> int:
+    """Bytes that all bodies together may have, of a budget of memory."""
+    return min(MAX_BUFFERED_BYTES, parts.bodies // COPIES)
 
 
 class CallerGone(Exception):
@@ -59,6 +66,8 @@ class Bodies:
         """
         self.pace = pace or Pace()
         self.max_body_bytes = max_body_bytes
+        self.limit_bytes = MAX_BUFFERED_BYTES
+        """Of all bodies together; less where there is less memory."""
         self._received = received
         self._buffered_bytes = 0
         self.coming: OrderedDict[Body, float] = OrderedDict()
@@ -73,18 +82,22 @@ class Bodies:
         """Account for body bytes received and held in memory; `give_back` undoes it.
 
         Raises:
-            Overloaded: if all bodies together would exceed `MAX_BUFFERED_BYTES`.
+            Overloaded: if all bodies together would exceed `limit_bytes`.
         """
         self.hold(size)
         self._received.inc(size)
 
     def hold(self, size: int) -> None:
         """As `reserve`, for bytes that were made here and not received."""
-        while self._buffered_bytes + size > MAX_BUFFERED_BYTES and self._sheds_one():
+        while self._buffered_bytes + size > self.limit_bytes and self._sheds_one():
             pass
-        if self._buffered_bytes + size > MAX_BUFFERED_BYTES:
-            raise MemoryFull(_FULL, 1.0)
+        if self._buffered_bytes + size > self.limit_bytes:
+            raise MemoryFull(self.full(), 1.0)
         self._buffered_bytes += size
+
+    def full(self) -> str:
+        """What is said where they have reached their bound."""
+        return f"{self.limit_bytes} bytes of pictures are already being received"
 
     def _sheds_one(self) -> bool:
         """Whether a body made room."""
@@ -168,7 +181,7 @@ class Body:
         self.release()
 
     def _made_room(self) -> MemoryFull:
-        return MemoryFull(f"{_FULL}, and this one came more slowly than others", 1.0)
+        return MemoryFull(f"{self._bodies.full()}, and this one came more slowly than others", 1.0)
 
     def begun(self) -> bytes:
         """What is there of it before it is read, or some of that."""

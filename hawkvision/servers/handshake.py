@@ -11,28 +11,38 @@ Callers who never finish theirs would take every file descriptor, and no bound w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
 import time
 from typing import Any, Final, cast
 
-from hawkvision.servers.protocol import BoundedProtocol
+from hawkvision.servers.protocol import MAX_LEAVING, BoundedProtocol
 from hawkvision.servers.tls import Certificates, ServerContext
 
 log = logging.getLogger("hawkvision.tls")
 
 GOODBYE_S: Final = 2.0
-"""For a caller to confirm the end of TLS, as long as a refused one has to read why."""
+"""For a caller to confirm the end of TLS, and for a refused one to read why."""
 LOG_EVERY_S: Final = 10.0
 """Failed handshakes are told of so often, for anybody can cause them."""
 
 
 class Failures:
-    """Tells of failed handshakes, with a bound."""
+    """A server's failed handshakes: told of with a bound, and refused with a reason."""
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates = certificates
         self._untold = 0
         self._next = 0.0
+        self.leaving = 0
+        """Refused connections that are held open for their callers to read why."""
+
+    def left(self, end: socket.socket) -> None:
+        """Hold a refused connection no longer."""
+        self.leaving -= 1
+        end.close()
 
     def failed(self, peer: Any, error: Exception) -> None:
         """Count one."""
@@ -98,7 +108,7 @@ class Handshake(asyncio.Protocol):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         if isinstance(context, ServerContext):
-            context.over(raw)
+            context.tell(self._refuse)
         try:
             if not starting.done() and not raw.is_closing():
                 _feed(cast(asyncio.BufferedProtocol, raw.get_protocol()), first)
@@ -115,6 +125,20 @@ class Handshake(asyncio.Protocol):
         for data in self._early:
             inner.data_received(data)
         self._early.clear()
+
+    def _refuse(self, alert: bytes) -> None:
+        """Send the alert, and let the caller read it: the loop closes the connection at once, which would reset it."""
+        raw, failures = self._raw, self.failures
+        sock = raw.get_extra_info("socket")
+        if sock is None or raw.get_write_buffer_size() > 0 or failures.leaving >= MAX_LEAVING:
+            return
+        with contextlib.suppress(OSError):  # an alert is some bytes; if it finds no room, or nobody, it is lost
+            end = socket.socket(fileno=os.dup(sock.fileno()))
+            failures.leaving += 1
+            self.inner.loop.call_later(GOODBYE_S, failures.left, end)
+            end.setblocking(False)
+            end.send(alert)
+            end.shutdown(socket.SHUT_WR)
 
 
 def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:

@@ -44,6 +44,8 @@ class _Watched:
             self.reload()
         except ConfigError as error:
             log.error("%s: what was in use stays in use: %s", self.title, error)
+        except Exception:  # a defect must not end the watching of everything else
+            log.exception("%s: what was in use stays in use", self.title)
 
 
 class Reloads:

@@ -8,17 +8,16 @@ Connections keep what they were made with. A context is never changed, so no han
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import datetime
 import logging
-import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from hawkvision.errors import ConfigError
@@ -118,7 +117,7 @@ class Certificates:
         text = _read(files.key, f"{files.where}key")
         try:
             key = serialization.load_pem_private_key(text, None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             why = "it is encrypted" if isinstance(error, TypeError) else str(error)
             raise ConfigError(
                 f"{files.where}key: {files.key}: expected an unencrypted PEM private key: {why}"
@@ -183,10 +182,10 @@ class _Renewing(ssl.SSLContext):
 
 
 class _Handshake(ssl.SSLObject):
-    """One end of TLS that says why it ends a handshake: event loops drop the alert, and callers would have to guess."""
+    """A server's end of one connection, which tells with what alert it refuses a caller: event loops would drop it."""
 
     outgoing: ssl.MemoryBIO
-    raw: asyncio.Transport | None = None
+    refuse: Callable[[bytes], None] | None = None
 
     def do_handshake(self) -> None:
         """See `ssl.SSLObject.do_handshake`."""
@@ -195,17 +194,13 @@ class _Handshake(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError:
-            sock = None if self.raw is None else self.raw.get_extra_info("socket")
-            if self.raw is not None and sock is not None and self.raw.get_write_buffer_size() == 0:
-                # Past the transport, which the loop will abort at once. An alert is some bytes; if it finds no room,
-                # or nobody, it is lost.
-                with contextlib.suppress(OSError):
-                    os.write(sock.fileno(), self.outgoing.read())
+            if self.refuse is not None:
+                self.refuse(self.outgoing.read())
             raise
 
 
 class ServerContext(ssl.SSLContext):
-    """A server's: refused callers hear why, where `over` was told whom it has to do with."""
+    """A server's: whoever begins handshakes with it may hear of their alerts."""
 
     sslobject_class = _Handshake
     begun: list[_Handshake]
@@ -218,10 +213,10 @@ class ServerContext(ssl.SSLContext):
         self.begun.append(made)
         return made
 
-    def over(self, raw: asyncio.Transport) -> None:
-        """The one handshake that was begun since the last call is over this transport."""
+    def tell(self, refuse: Callable[[bytes], None]) -> None:
+        """Have `refuse` told the alert of the handshake that was begun since the last call, if it fails."""
         if len(self.begun) == 1:
-            self.begun[0].raw = raw
+            self.begun[0].refuse = refuse
         self.begun.clear()
 
 

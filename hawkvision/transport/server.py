@@ -113,10 +113,19 @@ class _ServerProtocol(ControlProtocol):
                 except WireError as error:
                     self._refuse(CloseCode.PROTOCOL, str(error)[:200])
             case ConnectionTerminated():
-                self._hello.cancel()
-                if self.session is not None:
-                    self._server.forget(self.session)
-                    self.session = None
+                self._ended()
+
+    def datagram_received(self, data: bytes | str, addr: Any) -> None:
+        """A client that says goodbye takes its session along; QUIC itself listens for three timeouts more."""
+        super().datagram_received(data, addr)
+        if self._quic._close_event is not None:  # aioquic tells of it at the end of those
+            self._ended()
+
+    def _ended(self) -> None:
+        self._hello.cancel()
+        if self.session is not None:
+            self._server.forget(self.session)
+            self.session = None
 
     def _refuse(self, code: int, why: str) -> None:
         self._refused = True

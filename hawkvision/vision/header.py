@@ -33,8 +33,10 @@ MAX_CHUNKS = 64
 MAX_EXIF_ENTRIES = 256
 """Entries of EXIF's first directory that are looked at; cameras write about fifteen."""
 
-_JPEG_MARKER = re.compile(rb"\xff+[^\x00\xff]", re.DOTALL)
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 _JPEG_DNL = re.compile(rb"\xff\xdc\x00\x04..", re.DOTALL)
+MAX_EXIFS = 8
+"""EXIF segments of a JPEG in which the orientation is looked for; some editors leave two."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
 _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
@@ -213,7 +215,7 @@ def _recognise(head: bytes) -> str:
 
 
 def _probe_jpeg(view: memoryview) -> ImageHeader:
-    at, orientation, header = 2, None, None
+    at, orientation, header, exifs = 2, None, None, MAX_EXIFS
     for _ in range(MAX_SEGMENTS):
         if at + 4 > len(view):
             raise BadImage(f"JPEG: the data end at byte {len(view)}, inside the header")
@@ -245,8 +247,9 @@ def _probe_jpeg(view: memoryview) -> ImageHeader:
             if header is not None:
                 raise BadImage(f"JPEG: a second frame header at byte {at}")
             header = _jpeg_frame(bytes(segment), marker, orientation or 1)
-        elif marker == 0xE1 and orientation is None and bytes(segment[:6]) == b"Exif\0\0":
+        elif marker == 0xE1 and orientation is None and exifs and bytes(segment[:6]) == b"Exif\0\0":
             orientation = _orientation(segment[6:])
+            exifs -= 1
         at = end
     raise BadImage(f"JPEG: no scan within {MAX_SEGMENTS} segments")
 
@@ -256,7 +259,7 @@ def _next_marker(view: memoryview, at: int) -> int:
     found = _JPEG_MARKER.search(view, at)
     if found is None:
         raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}; none follows")
-    return found.end() - 2
+    return found.start()
 
 
 def _defined_height(view: memoryview, at: int, width: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeAlias
 
 import cv2
@@ -34,7 +34,17 @@ from hawkvision.vision.jpeg_decoding import decode_jpeg
 from hawkvision.vision.jpeg_repair import scans
 from hawkvision.vision.png_repair import rewritten_png, sound_png, sound_webp
 
-__all__ = ["ImageFormat", "ImageHeader", "decode", "load_input", "load_inputs", "preprocess", "probe"]
+__all__ = [
+    "ImageFormat",
+    "ImageHeader",
+    "decode",
+    "least_side",
+    "load_input",
+    "load_inputs",
+    "preprocess",
+    "probe",
+    "scale_of",
+]
 
 _Raster: TypeAlias = NDArray[Any]
 
@@ -96,12 +106,12 @@ def load_input(
         BadImage, TooLarge, UnsupportedMedia: see `probe` and `decode`.
     """
     header = header or probe(body)
-    return preprocess(decode(body, header, max_pixels=max_pixels, min_side=_min_side(spec)), spec), header
+    return preprocess(decode(body, header, max_pixels=max_pixels, min_side=least_side(spec)), spec), header
 
 
 def load_inputs(
     body: Encoded, specs: Iterable[InputSpec], *, max_pixels: int, header: ImageHeader | None = None
-) -> Iterator[Pixels]:
+) -> Generator[Pixels]:
     """An encoded picture as each of several models takes it in, one by one, to the byte as `load_input` has it.
 
     It is decoded once for all models that want it at the same scale, and not for those that are not asked for. A caller
@@ -113,19 +123,19 @@ def load_inputs(
     header = header or probe(body)
     decoded: dict[int, Pixels] = {}
     for spec in specs:
-        min_side = _min_side(spec)
-        scale = _scale(header, min_side)
+        min_side = least_side(spec)
+        scale = scale_of(header, min_side)
         if scale not in decoded:
             decoded[scale] = decode(body, header, max_pixels=max_pixels, min_side=min_side)
         yield preprocess(decoded[scale], spec)
 
 
-def _min_side(spec: InputSpec) -> int:
+def least_side(spec: InputSpec) -> int:
     """Pixels of the shorter side below which a model would miss what was not decoded."""
     return math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
 
 
-def _scale(header: ImageHeader, min_side: int) -> int:
+def scale_of(header: ImageHeader, min_side: int) -> int:
     """By what a picture's sides are divided while it is decoded: 1, 2, 4 or 8, of a JPEG."""
     shorter = min(header.width, header.height)
     factors = (8, 4, 2) if header.format is ImageFormat.JPEG else ()
@@ -197,7 +207,7 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
 def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: int) -> Pixels:
     if header.multiscan:
         _check_scans(data, header, max_pixels)
-    pixels = decode_jpeg(data, header, _scale(header, min_side))
+    pixels = decode_jpeg(data, header, scale_of(header, min_side))
     return _fold(pixels, pixels, _multiplied_out) if pixels.shape[2] == 4 else pixels
 
 

@@ -31,8 +31,11 @@ MAX_PIECES: Final = 16_384
 """Pieces between restart markers that are decoded one by one, 20 us each, where padding hides whether they are whole;
 a third of a second at most. A picture of 1080 rows has 68 to 8,160."""
 MAX_SCANNED_PIXELS: Final = 200_000_000
-"""Scans x pixels of an image that is looked at more closely, which decodes it up to five times: 16 megapixels in twelve
-scans. Larger ones are decoded once, and refused if libjpeg complains."""
+"""Scans x pixels of an image that is looked at more closely, which decodes it up to seven times: 16 megapixels in
+twelve scans. Larger ones are decoded once, and refused if libjpeg complains."""
+MAX_MENDED_BYTES: Final = 24 << 20
+"""Of the raster of an image that is looked at more closely, for there are three of them at once. At the scale at which
+models look at it, an image twice as wide as high has 8 MB."""
 SPARED_ZEROS: Final = 1
 """Zero bytes that data may well end with; more are taken for padding where no end marker follows. With the usual tables
 grey areas are coded by ten zero bits in a row."""
@@ -75,6 +78,8 @@ def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str,
     if _SURPLUS_AT_END in warning and not header.multiscan and b"\xff\xdd" not in data:
         # Webcams pad the end of the last scan. All blocks were read by then, so nothing is missing.
         return _filled(data, options)
+    if options["min_height"] * options["min_width"] * max(3, header.components) > MAX_MENDED_BYTES:
+        raise BadImage(f"JPEG: {warning}; a raster of {options['min_width']}x{options['min_height']} is not mended")
     stream = taken_apart(data, header.height)
     if not stream.ended:
         # Zeros are codes, too. Where they were left in place of what is missing, nobody wrote an end behind them.
@@ -174,12 +179,13 @@ def _cut_off(first: Pixels, second: Pixels, header: ImageHeader) -> BadImage:
 def _by_opencv(stream: Stream, header: ImageHeader, factor: int) -> Pixels:
     """An image in a layout that TurboJPEG does not know.
 
-    Without an end marker OpenCV does not complain of what follows the data, and gives up where they end too early.
+    Without an end marker OpenCV writes nothing about what follows the data, and gives up where they end too early. Of
+    several scans it must have one, and writes a line to stderr about each image.
     """
-    if not stream.plain:
-        if not stream.ended:
-            raise BadImage("JPEG: the image is cut off: it has no end marker")
+    if stream.frame.arithmetic:  # what follows the data may be part of them: encoders leave zeros out
         return _opened(stream.body(), factor)
+    if not stream.plain:
+        return _opened_twice([stream.body(tail) for tail in TAILS], header, factor)
     pieces = stream.scans[0].pieces
     if len(pieces) == 1:
         return _opened_twice([stream.body(tail, end=False) for tail in TAILS], header, factor)

@@ -27,6 +27,8 @@ from hawkvision.errors import BadImage
 
 MAX_SEGMENTS: Final = 2048
 """Marker segments of one file: 512 before the first scan, as `probe` allows, and 100 scans with some tables each."""
+MAX_MARKERS: Final = 1 << 20
+"""Of one file: 50 megapixels with a restart marker behind every unit of 8 x 8 pixels have 781,250."""
 TAIL_BYTES: Final = 64
 """What `Stream.body` appends to each stretch of data on demand: more than decoders read ahead (eight bytes)."""
 
@@ -174,13 +176,13 @@ def taken_apart(data: bytes, height: int) -> Stream:
         BadImage: if something is missing that can be told without decoding: scans, or pieces between restart markers.
     """
     markers = _Markers(data)
-    reader = _Reader(data, height)
+    reader = _Reader(data, height, markers)
     for marker, payload, at in markers.segments():
         if marker != 0xDA:
             reader.take(marker, payload)
         else:
             stop, ends = markers.scan_end(at)
-            if reader.take_scan(payload, at, markers.between(at, stop), ends=ends):
+            if reader.take_scan(payload, at, stop, ends=ends):
                 break
     return reader.stream()
 
@@ -201,7 +203,10 @@ class _Markers:
         self._data = data
         octets = np.frombuffer(data, np.uint8)
         code = octets[1:]
-        self._at = np.flatnonzero((octets[:-1] == 0xFF) & (code != 0x00) & (code != 0xFF))
+        found = (octets[:-1] == 0xFF) & (code != 0x00) & (code != 0xFF)
+        if np.count_nonzero(found) > MAX_MARKERS:
+            raise BadImage(f"JPEG: more than {MAX_MARKERS} markers")
+        self._at = np.flatnonzero(found)
         self._code = code[self._at]
         restart = (self._code >= 0xD0) & (self._code <= 0xD7)
         self._ends = np.flatnonzero(~restart)
@@ -237,18 +242,23 @@ class _Markers:
         found = self._ends[index]
         return int(self._at[found]), bool(self._code[found] == 0xD9)
 
-    def between(self, start: int, stop: int) -> list[int]:
-        """Where data begin and end there: the start, each marker, the stop."""
-        first, last = np.searchsorted(self._at, (start, stop))
-        return [start - 2, *self._at[first:last].tolist(), stop]
+    def between(self, start: int, stop: int, most: int) -> list[int]:
+        """Where data begin and end there: the start, each marker, the stop; each but the stop has two bytes.
+
+        Of more than `most` markers, only so many; the last takes the place of the stop.
+        """
+        first, last = (int(index) for index in np.searchsorted(self._at, (start, stop)))
+        bounds = [start - 2, *self._at[first : min(last, first + most)].tolist()]
+        return bounds if last - first > most else [*bounds, stop]
 
 
 class _Reader:
     """What has been read so far."""
 
-    def __init__(self, data: bytes, height: int) -> None:
+    def __init__(self, data: bytes, height: int, markers: _Markers) -> None:
         self._data = data
         self._height = height
+        self._markers = markers
         self._head = [_SOI]
         self._tables: list[bytes] = []
         self._scans: list[Scan] = []
@@ -274,14 +284,10 @@ class _Reader:
         elif marker == 0xD9:
             self.ended = True
 
-    def take_scan(self, payload: bytes, start: int, bounds: list[int], *, ends: bool) -> bool:
-        """Take in a scan, whose data lie between these bounds; true if nothing that counts can follow.
+    def take_scan(self, payload: bytes, start: int, stop: int, *, ends: bool) -> bool:
+        """Take in a scan with this header, whose data lie there; true if nothing that counts can follow.
 
-        Args:
-            payload: of its header.
-            start: where its data begin.
-            bounds: where restart markers are, and where the data end; each marker has two bytes.
-            ends: whether the end marker follows.
+        `ends` says whether the end marker follows.
         """
         frame = self._frame
         chosen = _chosen(frame, payload)
@@ -289,9 +295,8 @@ class _Reader:
             raise BadImage(f"JPEG: the scan at byte {start} is not one of the frame's components")
         units = frame.units(chosen)
         expected = -(-units // self._interval) if self._interval else 1
-        pieces = [
-            self._data[before + 2 : behind].rstrip(b"\xff") for before, behind in pairwise(bounds[: 2 * expected + 1])
-        ]
+        bounds = self._markers.between(start, stop, 2 * expected)
+        pieces = [self._data[before + 2 : behind].rstrip(b"\xff") for before, behind in pairwise(bounds)]
         if len(pieces) > expected:  # doubled restart markers, then whatever is behind the last one that counts
             pieces = [piece for piece in pieces if piece][:expected]
         if len(pieces) < expected:

@@ -21,7 +21,9 @@ from hawkvision.errors import BadImage
 from hawkvision.vision.header import MAX_CHUNKS, PNG_SIGNATURE, png_chunk_is_sound, png_chunks
 
 MAX_REWRITTEN_BYTES: Final = 128 << 20
-"""Of a raster that is inflated here and handed on uncompressed, for want of a sound end."""
+"""Of a raster that is inflated here and packed anew, a piece at a time, for want of a sound end."""
+MAX_PACKED_BYTES: Final = 32 << 20
+"""Of what is made of it: three times the largest body."""
 MAX_PNG_CHUNKS: Final = 16_384
 """Of one file: a body of 10 MiB in chunks of 640 bytes; encoders write 8 KiB or more into each."""
 STEP_BYTES: Final = 1 << 20
@@ -77,12 +79,12 @@ def rewritten_png(data: bytes) -> bytes:
     row_bytes, expected = _raster_bytes(data)
     if expected > MAX_REWRITTEN_BYTES:
         raise BadImage(f"PNG: the image has no sound end, and more than {MAX_REWRITTEN_BYTES} bytes; it is not mended")
-    raster = _inflated(parts, expected)
-    if len(raster) < expected:
+    packed, size = _repacked(parts, expected)
+    if size < expected:
         height = int.from_bytes(data[20:24], "big")
-        there = f"{len(raster) // row_bytes} of {height} rows" if row_bytes else f"{len(raster)} of {expected} bytes"
+        there = f"{size // row_bytes} of {height} rows" if row_bytes else f"{size} of {expected} bytes"
         raise BadImage(f"PNG: the image is cut off or damaged: {there} are there; expected all of them")
-    return _reduced(view, [chunk for chunk in kept if chunk[0] != b"IDAT"], zlib.compress(raster, 0))
+    return _reduced(view, [chunk for chunk in kept if chunk[0] != b"IDAT"], packed)
 
 
 def sound_webp(data: bytes) -> bytes:
@@ -144,10 +146,11 @@ def _raster_bytes(data: bytes) -> tuple[int, int]:
     return 0, total
 
 
-def _inflated(parts: Iterable[bytes | memoryview], expected: int) -> bytes:
-    """The raster, or what there is of it; the checksum behind it is not looked at."""
+def _repacked(parts: Iterable[bytes | memoryview], expected: int) -> tuple[bytes, int]:
+    """The raster, or what there is of it, packed quickly, and its size; the checksum behind it is not looked at."""
     stream = b"".join(parts)[2:]
-    inflater, pieces, size = zlib.decompressobj(-15), [], 0
+    inflater, packer = zlib.decompressobj(-15), zlib.compressobj(1)
+    packed, size = bytearray(), 0
     while size < expected and not inflater.eof:
         try:
             piece = inflater.decompress(stream, min(STEP_BYTES, expected - size))
@@ -156,9 +159,12 @@ def _inflated(parts: Iterable[bytes | memoryview], expected: int) -> bytes:
         if not piece:
             break
         stream = inflater.unconsumed_tail
-        pieces.append(piece)
         size += len(piece)
-    return b"".join(pieces)
+        packed += packer.compress(piece)
+        if len(packed) > MAX_PACKED_BYTES:
+            raise BadImage(f"PNG: the image has no sound end, and takes more than {MAX_PACKED_BYTES} bytes to mend")
+    packed += packer.flush()
+    return bytes(packed), size
 
 
 def _reduced(view: memoryview, kept: list[tuple[bytes, int, int]], packed: bytes | None = None) -> bytes:

@@ -82,8 +82,7 @@ class Reducer:
         """
         if not self.saves(header):
             return body if header.format.native else self._as_png(body, header)
-        side = self._window(*_upright(header)).scale * min(header.height, header.width)
-        min_side = round(side * max(1.0, OVERSAMPLING / self.detail))
+        min_side = self.least_side(header)
         pixels = self._cut(decode(body, header, max_pixels=self.max_pixels, min_side=min_side))
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=self.quality, colorsubsampling="420")
         return encoded if len(encoded) < len(body) or not header.format.native else body
@@ -94,6 +93,11 @@ class Reducer:
         done, encoded = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR), _QUICKLY)
         assert done
         return bytes(encoded.data)
+
+    def least_side(self, header: ImageHeader) -> int:
+        """At what size a picture is decoded that is made smaller; see `decode`, `min_side`."""
+        side = self._window(*_upright(header)).scale * min(header.height, header.width)
+        return round(side * max(1.0, OVERSAMPLING / self.detail))
 
     def _window(self, height: int, width: int) -> Window:
         """Of a picture this large.

@@ -4,7 +4,7 @@ Asked are the files of the folders, each once; what `--mutate` surgeons make of 
 (`tests.odd_images`). The reference is Pillow, strict (what it takes without its leniency for cut files; of JPEG what
 libjpeg's `djpeg` says nothing against either, where that is installed) and lenient. Compared are the pixels that
 production code decodes at full scale, and what a real node answers: status and label, of the file and of the
-reference's pixels as PNG.
+reference's pixels as PNG, for which the reference decodes a JPEG at the scale that production code does.
 
     read as the reference   refused, and so does the reference   refused by policy (cut off, limits, formats)
     ─ what should be none: refused though the reference takes it, read otherwise, another label, 5xx ─
@@ -44,6 +44,8 @@ MAX_PIXELS: Final = 50_000_000
 MAX_BYTES: Final = 10 * 1024 * 1024
 NEAR: Final = 3
 """Levels by which two decoders of the same bytes may differ: in rounding, of colours that are converted."""
+MIN_SIDE: Final = 448
+"""Pixels of the shorter side that are decoded at least for the ladder's edge rung, which takes in 224."""
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 
@@ -110,8 +112,8 @@ def mutated(asked: Asked, rng: random.Random) -> Iterator[Asked]:
     yield from (Asked(f"{asked.name}: {kind}", odd, body, cut=True) for kind, odd in cuts.items())
 
 
-def reference(body: bytes, *, lenient: bool) -> Pixels | None:
-    """Pillow's pixels, upright, alpha on white; None if it refuses."""
+def reference(body: bytes, *, lenient: bool, factor: int = 1) -> Pixels | None:
+    """Pillow's pixels, upright, alpha on white, of a JPEG at 1/`factor` of its size; None if it refuses."""
     ImageFile.LOAD_TRUNCATED_IMAGES = lenient
     try:
         with warnings.catch_warnings():
@@ -119,6 +121,7 @@ def reference(body: bytes, *, lenient: bool) -> Pixels | None:
             image: Image.Image = Image.open(io.BytesIO(body))
             if image.width * image.height > MAX_PIXELS:
                 return None
+            image.draft(None, (image.width // factor, image.height // factor))
             image.load()
             image = ImageOps.exif_transpose(image)
             if image.mode.startswith("I;16"):
@@ -142,6 +145,14 @@ def complained_of(body: bytes) -> bool:
         return False
     ran = subprocess.run(command, input=body, capture_output=True, check=False)
     return ran.returncode != 0 or bool(ran.stderr)
+
+
+def factor_of(body: bytes) -> int:
+    """By what production code divides a JPEG's sides for the node's edge rung."""
+    header = probe(body)
+    shorter = min(header.width, header.height)
+    factors = (8, 4, 2) if body.startswith(JPEG) else ()
+    return next((factor for factor in factors if -(-shorter // factor) >= MIN_SIDE), 1)
 
 
 def ours(body: bytes) -> Pixels | RequestError:
@@ -217,7 +228,8 @@ def report(everything: Sequence[Asked], url: str | None) -> int:
         counts[f"node: {status}", kind] += 1
         if status >= 500:
             faults.append((f"NODE {status}", asked.name, said))
-        truth = reference(asked.twin or asked.body, lenient=True) if status == 200 else None
+        same = asked.twin or asked.body
+        truth = reference(same, lenient=True, factor=factor_of(same)) if status == 200 else None
         if truth is not None and len(png := as_png(truth)) <= MAX_BYTES:
             expected = answered(connection, png)
             counts["node: same label" if expected == (200, said) else "NODE: ANOTHER LABEL", kind] += 1

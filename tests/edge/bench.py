@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -12,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from edge.admission import Admission
 from edge.audits import Auditor
 from edge.node import EdgeNode
 from edge.policies.registration import Registration
@@ -26,10 +28,12 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig
 from hawkvision.manifest import InputSpec
+from hawkvision.memory import divided
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import start_trace
 from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from hawkvision.vision.backend import Backend
+from hawkvision.vision.cost import Rates, Scales
 from hawkvision.vision.reduce import Reducer
 from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile, make_received_profile
@@ -39,6 +43,12 @@ from tests.waiting import until
 T = TypeVar("T")
 SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 SURE, UNSURE = 20.0, 0.0
+
+
+@functools.cache
+def measured_rates() -> Rates:
+    """Of this machine; tests share them."""
+    return Rates()
 
 
 class GatedBackend:
@@ -95,6 +105,10 @@ class Bench:
         """A metric's value, 0 before it was first counted."""
         return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "digits", **labels}) or 0.0
 
+    def counted_all(self, name: str, **labels: str) -> float:
+        """As `counted`, of a metric that is not of a task."""
+        return self.node.metrics.registry.get_sample_value(f"hawkvision_{name}", labels) or 0.0
+
     async def occupy(self, pictures: int) -> list[asyncio.Task[Answer]]:
         """Close the gate behind one slow picture, so that the pool knows its pace, and queue some more."""
         begun = self.backend.begun
@@ -127,6 +141,7 @@ async def bench(
     wide: Backend | None = None,
     reducer: Reducer | None = None,
     others: Others | None = None,
+    max_pixels: int = 1_000_000,
 ) -> AsyncIterator[Bench]:
     """The node; `config` says under which policy, and `registration` what `infaas` may choose from.
 
@@ -142,10 +157,17 @@ async def bench(
         else RivalPolicy(profile, "small", "large", rule, alone=peer is None)
     )
     rung = Rung("small", Model("small", backend, SPEC, wide), 1.0, policy.pair.score, others)
-    pool: WorkerPool[EdgeResult] = WorkerPool(1, 64)
+    rates = measured_rates()
+    scales = Scales([SPEC], rates, max_pixels, max_pixels)
+    admission = Admission(scales, rates, metrics, 1, config.decode_limit_s)
+    admission.divide(divided(256 * 1024 * 1024, None))
+    pool: WorkerPool[EdgeResult] = WorkerPool(1, 64, memory=admission.memory)
     uplink = None
     if peer:
-        uplink = Uplink(peer.url, None, connections, 10, clock, transport=transport, reducer=reducer, metrics=metrics)
+        uplink = Uplink(
+            peer.url, None, connections, 10, clock,
+            transport=transport, reducer=reducer, metrics=metrics, admission=admission,
+        )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * streams_limit, DEFAULT_STREAM) if state_file else None
     node = EdgeNode(
         task="digits",
@@ -157,7 +179,8 @@ async def bench(
         uplink=uplink,
         clock=clock,
         metrics=metrics,
-        max_pixels=1_000_000,
+        max_pixels=max_pixels,
+        admission=admission,
         dc_timeout_s=10.0,
         streams=Streams("digits", streams_limit, audit_share, metrics, file, policy.profiles),
         auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0, audit_share),

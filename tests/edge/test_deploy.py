@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from prometheus_client.parser import text_string_to_metric_families
 
 from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
@@ -154,9 +157,53 @@ def test_every_package_of_the_wheel_is_copied() -> None:
 def test_installed_extras_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = compose()["services"]["datacenter"]["build"]["args"]["EXTRAS"].split(",")
-    defaults = [rest.partition("=")[2] for name, rest in instructions() if name == "ARG"]
+    defaults = [rest.removeprefix("EXTRAS=") for name, rest in instructions() if rest.startswith("EXTRAS=")]
     for extra in (*extras, *defaults):
         assert re.search(rf"(?m)^{extra} = \[", project), extra
+
+
+LOCKED = re.compile(
+    r"(?m)^([a-zA-Z0-9_.-]+)(?:\[[^\]]*\])?==(\S+)(?: ; .*?)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
+)
+
+
+def locked(name: str) -> dict[str, str]:
+    """The version of each package in a lock; every one of them has hashes."""
+    text = (DEPLOY / f"requirements.{name}.txt").read_text(encoding="utf-8")
+    found: dict[str, str] = {canonicalize_name(package): version for package, version, _ in LOCKED.findall(text)}
+    assert len(LOCKED.findall(text)) == len(re.findall(r"(?m)^\S.*==", text)), "a package without hashes"
+    return found
+
+
+@pytest.mark.parametrize("extras", ["build", "build,datacenter"])
+def test_the_container_installs_from_a_lock_that_keeps_to_the_projects_bounds(extras: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"]]
+    for extra in extras.split(","):
+        wanted += project["optional-dependencies"][extra]
+    versions = locked(extras)
+    for each in map(Requirement, wanted):
+        version = versions[canonicalize_name(each.name)]
+        assert each.specifier.contains(version), f"{each}: the lock has {version}; run `make lock`"
+
+
+def test_nothing_is_installed_into_the_image_but_from_locks() -> None:
+    assert "hatchling" in locked("wheel")
+    installs = [
+        each for name, rest in instructions() if name == "RUN" for each in rest.split("&&") if "pip install" in each
+    ]
+    assert installs
+    for each in installs:
+        assert "--require-hashes" in each or "--no-deps --no-index" in each, each
+
+
+def test_a_release_names_the_base_image_and_must_name_its_digest() -> None:
+    froms = [rest.split()[0] for name, rest in instructions() if name == "FROM"]
+    assert froms == ["${BASE}", "${BASE}"]
+    for base in ("", "python:3.11-slim-bookworm"):
+        made = subprocess.run(["make", "-s", "image", f"BASE={base}"], cwd=ROOT, capture_output=True, text=True)
+        assert made.returncode != 0
+        assert "expected BASE=python:3.11-slim-bookworm@sha256:DIGEST" in made.stderr
 
 
 def test_image_runs_as_nobody_in_particular_and_stops_on_sigterm() -> None:
@@ -168,8 +215,8 @@ def test_image_runs_as_nobody_in_particular_and_stops_on_sigterm() -> None:
 
 
 def test_image_uses_one_python_for_building_and_running() -> None:
-    bases = {rest.split()[0] for name, rest in instructions() if name == "FROM"}
-    assert bases == {"python:3.11-slim-bookworm"}
+    bases = [rest.partition("=")[2] for name, rest in instructions() if name == "ARG" and rest.startswith("BASE=")]
+    assert bases == ["python:3.11-slim-bookworm"]
 
 
 def test_image_command_is_a_module_that_exists() -> None:

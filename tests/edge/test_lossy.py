@@ -25,7 +25,7 @@ from hawkvision.transport.session import Incoming
 from hawkvision.types import OnMiss
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import ANSWER_CLASS, Peer
-from tests.pictures import encoded
+from tests.pictures import encoded, flat_png
 from tests.waiting import until
 
 PICTURE = encoded()
@@ -53,8 +53,10 @@ class Door:
 
 
 @asynccontextmanager
-async def door(peer: Peer | None, lead: float, max_body_bytes: int = 100_000) -> AsyncIterator[Door]:
-    async with bench(peer, lead, conditions=True) as it:
+async def door(
+    peer: Peer | None, lead: float, max_body_bytes: int = 100_000, max_pixels: int = 1_000_000
+) -> AsyncIterator[Door]:
+    async with bench(peer, lead, conditions=True, max_pixels=max_pixels) as it:
         if peer is not None:
             await known(it.node)
         config = EdgeConfig(max_body_bytes=max_body_bytes)
@@ -217,7 +219,7 @@ def test_meta_names_the_stream(large: Peer) -> None:
         (PICTURE, b"", b"\xff", "bad_field", 400),
         (PICTURE, b"stream=a", b"b", "bad_field", 400),
         (PICTURE, b"task=other", b"", "not_found", 404),
-        (b"GIF89a, no more", b"", b"", "unsupported_media", 415),
+        (b"%PDF-1.7, no more", b"", b"", "unsupported_media", 415),
         (PICTURE[: len(PICTURE) // 2], b"quality=fast", b"", "bad_image", 400),
         (b"\xff\xd8" + bytes(100_000), b"", b"", "too_large", 413),
     ],
@@ -322,3 +324,18 @@ def test_waiting_for_a_late_answer_needs_no_deadline_of_the_link(large: Peer) ->
 
     answer = asked(large, UNSURE, scenario)
     assert (answer["tier"], answer["deadline_met"]) == ("dc", False)
+
+
+def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun_and_one_with_too_many_pixels_never() -> None:
+    heavy, larger = flat_png(2000, 2000, 6, 16), flat_png(3200, 3200, 6, 16)
+
+    async def play() -> tuple[list[tuple[Status, dict[str, Any]]], int]:
+        async with door(None, SURE, 1_000_000, max_pixels=20_000_000) as it:
+            said = [await it.ask(incoming(Complete(body, None), deadline_s=0.015)) for body in (heavy, larger)]
+            return said, it.bench.backend.begun
+
+    ((first, late), (second, large)), begun = run(play)
+    assert (first, late["status"], late["code"]) == (Status.REFUSED, 504, "deadline_missed")
+    assert "not started" in late["error"]
+    assert (second, large["status"]) == (Status.REFUSED, 413)
+    assert begun == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -107,6 +108,20 @@ def test_an_alarm_of_the_nodes_own_stream_is_a_warning_and_one_of_a_named_stream
 
     run(scenario)
     assert lines(caplog, "guarantee ") == [("WARNING", "guarantee suspended"), ("INFO", "guarantee suspended")]
+
+
+def test_a_guarantee_that_was_suspended_before_a_restart_is_said_to_be_at_the_start(
+    caplog: pytest.LogCaptureFixture, large: Peer, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(large, SURE, audit_share=0.2, state_file=tmp_path / "state.sqlite3") as it:
+            await raise_alarm(it)
+        caplog.clear()
+        async with bench(large, SURE, state_file=tmp_path / "state.sqlite3") as it:
+            await known(it.node)
+
+    run(scenario)
+    assert lines(caplog, "guarantee ") == [("WARNING", "guarantee suspended")]
 
 
 def test_a_change_of_transport_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from hawkvision.transport.redundancy import FINE_SIZE, QUALITIES, LinkState, cho
 from hawkvision.types import Pixels
 from hawkvision.vision.image import decode as decode_picture
 from hawkvision.vision.image import probe
+from tests.odd_images import odd_jpegs
 from tests.pictures import encoded, with_restarts
 
 ROOM = 1150
@@ -102,6 +104,21 @@ def test_a_jpeg_turned_by_exif_arrives_upright() -> None:
     assert probe(turned).orientation == 6
     header = probe(received(turned, useful_side=300).body)
     assert (header.width, header.height) == (300, 400)
+
+
+ODD = odd_jpegs(cv2.resize(decode_picture(LARGE, probe(LARGE), max_pixels=1 << 20, min_side=300), (208, 152)))
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("plan", [FINE, COARSE])
+def test_an_odd_jpeg_arrives_as_its_sound_twin_looks(kind: str, plan: Plan) -> None:
+    odd = ODD[kind]
+    twin = decode_picture(odd.twin, probe(odd.twin), max_pixels=1 << 20, min_side=300).astype(int)
+    for exact in (False, True):
+        arrived = received(odd.body, plan, exact=exact).body
+        seen = decode_picture(arrived, probe(arrived), max_pixels=1 << 20, min_side=300)
+        assert seen.shape == twin.shape
+        assert np.abs(seen - twin).mean() < (1 if exact else 12)
 
 
 def test_pixels_are_coded_as_they_are_seen() -> None:

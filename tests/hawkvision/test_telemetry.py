@@ -63,8 +63,9 @@ def test_every_entry_point_and_every_replica_forbids_it_before_onnx_runtime_is_t
 def test_container_and_unit_forbid_it_too() -> None:
     for name in ("Dockerfile", "hawkvision-edge.service"):
         assert "ORT_DISABLE_TELEMETRY=1" in (DEPLOY / name).read_text(encoding="utf-8")
-    document = yaml.safe_load(rayservice(DatacenterConfig(host="0.0.0.0", api_key="k" * 32), "image"))
-    cluster = document["spec"]["rayClusterConfig"]
+    documents = yaml.safe_load_all(rayservice(DatacenterConfig(host="0.0.0.0", api_key="k" * 32), "image"))
+    (service,) = (document for document in documents if document["kind"] == "RayService")
+    cluster = service["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (container,) = group["template"]["spec"]["containers"]
         assert {"name": "ORT_DISABLE_TELEMETRY", "value": "1"} in container["env"]

@@ -163,7 +163,7 @@ def test_errors_of_fields_are_those_of_http(
     ("picture", "error"),
     [
         (b"", BadImage),
-        (b"GIF89a and so on", UnsupportedMedia),
+        (b"%PDF-1.7 and so on", UnsupportedMedia),
         (CAT.read_bytes()[:90_000], BadImage),
         (np.zeros((4, 4), np.uint8), BadField),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,8 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def foreign(trace: Trace, *own: str) -> set[str]:
-    """What was written that is not below one of these parts of the trace's folder."""
-    return {path for path in trace.written() if not path.startswith(tuple(f"{trace.folder}/{each}" for each in own))}
+    """What was written that is not below one of these parts of the trace's folder.
+
+    Python tries with an empty file of eight characters whether a folder for temporary files can be written to.
+    """
+    ours = tuple(f"{trace.folder}/{each}" for each in own)
+    tried = re.compile(rf"{trace.folder}/tmp/[a-z0-9_]{{8}}")
+    return {path for path in trace.written() if not path.startswith(ours) and not tried.fullmatch(path)}
 
 
 def serve_one(trace: Trace, prefix: list[str], *options: str) -> None:

@@ -1,9 +1,8 @@
 """The launcher: owns the public sockets, and keeps a process running that serves them.
 
-    launcher ── settings, public sockets ──► tier process: HTTP server, Ray and all its processes, in a network of their
-    own
-             ◄── "listening", "ready", "alive" … "leaving" ──
-             ── answers 503 itself while there is none ──► callers
+    launcher ── settings, public sockets ───────────────────► tier process: HTTP server, Ray and all its processes,
+             ◄── "listening", "ready", "alive" … "leaving" ──               in a network of their own
+             ── 503 while there is none ──► callers (`gap`)
 
 The launcher imports neither Ray nor models. A tier process that ends unasked, because Ray's raylet or its global
 control store died or for a defect, is replaced: at once, then after growing pauses, a bounded number of times. A
@@ -34,11 +33,12 @@ import msgspec
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
+from hawkvision.datacenter.launch.gap import Gap
 from hawkvision.datacenter.launch.listening import family, listeners, network_of, uninvited
 from hawkvision.datacenter.launch.network import why_not_private
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
-from hawkvision.errors import BackendError, ConfigError, NotReady
+from hawkvision.errors import BackendError, ConfigError
 from hawkvision.process import stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -64,22 +64,18 @@ STOP_S: Final = 60.0
 """A tier process drains 10 s per server, and stops Ray in 5; then it is killed."""
 _END_S: Final = 10.0
 """For killed processes to be gone; one that the kernel keeps (in a device's driver) is left to it."""
-_GAP_CONNECTIONS: Final = 256
-_GAP_PAUSE_S: Final = 0.1
-_GAP_S: Final = 2.0
 _ROUNDS: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_TLS_HANDSHAKE: Final = 0x16
 
 
 def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
     """Serve on this machine until SIGTERM or SIGINT; the exit status is 0 after a clean stop, 1 after a failed start.
-    error.
 
-    `stopping` is for a signal that came before: set, it ends the start at its next step. Prints `ready:
-    http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and while a tier
-    process is replaced, callers get 503. With `config.lossy_port` pictures are taken as datagrams, too; a second line
-    `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
+    `stopping` is for a signal that came before: set, it ends the start at its next step.
+
+    Prints `ready: http://HOST:PORT` on standard output once every variant is loaded. Until then, while draining and
+    while a tier process is replaced, callers get 503. With `config.lossy_port` pictures are taken as datagrams, too; a
+    second line `lossy: udp://HOST:PORT` and `GET /v1/transport` say where.
 
     Raises:
         ConfigError: if the address cannot be listened on, Ray's version is none that is taken, or Ray may not have a
@@ -146,7 +142,7 @@ class _Launcher:
         self._folder = folder
         self._process: Process | None = None
         self._has_been_ready = False
-        self._gap = _Gap(sockets.http)
+        self._gap = Gap(sockets.http)
         self._stop = asyncio.Event()
         self._restarts = Restarts()
 
@@ -247,11 +243,11 @@ class _Launcher:
         Raises:
             BackendError: if more can be reached than should be.
         """
-        listens = silent = False
+        serves = silent = False
         while True:
             hearing = asyncio.create_task(_word(tier))
             try:
-                while not await _done(hearing, SILENT_S if listens and not silent else None):
+                while not await _done(hearing, SILENT_S if serves and not silent else None):
                     silent = True
                     log.warning("the tier process has said nothing for %g s: new callers get 503", SILENT_S)
                     self._gap.open()
@@ -262,18 +258,18 @@ class _Launcher:
                 return
             if silent:
                 silent = False
-                log.warning("the tier process goes on")
+                log.info("the tier process goes on")
                 self._gap.close()
             if word == LISTENING:
-                listens = True
                 self._gap.close()
             elif word == LEAVING:
-                listens = False
+                serves = False
                 self._gap.open()
             elif word == READY:
+                serves = True
                 self._check_exposure()
                 if self._has_been_ready:
-                    log.warning("the tier is ready again")
+                    log.info("the tier is ready again")
                 else:
                     self._has_been_ready = True
                     self._say_ready()
@@ -321,61 +317,6 @@ class _Launcher:
                 self._process.send_signal(number)
 
 
-class _Gap:
-    """Answers 503 to all callers while no tier process listens: nobody waits for what is not there."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._listener.setblocking(False)
-        self._is_open = False
-        self._pause: asyncio.TimerHandle | None = None
-        self._answering: set[asyncio.Task[None]] = set()
-
-    def open(self) -> None:
-        # Not asyncio's server: what that has accepted when it is closed may be left open, and its caller waiting.
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
-        self._is_open = True
-
-    def close(self) -> None:
-        """Leave the socket to others; those who are inside are answered yet."""
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._is_open:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._is_open = False
-
-    def _accept(self) -> None:
-        try:
-            caller, _ = self._listener.accept()
-        except BlockingIOError:  # the tier process was quicker
-            return
-        except OSError as error:  # the caller is gone, or there are no file descriptors just now
-            log.warning("cannot accept a connection: %s", error)
-            self.close()
-            self._pause = asyncio.get_running_loop().call_later(_GAP_PAUSE_S, self.open)
-            return
-        if len(self._answering) >= _GAP_CONNECTIONS:
-            caller.close()
-            return
-        task = asyncio.create_task(self._answer(caller))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, caller: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        caller.setblocking(False)
-        with caller, contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_GAP_S):
-                head = await loop.sock_recv(caller, 65536)
-                if not head or head[0] == _TLS_HANDSHAKE:  # there is no word for this before a handshake
-                    return
-                await loop.sock_sendall(caller, _NOT_READY)
-                caller.shutdown(socket.SHUT_WR)
-                # What still comes is read and dropped, or the kernel would reset the connection under the answer.
-                while await loop.sock_recv(caller, 65536):
-                    pass
-
-
 async def _word(tier: socket.socket) -> bytes:
     """The next word; none once the tier process has hung up."""
     try:
@@ -391,19 +332,6 @@ async def _done(task: asyncio.Task[bytes], within_s: float | None) -> bool:
     for _ in range(_ROUNDS):
         await asyncio.sleep(0)
     return task.done()
-
-
-def _not_ready() -> bytes:
-    error = NotReady("the datacenter tier is starting")
-    body = msgspec.json.encode(error.body())
-    head = (
-        f"HTTP/1.1 {error.status} Service Unavailable\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-_NOT_READY: Final = _not_ready()
 
 
 def _said(status: int) -> str:

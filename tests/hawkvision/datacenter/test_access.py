@@ -99,7 +99,7 @@ def test_a_caller_without_a_certificate_hears_why_it_is_refused(tier: Guarded) -
 
 @pytest.mark.parametrize(
     ("path", "edge", "prometheus"),
-    [("/v1/infer", 200, 403), ("/v1/rungs", 200, 200), ("/v1/transport", 200, 200), ("/metrics", 403, 200)],
+    [("/v1/infer", 200, 403), ("/v1/rungs", 200, 200), ("/metrics", 403, 200)],
 )
 def test_a_key_does_what_its_scopes_allow(tier: Guarded, path: str, edge: int, prometheus: int) -> None:
     body = picture() if path == "/v1/infer" else None

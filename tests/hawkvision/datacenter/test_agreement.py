@@ -131,7 +131,9 @@ class Elsewhere:
     def piecemeal(self) -> Any:
         return self
 
-    def remote(self, _: bytes, errands: Sequence[Errand], __: float) -> AsyncIterator[tuple[VariantAnswer, ...]]:
+    def remote(
+        self, _: bytes, errands: Sequence[Errand], __: float, ___: object
+    ) -> AsyncIterator[tuple[VariantAnswer, ...]]:
         handle = self
 
         class Stream:

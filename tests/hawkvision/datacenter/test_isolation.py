@@ -25,7 +25,7 @@ from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
 from hawkvision.errors import ConfigError
 from hawkvision.process import ServerProcess, running
-from tests.bench.exposure import attack, attacks_that_work_on_the_control, reached_of, vital, without_key
+from tests.bench.exposure import ASKING, attack, attacks_that_work_on_the_control, reached_of, vital, without_key
 from tests.hawkvision.datacenter.conftest import ROOT, marked_processes, start
 from tests.hawkvision.datacenter.test_stopping import until
 
@@ -79,7 +79,7 @@ def test_from_outside_only_the_public_sockets_are_seen_and_nothing_is_given_with
     assert [(each.protocol, each.address) for each in outside] == [("tcp", "127.0.0.1"), ("udp", "127.0.0.1")]
     assert {"gcs_server", "raylet"} <= {each.command for each in inside}
     assert [each for each in inside if reached_of(each, ["127.0.0.1"])] == []
-    assert {without_key(isolated.url, path) for path in ("/v1/rungs", "/v1/transport", "/metrics")} == {401}
+    assert {without_key(isolated.url, path) for path in ASKING} == {401}
 
 
 @linux

@@ -16,10 +16,11 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import ServedRung, catalog_of
 from hawkvision.datacenter.opinions import Bar, Errand, VariantAnswer, Views, errands_of
 from hawkvision.datacenter.replica import Replica, settings_of
-from hawkvision.errors import BadImage, DeadlineMissed, HawkVisionError, UnsupportedMedia
+from hawkvision.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.manifest import Manifest, artifact_path
 from tests.hawkvision.datacenter.conftest import picture
 from tests.hawkvision.vision.graphs import tiny_classifier
+from tests.pictures import flat_png
 
 SMALL = ServedRung("small", ("small",))
 COMMITTEE = ServedRung("committee", ("small", "medium"), mirrored=True)
@@ -205,3 +206,56 @@ def seen(answers: Sequence[VariantAnswer]) -> dict[str, Probabilities]:
     for answer in answers:
         views.setdefault(answer.variant, []).append(answer.probabilities)
     return {variant: average(rows) for variant, rows in views.items()}
+
+
+def test_pictures_that_cost_too_much_are_refused_before_they_are_decoded(
+    manifest: Manifest, config: DatacenterConfig
+) -> None:
+    tight = msgspec.structs.replace(config, request_memory_bytes=9 * 2**20, max_pixels_whole=1_500_000)
+
+    async def each() -> tuple[list[object], int]:
+        loaded = replica(manifest, tight)
+        bodies = [flat_png(2000, 1000), flat_png(1200, 1000, 6), flat_png(1200, 1000)]
+        answers = [await loaded.classify(body, UPRIGHT, math.inf) for body in bodies]
+        return list(answers), loaded.memory.in_use
+
+    (many, much, fine), in_use = asyncio.run(each())
+    assert isinstance(many, TooLarge)
+    assert "at most 1500000 are decoded, for a PNG" in str(many)
+    # With alpha it takes eight bytes a pixel.
+    assert isinstance(much, TooLarge)
+    assert "of memory; one picture may have 9437184" in str(much)
+    assert isinstance(fine, tuple)
+    assert in_use == 0
+
+
+def test_a_picture_that_cannot_be_decoded_in_time_is_not_begun(manifest: Manifest, config: DatacenterConfig) -> None:
+    async def late() -> tuple[object, object, int]:
+        loaded = replica(manifest, config)
+        body = flat_png(4000, 4000)
+        slow = await loaded.classify(body, UPRIGHT, time.time() + 0.02)
+        return slow, await loaded.classify(body, UPRIGHT, math.inf), loaded.memory.in_use
+
+    slow, patient, in_use = asyncio.run(late())
+    assert isinstance(slow, DeadlineMissed)
+    assert "not begun" in str(slow)
+    assert (type(patient), in_use) == (tuple, 0)
+
+
+def test_rasters_of_all_pictures_together_stay_within_the_memory_there_is(
+    manifest: Manifest, config: DatacenterConfig
+) -> None:
+    tight = msgspec.structs.replace(config, memory_bytes=64 * 2**20)
+
+    async def crowd() -> tuple[list[object], int, int, int]:
+        loaded = replica(manifest, tight)
+        body = flat_png(1600, 1600)
+        asked = [asyncio.create_task(loaded.classify(body, BOTH, math.inf)) for _ in range(8)]
+        asked[3].cancel()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return list(answers), loaded.memory.peak, loaded.memory.limit, loaded.memory.in_use
+
+    answers, peak, limit, in_use = asyncio.run(crowd())
+    assert [type(answer) for answer in answers].count(tuple) == 7
+    assert 2 * 6 * 1600 * 1600 < peak <= limit
+    assert in_use == 0

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from hawkvision.datacenter.launch.gap import Gap
 from hawkvision.datacenter.launch.listening import family
-from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts, _Gap
+from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts
 from tests.bench.exposure import vital
 from tests.hawkvision.datacenter.conftest import Running, launch, marked_processes, picture, start, stop
 from tests.hawkvision.datacenter.test_service import Reply, ask
@@ -198,7 +199,7 @@ def listening() -> Iterator[socket.socket]:
 def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins: bytes) -> None:
     async def scenario() -> bytes:
         with listening() as listener:
-            gap = _Gap(listener)
+            gap = Gap(listener)
             gap.open()
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(sent)
@@ -217,7 +218,7 @@ def test_while_there_is_no_tier_process_callers_are_told_so(sent: bytes, begins:
 def test_who_connects_as_the_next_process_takes_over_is_left_to_that_one() -> None:
     async def scenario() -> bytes:
         with listening() as listener:
-            gap = _Gap(listener)
+            gap = Gap(listener)
             gap.open()
             await asyncio.sleep(0)
             gap.close()

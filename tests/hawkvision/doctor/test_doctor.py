@@ -25,6 +25,7 @@ from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.checks import examine_datacenter, examine_edge
 from hawkvision.doctor.findings import Finding, Level
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.memory import room
 from hawkvision.process import running
 from tests.authority import Authority
 from tests.edge.peer import Peer, running_peer
@@ -86,34 +87,12 @@ def test_no_limit_of_open_files_is_no_problem() -> None:
     told(machine.open_files((1024, resource.RLIM_INFINITY)), Level.OK)
 
 
-def system_with(root: Path, cgroup: str, **limits: str) -> tuple[Path, Path]:
-    """Files as in /proc and /sys/fs/cgroup, of a machine of 8 GiB; limits by path, `__` for `/` and `_` for `.`."""
-    proc, groups = root / "proc", root / "groups"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal:        8388608 kB\nMemFree: 1 kB\n")
-    (proc / "self" / "cgroup").write_text(cgroup)
-    for path, text in limits.items():
-        place = groups / path.replace("__", "/")
-        place.mkdir(parents=True, exist_ok=True)
-        version_1 = "memory" in path.split("__")[0]
-        (place / ("memory.limit_in_bytes" if version_1 else "memory.max")).write_text(f"{text}\n")
-    return proc, groups
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "limits", "level", "says"),
-    [
-        ("0::/\n", {}, Level.OK, "8192 MiB (of the machine)"),
-        ("0::/app/node\n", {"app__node": "max", "app": str(2**28)}, Level.WARNING, "256 MiB (the control group app)"),
-        ("0::/app\n", {"app": str(2**30)}, Level.OK, "1024 MiB"),
-        ("3:cpu:/a\n5:memory:/app\n", {"memory__app": str(2**28)}, Level.WARNING, "256 MiB"),
-        ("5:memory:/app\n", {"memory__app": str(2**63 - 4096)}, Level.OK, "of the machine"),
-    ],
-)
-def test_memory_is_bound_by_the_smallest_limit_above_the_process(
-    tmp_path: Path, cgroup: str, limits: dict[str, str], level: Level, says: str
-) -> None:
-    told(machine.memory(machine.EDGE_BYTES, *system_with(tmp_path, cgroup, **limits)), level, says)
+def test_too_little_memory_is_told_with_what_limits_it(tmp_path: Path) -> None:
+    """Of a machine that has a tenth of what a node takes up, as the kernel would tell it."""
+    (tmp_path / "meminfo").write_text("MemTotal: 131072 kB\nMemAvailable: 51200 kB\n")
+    told(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.WARNING, "50 MiB free", "the machine's")
+    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+    told(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.OK, "4096 MiB free")
 
 
 def test_this_machine_is_understood() -> None:

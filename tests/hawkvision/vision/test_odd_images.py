@@ -28,6 +28,7 @@ from tests.odd_images import (
     FACTORS,
     Odd,
     after_start,
+    before_segment,
     between_restarts,
     odd_jpegs,
     odd_pngs,
@@ -199,6 +200,16 @@ def test_countless_segments_and_chunks_are_refused() -> None:
     png = encode(Image.fromarray(PIXELS), "PNG")
     with pytest.raises(BadImage, match="chunks"):
         read(png[:33] + (bytes(4) + b"tEXt" + bytes(4)) * 100_000 + png[33:])
+
+
+@pytest.mark.parametrize("unit", [b"\xff", b"\xff\0", b"\xff\xd0", b"\xff\xff\0", b"\xff\xe1\0\x08Exif\0\0", b"\0"])
+def test_ten_megabytes_of_anything_are_passed_over_or_refused(unit: bytes) -> None:
+    whole = sampled_jpeg(PIXELS, "2x2 1x1 1x1", interval=2)
+    flood = unit * (10_000_000 // len(unit))
+    start = scan_start(whole)
+    for body in (before_segment(whole, 0xC0, flood), whole[:start] + flood, whole[:-2] + flood):
+        with suppress(RequestError):
+            np.testing.assert_array_equal(read(body), read(whole))
 
 
 def test_nothing_is_printed_about_odd_images(all_odd: dict[str, Odd]) -> None:
