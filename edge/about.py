@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -22,6 +22,9 @@ from edge.targets import describe_targets
 from hawkvision.errors import BadField, HawkVisionError, InternalError, MethodNotAllowed, NotFound
 from hawkvision.hop import TRANSPORT_PATH, Transports
 from hawkvision.metrics import EdgeMetrics
+
+CALLER: Final = "hawkvision.caller"
+"""In a request's scope: whose evidence the caller's requests are (`edge.streams.caller_of`)."""
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -48,8 +51,8 @@ def pages(
         node = ready_node()
         return _json({"status": "ready", "task": node.task, "variant": node.rung.name})
 
-    async def targets(_: Request) -> Response:
-        return _json(describe_targets(ready_node()))
+    async def targets(request: Request) -> Response:
+        return _json(describe_targets(ready_node(), request.scope.get(CALLER, "")))
 
     async def transport(_: Request) -> Response:
         ready_node()

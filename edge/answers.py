@@ -29,7 +29,7 @@ def from_edge(call: Call, edge: Looked, *, degraded: bool, reason: Reason | None
         top_k=tuple(Prediction(node.labels[i], i, p) for i, p in top_k),
         model=edge.model,
         tier=Tier.EDGE,
-        accuracy=node.promise(call.route, Tier.EDGE, void=call.watched.void, degraded=degraded),
+        accuracy=node.promise(call.route, Tier.EDGE, call.watched, degraded=degraded),
         # `escalated` says that the datacenter was asked, even if its answer came too late to be used.
         escalated=reason is not None,
         reason=reason,
@@ -65,7 +65,7 @@ def from_datacenter(call: Call, escalated: Escalated, reason: Reason, edge: Look
         top_k=tuple(Prediction(node.labels[c.index], c.index, c.confidence) for c in reply.top_k),
         model=reply.model,
         tier=Tier.DC,
-        accuracy=node.promise(route, Tier.DC, void=call.watched.void, degraded=short),
+        accuracy=node.promise(route, Tier.DC, call.watched, degraded=short),
         escalated=True,
         reason=reason,
         degraded=short,

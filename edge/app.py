@@ -20,14 +20,15 @@ from prometheus_client import Counter, Histogram
 from starlette.types import Message, Receive, Scope, Send
 
 from edge import oip_door
-from edge.about import pages
+from edge.about import CALLER, pages
 from edge.admission import WorkFull
-from edge.express import Headers, Reply, WholeBody
+from edge.express import LOCAL, Headers, Reply, WholeBody
 from edge.fields import parse_request, read_headers, read_query, read_request
 from edge.forms import read_form
 from edge.node import EdgeNode
 from edge.oip import encode_answers
 from edge.oip_extensions import extension_routes
+from edge.streams import caller_of
 from hawkvision.clock import Clock
 from hawkvision.errors import (
     BackendUnavailable,
@@ -120,7 +121,7 @@ class EdgeApp:
 
         try:
             if path not in OPEN_PATHS:
-                self._authorize(scope["headers"], needed_scopes(scope["method"], path))
+                scope[CALLER] = self._authorize(scope, needed_scopes(scope["method"], path))
         except HawkVisionError as error:
             await _reply(send_named, _reply_of(error.status, _encode(error.body()), _error_headers(error)))
             return
@@ -135,9 +136,11 @@ class EdgeApp:
         body: asyncio.Future[bytes | None],
         begun: Callable[[], bytes],
         hang_up: Callable[[], Awaitable[object]],
+        address: str,
     ) -> Reply | None:
         """See `Express`."""
-        scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers}
+        client = (address, 0)
+        scope = {"method": "POST", "path": CLASSIFY_PATH, "query_string": query, "headers": headers, "client": client}
         return await self._answered(self._classify, scope, WholeBody(self.bodies, body, begun, hang_up))
 
     async def _answered(self, work: _Work, scope: Scope, body: Body) -> Reply | None:
@@ -148,8 +151,8 @@ class EdgeApp:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
-            self._authorize(scope["headers"], INFER)
-            answered = await work(self.ready_node(), scope, body, started, trace)
+            caller = self._authorize(scope, INFER)
+            answered = await work(self.ready_node(), scope, body, started, trace, caller)
         except asyncio.CancelledError:  # by the server, which stops; this is the end of its task anyway
             return self._refusal(NotReady("the node had to stop before it could answer"), started, headers)
         except Exception as error:  # noqa: BLE001 - the door: everything leaves as a documented error body
@@ -163,14 +166,16 @@ class EdgeApp:
         return _reply_of(200, answered.body, headers, answered.media_type)
 
     async def _classify(
-        self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext
+        self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
     ) -> _Answered:
         picture, request, header = await self._read(scope, body)
-        answer = await node.classify(picture, request, started, trace, body.hang_up, header=header)
+        answer = await node.classify(picture, request, started, trace, body.hang_up, header=header, caller=caller)
         timing = (b"server-timing", _server_timing(answer.timing_ms))
         return _Answered((answer,), _encode(answer.to_json()), [timing])
 
-    async def _infer(self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext) -> _Answered:
+    async def _infer(
+        self, node: EdgeNode, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
+    ) -> _Answered:
         task = oip_door.asked_task(scope["path"], node)
         headers = scope["headers"]
         data = await body.read(_header(headers, b"content-length"))
@@ -182,7 +187,7 @@ class EdgeApp:
         json_bytes = _header(headers, b"inference-header-content-length")
         asked = await oip_door.read_infer(task, data, json_bytes, elsewhere)
         del data  # the pictures have been copied out of it
-        answers = await oip_door.classify_all(node, asked, started, trace, body.hang_up)
+        answers = await oip_door.classify_all(node, asked, started, trace, body.hang_up, caller)
         written, json_written = encode_answers(asked, answers)
         if json_written is None:
             return _Answered(answers, written, [])
@@ -211,8 +216,11 @@ class EdgeApp:
         header = probe_begun(body.begun())
         return await body.read(declared), request, header
 
-    def _authorize(self, headers: Iterable[tuple[bytes, bytes]], needed: Scopes) -> None:
-        self.keys.authorize(_header(headers, b"authorization"), needed)
+    def _authorize(self, scope: Scope, needed: Scopes) -> str:
+        """Whose evidence the request is, see `caller_of`."""
+        client = scope.get("client")
+        caller = self.keys.authorize(_header(scope["headers"], b"authorization"), needed)
+        return caller_of(caller.name, client[0] if client else LOCAL)
 
     def _refusal(self, error: Exception, started: float, headers: Headers) -> Reply | None:
         if isinstance(error, CallerGone):
@@ -274,7 +282,7 @@ class _Answered(NamedTuple):
     media_type: bytes = b"application/json"
 
 
-_Work: TypeAlias = "Callable[[EdgeNode, Scope, Body, float, TraceContext], Awaitable[_Answered]]"
+_Work: TypeAlias = "Callable[[EdgeNode, Scope, Body, float, TraceContext, str], Awaitable[_Answered]]"
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:

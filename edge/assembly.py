@@ -36,8 +36,8 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile_of, load_site
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
-from hawkvision.config import EdgeConfig
-from hawkvision.errors import ManifestError
+from hawkvision.config import EdgeConfig, default_state_file
+from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
@@ -317,8 +317,16 @@ async def open_node(
         max_pixels=config.max_pixels,
         admission=admission,
         dc_timeout_s=config.dc_timeout_s,
-        streams=Streams(config.task, limit, config.audit_share, metrics, state),
-        auditor=Auditor(config.task, best, uplink, metrics, random.Random(), config.dc_timeout_s),  # noqa: S311
+        streams=Streams(config.task, limit, config.audit_share, metrics, state, loaded.policy.profiles),
+        auditor=Auditor(
+            config.task,
+            best,
+            uplink,
+            metrics,
+            random.Random(),  # noqa: S311
+            config.dc_timeout_s,
+            config.audit_share,
+        ),
         certified=config.backend not in NEVER_CERTIFIED,
         expected=loaded.expected,
         source=loaded.source,
@@ -332,13 +340,18 @@ def _open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
     Raises:
         ConfigError: if it is another node's or of another kind.
     """
-    if config.state_file is None:
-        return None
+    path = config.state_file
+    if path is None:
+        path = _made_state_file(config)
+        if path is None:
+            return None
     kept, failures = metrics.state_kept.labels(config.task), metrics.state_failures.labels(config.task, "open")
     kept.set(0)
     try:
-        state = StateFile(config.state_file, ROWS_PER_STREAM * config.streams_limit, DEFAULT_STREAM)
-    except StateError as error:
+        state = StateFile(path, ROWS_PER_STREAM * config.streams_limit, DEFAULT_STREAM)
+    except (StateError, ConfigError) as error:
+        if config.state_file is not None and isinstance(error, ConfigError):
+            raise
         failures.inc()
         log.error(
             "serving without what was known of streams, and forgetting what is learnt at the next stop: %s", error
@@ -348,8 +361,22 @@ def _open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
         kept.set(1)
     else:
         failures.inc()
-        log.error("state_file %s: read, but nothing more is kept there: %s", config.state_file, state.unwritable)
+        log.error("state_file %s: read, but nothing more is kept there: %s", path, state.unwritable)
     return state
+
+
+def _made_state_file(config: EdgeConfig) -> Path | None:
+    """Where states are kept that nobody named a file for; its folder is made. None, which is said, if there is none."""
+    try:
+        path = default_state_file(config)
+        if path is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return path
+    except (OSError, RuntimeError) as error:  # no home, or none that can be written
+        log.error("no state_file, and none can be made: what is learnt of streams ends with this node: %s", error)
+        return None
+    log.info("no state_file: what is learnt of streams ends with this node")
+    return None
 
 
 def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[], EdgeResult]], bool] | None:

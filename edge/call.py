@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from edge.admission import Admitted, Turns
 from edge.answers import from_datacenter, from_edge
+from edge.audits import Accepted
 from edge.rung import Looked
+from edge.streams import StageScore, Watched
 from edge.uplink import GivenUp
 from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
@@ -27,7 +29,7 @@ from hawkvision.vision.cost import Cost
 from hawkvision.vision.image import ImageHeader
 
 if TYPE_CHECKING:
-    from edge.node import EdgeNode, Watched
+    from edge.node import EdgeNode
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -311,8 +313,7 @@ class Call:
 
         The certificate covers the middle rung's answers to pictures that the certified threshold escalates, and to no
         others: not to those that a raised threshold or a debt adds, nor to those of a busy edge. While the promise is
-        void it is not believed, but still looks if it has a controller, which must notice when traffic is as certified
-        again.
+        void it is not believed, but still looks: its log must show when traffic is as certified again.
         """
         middle, control = self.route.middle, self.watched.middle
         if middle is None or not self.node.serves(middle.rung):
@@ -322,27 +323,48 @@ class Call:
         bar = max(0.0, middle.threshold if control is None else control.control.threshold)
         if self.watched.void:
             bar = math.inf
-        if bar == math.inf and control is None:
-            return None
         return Middle(middle.score, bar, self.node.best)
 
     def _learn(self, reply: HopReply, edge: Looked | None) -> None:
         """Tell the controllers what the datacenter said."""
-        node, (at_edge, in_middle) = self.node, self.watched
+        node, watched = self.node, self.watched
+        at_edge, in_middle = watched.edge, watched.middle
         index = reply.top_k[0].index
         by_best = reply.model == node.best
         # Part of a rung's answer, or one to less than what the edge looked at, says nothing about the edge's own.
         comparable = node.serves(node.best) and reply.comparable
         if at_edge is not None and edge is not None:
             known = by_best and comparable and not edge.result.hasty
-            differs = edge.result.indices[0] != index if known else None
-            at_edge.escalated(self._score(edge), differs)
-        if in_middle is None:
-            return
+            at_edge.escalated(self._score(edge), edge.result.indices[0] != index if known else None)
+        scores, accepted = self._scores(edge), None
+        between = None
         if reply.passed_over is not None:
-            in_middle.escalated(reply.passed_over.score, reply.passed_over.index != index if comparable else None)
-        elif not by_best and reply.score is not None:
-            node.auditor.accepted(in_middle, reply.score, index, self.body, self.trace, comparable=comparable)
+            between = reply.passed_over.score, reply.passed_over.index
+            if in_middle is not None:
+                in_middle.escalated(between[0], between[1] != index if comparable else None)
+        elif not by_best and reply.score is not None and self.route.middle is not None:
+            between = reply.score, index
+            accepted = None if in_middle is None else Accepted(in_middle, *between)
+        if between is not None and watched.middle_claims is not None:
+            scores = (*scores, StageScore(watched.middle_claims, *between))
+        self._consider(scores, index if by_best and comparable else None, accepted)
+
+    def _scores(self, edge: Looked | None) -> tuple[StageScore, ...]:
+        """What the edge said, for its log; not if it was hasty, which is another stage that nobody certified."""
+        claims = self.watched.edge_claims
+        if claims is None or edge is None or edge.result.hasty:
+            return ()
+        return (StageScore(claims, self._score(edge), edge.result.indices[0]),)
+
+    def _consider(
+        self, scores: tuple[StageScore, ...], reference: int | None = None, accepted: Accepted | None = None
+    ) -> None:
+        if scores:
+            node = self.node
+            node.auditor.consider(
+                self.watched, scores, self.body, self.trace, comparable=node.serves(node.best), reference=reference,
+                accepted=accepted,
+            )  # fmt: skip
 
     async def _unless_gone(self, asking: Coroutine[Any, Any, Escalated]) -> Escalated:
         """Await the datacenter, but not for a caller that is gone."""
@@ -361,9 +383,10 @@ class Call:
             await asyncio.gather(answer, leaving, return_exceptions=True)
 
     def _saw(self, edge: Looked) -> None:
-        """Nobody gets an answer, but the picture was seen: leaving hard ones out would make traffic look easy."""
+        """Nobody gets an answer, but the picture was scored: leaving out what is escalated would distort the sample."""
         if self.watched.edge is not None:
             self.watched.edge.escalated(self._score(edge), None)
+        self._consider(self._scores(edge))
 
     def _at_last(self, edge: Looked, reason: Reason | None = None) -> Answer:
         """The edge's answer counts: it is sure enough, or nothing better came (`reason`: of what was asked in vain).
@@ -371,15 +394,15 @@ class Call:
         Raises:
             DeadlineMissed: if it falls short, and the caller asked for an error rather than that.
         """
-        node, score = self.node, self._score(edge)
+        score = self._score(edge)
         degraded = self._falls_short(edge)
         if degraded and reason is not None and self.request.on_miss is OnMiss.FAIL and self.deadline is not None:
             self._saw(edge)
             raise self.missed()
-        control = self.watched.edge
+        control, accepted = self.watched.edge, None
         if control is not None and degraded:
             control.fell_short(score)
         elif control is not None:
-            comparable = node.serves(node.best)
-            node.auditor.accepted(control, score, edge.result.indices[0], self.body, self.trace, comparable=comparable)
+            accepted = Accepted(control, score, edge.result.indices[0])
+        self._consider(self._scores(edge), accepted=accepted)
         return from_edge(self, edge, degraded=degraded, reason=reason)

@@ -30,6 +30,8 @@ from hawkvision.servers.protocol import BoundedProtocol, Connections, Limits
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
+LOCAL: Final = "127.0.0.1"
+"""Where callers are that have no address: they come over a Unix socket."""
 HOLD_S: Final = 0.005
 """How long the rest of a body is waited for. Who writes head and body apart does so within microseconds, and who sends
 over a slow network gains nothing here."""
@@ -60,6 +62,7 @@ class Express(Protocol):
         body: asyncio.Future[bytes | None],
         begun: Callable[[], bytes],
         hang_up: Callable[[], Awaitable[object]],
+        address: str,
     ) -> Reply | None:
         """The response to a request, None if nobody waits for it; never raises, and returns once the body is there.
 
@@ -69,6 +72,7 @@ class Express(Protocol):
             body: of the request, once it is whole; None if it is not answered here, as if nothing had been begun.
             begun: the first piece of it, if that has come.
             hang_up: returns when the caller is gone.
+            address: of the caller.
         """
         ...
 
@@ -233,7 +237,9 @@ class ExpressProtocol(BoundedProtocol):
 
     async def _answer(self, cycle: _Request, query: bytes, headers: Headers) -> None:
         try:
-            reply = await self.express.answer(query, headers, cycle.body, cycle.begun, cycle.message_event.wait)
+            address = LOCAL if self.client is None else self.client[0]
+            gone = cycle.message_event.wait
+            reply = await self.express.answer(query, headers, cycle.body, cycle.begun, gone, address)
             if not cycle.whole:
                 return
             if self.flow.write_paused and not cycle.disconnected:

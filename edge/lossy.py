@@ -23,6 +23,7 @@ import msgspec
 from edge.app import EdgeApp
 from edge.fields import with_stream
 from edge.node import EdgeNode
+from edge.streams import caller_of
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import NotReady, Overloaded, TooLarge
 from hawkvision.hop import LossyOffer
@@ -154,7 +155,8 @@ class LossyDoor:
             incoming = await _at_its_best(incoming)
         body, received = _picture(incoming)
         try:
-            answer = await node.classify(body, request, incoming.started, trace, received=received)
+            caller = _caller(incoming)
+            answer = await node.classify(body, request, incoming.started, trace, received=received, caller=caller)
         except Exception:  # not if it is cancelled: that is counted as such
             self._arrived(incoming)
             raise
@@ -169,7 +171,7 @@ class LossyDoor:
         if incoming.better.done():
             return None
         body, received = _picture(incoming)
-        return await node.look_early(body, request, incoming.started, trace, received)
+        return await node.look_early(body, request, incoming.started, trace, received, _caller(incoming))
 
     def _arrived(self, incoming: Incoming) -> None:
         _, received = _picture(incoming)
@@ -197,6 +199,10 @@ def _request(incoming: Incoming) -> ClassifyRequest:
     if incoming.deadline is None:
         return request
     return replace(request, deadline_ms=max(0.0, (incoming.deadline - incoming.started) * 1e3))
+
+
+def _caller(incoming: Incoming) -> str:
+    return caller_of(incoming.caller.name, incoming.network)
 
 
 def _picture(incoming: Incoming) -> tuple[bytes, Received]:

@@ -26,10 +26,10 @@ from edge.audits import Auditor
 from edge.call import Call
 from edge.policies.rival import Rival
 from edge.rung import EdgeResult, Look, Looked, Rung
-from edge.streams import Kept, Streams
+from edge.streams import Streams, Watched
 from edge.uplink import Uplink
 from edge.workers import WorkerPool
-from hawkvision.cascade.policy import Policy, Route, weakened
+from hawkvision.cascade.policy import Policy, Route, unmonitored, weakened
 from hawkvision.cascade.profile import CERTIFIED_DROPS
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, NotFound
@@ -73,21 +73,6 @@ class Source(NamedTuple):
     sha256: str
     as_of: str | None
     """Date of a site's own certification; None for those that came with the profile."""
-
-
-class Watched(NamedTuple):
-    """The controllers of one stream under one target."""
-
-    edge: Kept | None
-    middle: Kept | None
-
-    @property
-    def void(self) -> bool:
-        """Whether either of them found traffic to be other than certified."""
-        return (self.edge is not None and self.edge.void) or (self.middle is not None and self.middle.void)
-
-
-UNWATCHED: Final = Watched(None, None)
 
 
 class EdgeNode:
@@ -158,8 +143,6 @@ class EdgeNode:
         self._calls = Call if rival is None else rival.calls
         self._report = Transitions(log, dict.fromkeys(expected, CERTIFIED))
         self._matches: dict[str, bool] = {}  # by rung; empty before the datacenter has said what it serves
-        for target in LISTED_TARGETS:  # what was found out before a restart counts from the first answer on
-            self.watched(policy.route(target), None)
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
@@ -177,16 +160,9 @@ class EdgeNode:
         """Whether the datacenter is known to run this rung as it was certified."""
         return self._matches.get(rung, False)
 
-    def watched(self, route: Route, stream: str | None) -> Watched:
-        """The controllers of a route in a stream; none where no certificate stands behind it, or for other models."""
-        controls = route.controls
-        if controls is None or not self._certified:
-            return UNWATCHED
-        edge, middle = controls.edge, controls.middle
-        return Watched(
-            None if edge is None else self.streams.find(stream, edge),
-            None if middle is None else self.streams.find(stream, middle),
-        )
+    def watched(self, route: Route, stream: str | None, caller: str = "") -> Watched:
+        """What watches a caller's request; nothing where no certificate stands behind it, or for other models."""
+        return self.streams.watched(stream, route.controls if self._certified else None, caller)
 
     async def classify(
         self,
@@ -198,6 +174,7 @@ class EdgeNode:
         *,
         received: Received = WHOLE,
         header: ImageHeader | None = None,
+        caller: str = "",
         turns: Turns | None = None,
     ) -> Answer:
         """Answer one picture.
@@ -210,6 +187,7 @@ class EdgeNode:
             hang_up: returns when the caller is gone; waited for only while the datacenter is.
             received: what of the caller's picture `body` is.
             header: of `body`, if it was probed already.
+            caller: whose evidence this is: `KEY` and the name of its API key, or its address.
             turns: of the request whose picture this is, one of several, which was admitted as a whole.
 
         Raises:
@@ -217,7 +195,7 @@ class EdgeNode:
             RequestError: the caller's fault (picture, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
-        call = self._call(body, request, started, trace, hang_up, received, header)
+        call = self._call(body, request, started, trace, hang_up, received, header, caller)
         if turns is not None:
             call.turns, call.admitted = turns, turns.admitted
         try:
@@ -235,7 +213,13 @@ class EdgeNode:
         return answer
 
     async def look_early(
-        self, body: bytes, request: ClassifyRequest, started: float, trace: TraceContext, received: Received
+        self,
+        body: bytes,
+        request: ClassifyRequest,
+        started: float,
+        trace: TraceContext,
+        received: Received,
+        caller: str = "",
     ) -> Answer | None:
         """The edge's answer to what is there of a picture while more of it is on its way, if it may be believed.
 
@@ -244,7 +228,7 @@ class EdgeNode:
         Raises:
             RequestError, ServiceError: as `classify`.
         """
-        answer = await self._call(body, request, started, trace, None, received).early()
+        answer = await self._call(body, request, started, trace, None, received, None, caller).early()
         if answer is not None:
             self._promised[answer.accuracy.status].inc()
         return answer
@@ -257,7 +241,8 @@ class EdgeNode:
         trace: TraceContext,
         hang_up: Callable[[], Awaitable[object]] | None,
         received: Received,
-        header: ImageHeader | None = None,
+        header: ImageHeader | None,
+        caller: str,
     ) -> Call:
         """The request on its way; refused here, on the loop, is what can be refused from the picture's header.
 
@@ -269,7 +254,7 @@ class EdgeNode:
         route = self.policy.route(request.target, received)
         header = header or probe(body)
         cost = self.admission.cost(body, header)
-        watched = self.watched(route, request.stream)
+        watched = self.watched(route, request.stream, caller)
         return self._calls(self, body, header, cost, request, route, watched, started, trace, hang_up, received)
 
     async def _admitted(self, call: Call) -> Answer:
@@ -325,25 +310,28 @@ class EdgeNode:
             if call.admitted is not None:
                 admission.decoded(call.admitted, cost.heavy_s)
 
-    def promise(self, route: Route, tier: Tier, *, void: bool, degraded: bool = False) -> AccuracyPromise:
+    def promise(self, route: Route, tier: Tier, watched: Watched, *, degraded: bool = False) -> AccuracyPromise:
         """The promise as it can be made with the models that are loaded and the traffic that comes.
 
-        A certificate made for other models is void, and so is one whose controllers found other traffic. An answer of
-        the datacenter is held to nothing before the datacenter has said which models it runs.
+        A certificate made for other models is void, and so is one whose stream has an alarm. Where too few audits take
+        place, or none can, nothing is claimed of answers that a stage below the reference may give. An answer of the
+        datacenter is held to nothing before the datacenter has said which models it runs.
 
         Args:
             route: of the target.
             tier: where the answer came from.
-            void: whether the stream's controllers say so.
+            watched: what watches the request.
             degraded: whether the answer fell short of the target.
         """
         promise = route.promise
         if promise.max_drop is None and promise.status is not PromiseStatus.HELD:
             return weakened(promise) if degraded else promise  # nothing certified is claimed
-        if void or not self._certified_for(route):
+        if watched.void or not self._certified_for(route):
             return replace(weakened(promise), status=PromiseStatus.VOID)
         if degraded or (tier is Tier.DC and not self._matches):
             return weakened(promise)
+        if route.controls is not None and (not self._matches or not watched.monitored):
+            return unmonitored(promise)
         return promise
 
     def _certified_for(self, route: Route) -> bool:

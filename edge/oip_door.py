@@ -105,6 +105,7 @@ async def classify_all(
     started: float,
     trace: TraceContext,
     hang_up: Callable[[], Awaitable[object]],
+    caller: str,
 ) -> list[Answer]:
     """The answers to all pictures of a request, in order; the first error of any of them ends it.
 
@@ -112,7 +113,7 @@ async def classify_all(
         HawkVisionError, CallerGone: as `EdgeNode.classify`.
     """
     if len(asked.pictures) == 1:
-        return [await node.classify(asked.pictures[0], asked.request, started, trace, hang_up)]
+        return [await node.classify(asked.pictures[0], asked.request, started, trace, hang_up, caller=caller)]
 
     admission = node.admission
     weighed = [_weighed(node, number, picture) for number, picture in enumerate(asked.pictures)]
@@ -120,7 +121,7 @@ async def classify_all(
     async def one(number: int, picture: bytes, header: ImageHeader) -> Answer:
         with _numbered(number):
             return await node.classify(
-                picture, asked.request, started, trace.child(), hang_up, header=header, turns=turns
+                picture, asked.request, started, trace.child(), hang_up, header=header, turns=turns, caller=caller
             )
 
     with admission.admit([cost for _, cost in weighed]) as admitted:

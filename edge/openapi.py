@@ -46,7 +46,7 @@ def _schemas() -> dict[str, Any]:
         "target": {"type": "object", "description": "The target as it was understood."},
         "max_drop": _nullable(_FRACTION),
         "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile"]},
+        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
     }
@@ -85,7 +85,7 @@ def _targets() -> dict[str, Any]:
         "min_accuracy": _nullable(_FRACTION),
         "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
         "void": flag | {"description": "In the node's own stream; other streams have their own."},
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile"]},
+        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
         "escalation": _FRACTION | {"description": "Share that leaves the edge, in traffic as certified."},
@@ -94,7 +94,7 @@ def _targets() -> dict[str, Any]:
         "expected_latency_ms": _nullable(_MILLIS),
     }
     certificates = {
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile"]},
+        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
         "n": {"type": "integer"},
         "as_of": _nullable(text | {"format": "date"}),
         "data": _nullable(_object({"name": text, "sha256": text})),

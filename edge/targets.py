@@ -10,14 +10,14 @@ from hawkvision.cascade.policy import Route
 from hawkvision.types import PromiseStatus, Target, Tier, target_fields
 
 
-def describe_targets(node: EdgeNode) -> dict[str, Any]:
+def describe_targets(node: EdgeNode, caller: str = "") -> dict[str, Any]:
     """The node's ladder and, per target, what is promised and what it costs.
 
-    `min_accuracy` is the absolute accuracy that the drop makes certain. `status` and `void` are those of the node's own
-    stream; other streams have theirs. Shares and latencies are of traffic as certified: `escalation` leaves the edge,
-    `to_best` of it is answered by the best rung, the rest by `middle`. Without a datacenter, what the edge does instead
-    is listed. Latencies are expected means in milliseconds, from what the node measured so far; null before the first
-    picture.
+    `min_accuracy` is the absolute accuracy that the drop makes certain. `status` and `void` are those of the caller
+    who asks and names no stream; other streams have theirs. Shares and latencies are of traffic as certified:
+    `escalation` leaves the edge, `to_best` of it is answered by the best rung, the rest by `middle`. Without a
+    datacenter, what the edge does instead is listed. Latencies are expected means in milliseconds, from what the
+    node measured so far; null before the first picture.
     """
     policy = node.policy
     return {
@@ -29,7 +29,7 @@ def describe_targets(node: EdgeNode) -> dict[str, Any]:
         "certificates_valid": node.certificates_valid,
         "certificates": _certificates(node),
         "maximum_min_accuracy": policy.maximum_accuracy,
-        "targets": [_target(node, target) for target in LISTED_TARGETS],
+        "targets": [_target(node, target, caller) for target in LISTED_TARGETS],
     }
 
 
@@ -56,11 +56,11 @@ def _certificates(node: EdgeNode) -> dict[str, Any]:
     }
 
 
-def _target(node: EdgeNode, target: Target) -> dict[str, Any]:
+def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
     route = node.policy.route(target)
-    void = node.watched(route, None).void
+    watched = node.watched(route, None, caller)
     reachable = node.uplink is not None or route.escalation == 0.0
-    promise = node.promise(route, Tier.DC if route.direct else Tier.EDGE, void=void, degraded=not reachable)
+    promise = node.promise(route, Tier.DC if route.direct else Tier.EDGE, watched, degraded=not reachable)
     return {
         "target": target_fields(target),
         "max_drop": promise.max_drop,

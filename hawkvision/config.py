@@ -165,12 +165,13 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     certificates: Path | None = None
     """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
     state_file: Path | None = None
-    """Where what is known of streams is kept across restarts (SQLite); None keeps it in memory."""
+    """Where what is known of streams is kept across restarts (SQLite); None takes a file of the task and address below
+    `$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0."""
     streams_limit: Count = 4096
-    """Controllers of named streams in memory, 1 KB each; the one used longest ago makes room."""
+    """Streams in memory (callers', and those they name), 1 to 10 KB each; the one used longest ago makes room."""
     audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
-    """Share of accepted answers that the best rung checks in the background; 0 for none, and then a promise is only
-    as good as its certificate."""
+    """Share of images that the best rung answers, too, in the background, so that guarantees are monitored; 0 for none,
+    and then nothing is claimed of answers from a stage below it."""
     policy: PolicyName = "hawkvision"
     """Who decides where a picture is answered. All but the first are other systems' ways, to be compared with, and
     promise nothing (`edge/POLICIES.md`)."""
@@ -373,6 +374,20 @@ def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def default_state_file(config: EdgeConfig) -> Path | None:
+    """Where a node keeps states for which no file was named; None where nothing would find them again.
+
+    One file per task and address, below `$XDG_STATE_HOME` (the XDG base directory specification).
+
+    Raises:
+        RuntimeError: if this user has no home.
+    """
+    if config.policy != "hawkvision" or config.port == 0:
+        return None
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "hawkvision" / f"edge-{config.task}-{config.host.replace(':', '_')}-{config.port}.sqlite3"
 
 
 def is_loopback(host: str) -> bool:

@@ -70,11 +70,15 @@ class PromiseStatus(StrEnum):
 
 
 class Basis(StrEnum):
-    """What a promise rests on: labelled pictures, agreement between tiers, or only measured averages."""
+    """What a promise rests on: labelled pictures, agreement between tiers, or only measured averages.
+
+    `unmonitored`: there is a certificate, but too few audits to know whether it is still true of the traffic.
+    """
 
     LABELLED = "labelled"
     AGREEMENT = "agreement"
     PROFILE = "profile"
+    UNMONITORED = "unmonitored"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +24,11 @@ settings.load_profile("hawkvision")
 # A shell makes what it starts in the background deaf to Ctrl-C, which processes inherit; tests send it to theirs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Nodes that tests start keep what they learn of streams, and must not find what others left.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hawkvision-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hawkvision.cascade.online import Terms
+from hawkvision.cascade.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.profile import Certificate, Condition, Pair, Profile, SiteCertificates, threshold_value
 from hawkvision.cascade.received import ReceivedRoutes
-from hawkvision.cascade.route import INTERVAL_DELTA, Controls, MiddleRoute, promised, terms
+from hawkvision.cascade.route import INTERVAL_DELTA, Controls, MiddleRoute, certificates_name, promised, terms
 from hawkvision.cascade.route import Route as Route
+from hawkvision.cascade.route import unmonitored as unmonitored
 from hawkvision.cascade.route import weakened as weakened
 from hawkvision.errors import ManifestError, TargetUnreachable
 from hawkvision.types import (
@@ -112,19 +113,35 @@ class Policy:
         self._condition: Condition = conditions[0]
         rungs = (edge, best, *(() if self.pair.middle is None else (self.pair.middle.name,)))
         self._models = tuple(profile.rung(rung).fingerprint for rung in rungs)
+        self._name = certificates_name(self._models, conditions, self.pair.curve)
+        certificates = (self._condition.balanced, self._condition.fast, *self._condition.certificates)
+        # As many logs, among which the probability of a false alarm is divided.
+        certified = {c for c in certificates if c.middle_watch is not None and c.basis != "profile"}
+        self._middle_certificates = max(1, len(certified))
+        self._edge_claims = _edge_claims(self._name, edge, self._condition)
         # Once per certificate: hashing its facts takes 16 µs and more, as long as the rest of a decision.
         self._settled: dict[Certificate, tuple[MiddleRoute | None, Controls | None]] = {}
         self._routes: dict[Target, Route] = {quality: self._quality(quality) for quality in Quality}
         known = any((pair.edge, pair.best) == (first, best) for pair in profile.pairs)
         if first is not None and first != edge and known and site is None:
+            alone_pair = profile.pair(first, best)
+            fast = alone_pair.conditions[0].fast
+            name = certificates_name((profile.rung(first).fingerprint, self._models), fast, alone_pair.curve)
+            claim = Claim(-math.inf, fast.edge_watch.disagreement)
             self._routes[Quality.FAST] = replace(
-                self._certified(Quality.FAST, profile.pair(first, best).conditions[0].fast),
+                self._edge_alone(promised(Quality.FAST, fast), claims_of(name, first, [claim], fast.delta)),
                 temperature=profile.rung(first).temperature,
                 first_only=True,
             )
+        self.profiles = frozenset({self._name})
+        """What its certificates are named in `Claims.profile`."""
+        fast_controls = self._routes[Quality.FAST].controls
+        if fast_controls is not None and fast_controls.edge_claims is not None:
+            self.profiles |= {fast_controls.edge_claims.profile}
         self._whole = functools.lru_cache(REMEMBERED)(self._find)
         # A site's certificates are of whole pictures; how those arrive over its links was not measured there.
         self._received = ReceivedRoutes(self.pair, self._models, self.best_accuracy, elsewhere=site is not None)
+        self.profiles |= self._received.profiles
 
     def route(self, target: Target, received: Received = WHOLE) -> Route:
         """What this target means here, for a picture of which that much was received.
@@ -156,7 +173,7 @@ class Policy:
     def _quality(self, quality: Quality) -> Route:
         match quality:
             case Quality.FAST:
-                return self._certified(quality, self._condition.fast)
+                return self._edge_alone(promised(quality, self._condition.fast), self._edge_claims)
             case Quality.BALANCED:
                 return self._certified(quality, self._condition.balanced)
             case Quality.BEST:
@@ -211,11 +228,11 @@ class Policy:
                     promise, status=PromiseStatus.HELD, basis=Basis.LABELLED, max_drop=fast.max_drop,
                     delta=round(INTERVAL_DELTA + fast.delta, 6),
                 )  # fmt: skip
-            return Route(-math.inf, promise, 0.0, to_best=0.0)
+            return self._edge_alone(promise, self._edge_claims)
         # Rounded, so that an accuracy that was listed maps back to the very drop it was listed for.
         certain, estimated = (round(a - accuracy, 9) for a in (self.best_accuracy.low, self.best_accuracy.value))
         route = self._drop(target, certain) if self.accuracy_known and certain > 0.0 else None
-        held = route is not None and (route.controls is not None or not route.direct)
+        held = route is not None and route.controls is not None
         if route is None or not held:
             # What would be certain leaves nothing to give up: aim for what was measured instead, and say so.
             route = self._drop(target, estimated)
@@ -256,24 +273,47 @@ class Policy:
             controls=controls,
         )
 
+    @staticmethod
+    def _edge_alone(promise: AccuracyPromise, claims: Claims | None) -> Route:
+        """The edge's answer, whatever its score."""
+        controls = Controls(claims) if promise.status is PromiseStatus.HELD else None
+        return Route(-math.inf, promise, 0.0, to_best=0.0, controls=controls)
+
     def _settle(self, certificate: Certificate) -> tuple[MiddleRoute | None, Controls | None]:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.middle_threshold)
-        middle, pair = None, self.pair
-        controlled: list[Terms | None] = [None, None]
-        certified = certificate.basis != "profile"
-        if certified and math.isfinite(threshold):
-            controlled[0] = terms("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
+        pair, middle = self.pair, None
+        edge, between, claims = None, None, None
+        certified = certificate.basis != "profile"  # what is only expected is neither claimed nor watched
+        if certified and threshold < math.inf:
+            edge = terms("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
         if pair.middle is not None and certificate.middle_watch is not None and bar < math.inf:
-            middle = MiddleRoute(pair.middle.name, pair.middle.score, bar)
+            middle, watch = MiddleRoute(pair.middle.name, pair.middle.score, bar), certificate.middle_watch
             if certified and math.isfinite(bar):
-                watch = certificate.middle_watch
-                controlled[1] = terms("middle", self._models, certificate, bar, watch, pair.middle.curve)
-        return middle, Controls(*controlled) if any(controlled) else None
+                between = terms("middle", self._models, certificate, bar, watch, pair.middle.curve)
+            if certified:
+                # What reaches it depends on the edge's threshold, so each certificate's images are others.
+                stage = f"{pair.middle.name} from {bar}, after {threshold}"
+                delta = certificate.delta / self._middle_certificates
+                claims = claims_of(self._name, stage, [Claim(bar, watch.disagreement)], delta)
+        if edge is None and claims is None:
+            return middle, None
+        return middle, Controls(self._edge_claims if edge else None, edge, claims, between)
 
 
 def _settles_something(certificate: Certificate) -> bool:
     """Whether any picture is answered below the best rung."""
     return certificate.threshold != "always" or certificate.middle_threshold != "always"
+
+
+def _edge_claims(name: str, edge: str, condition: Condition) -> Claims | None:
+    """What all certificates claim of the edge; None if none believes it."""
+    certificates = [
+        certificate
+        for certificate in (condition.fast, condition.balanced, *condition.certificates)
+        if certificate.basis != "profile" and threshold_value(certificate.threshold) < math.inf
+    ]
+    found = [Claim(threshold_value(each.threshold), each.edge_watch.disagreement) for each in certificates]
+    return claims_of(name, edge, found, min(each.delta for each in certificates)) if found else None
 
 
 def _site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tuple[Condition, ...]:

@@ -18,8 +18,18 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
+from hawkvision.cascade.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.profile import Certificate, Pair, ReceivedCondition, threshold_value
-from hawkvision.cascade.route import INTERVAL_DELTA, Controls, Route, promised, terms, weakened
+from hawkvision.cascade.route import (
+    INTERVAL_DELTA,
+    Controls,
+    Route,
+    certificates_name,
+    promised,
+    terms,
+    unmonitored,
+    weakened,
+)
 from hawkvision.manifest import MeasuredAccuracy
 from hawkvision.types import (
     AccuracyPromise,
@@ -56,7 +66,9 @@ class ReceivedRoutes:
         self._best_accuracy = best_accuracy
         self._elsewhere = elsewhere
         self._conditions = {(c.min_quality, c.min_received_fraction): c for c in pair.received}
-        self._settled: dict[tuple[int, float, Certificate], Controls | None] = {}  # bounded by the profile
+        self._settled: dict[tuple[int, float, Certificate], Controls] = {}  # bounded by the profile
+        self._claims = {place: self._claims_in(condition) for place, condition in self._conditions.items()}
+        self.profiles = frozenset(claims.profile for claims in self._claims.values() if claims is not None)
         self._known = functools.lru_cache(KNOWN_ROUTES)(self._make)
 
     def route(self, target: Target, received: Received) -> Route:
@@ -84,7 +96,7 @@ class ReceivedRoutes:
             case Quality.FAST:
                 if condition.fast is None:
                     return _unbelieved(target)
-                return Route(-math.inf, promised(target, condition.fast), 0.0, to_best=0.0)
+                return self._edge_alone(condition, promised(target, condition.fast))
             case Quality.BALANCED:
                 balanced = self._pair.conditions[0].balanced.max_drop
                 return self._drop(condition, target, balanced) or self._short(condition, target, balanced)
@@ -99,7 +111,11 @@ class ReceivedRoutes:
         kept = _largest(tuple(c for c in known if c.basis != "profile"), max_drop)
         if kept is None:
             return None
-        return replace(_by(kept, promised(target, kept)), controls=self._controls(condition, kept))
+        promise = promised(target, kept)
+        if threshold_value(kept.threshold) == math.inf:
+            # What the link has lost, no audit can see: the original is not there to ask the best rung about.
+            return _by(kept, unmonitored(promise))
+        return replace(_by(kept, promise), controls=self._controls(condition, kept))
 
     def _short(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
         accepting = _largest(condition.accept_certificates, max_drop)
@@ -113,7 +129,7 @@ class ReceivedRoutes:
             promise = AccuracyPromise(target, PromiseStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
             if accuracy <= edge.low and fast.basis != "profile":
                 promise = replace(promised(target, fast), delta=round(INTERVAL_DELTA + fast.delta, 6))
-            return Route(-math.inf, promise, 0.0, to_best=0.0)
+            return self._edge_alone(condition, promise)
         certain, estimated = (round(a - accuracy, 9) for a in (best.low, best.value))
         route = self._drop(condition, target, certain)
         if route is not None:
@@ -134,17 +150,34 @@ class ReceivedRoutes:
         escalation = bisect.bisect_left(scores, confidence) / len(scores)
         return Route(confidence, promise, escalation, by_confidence=True, to_best=escalation)
 
-    def _controls(self, condition: ReceivedCondition, certificate: Certificate) -> Controls | None:
-        place = (condition.min_quality, condition.min_received_fraction, certificate)
+    def _edge_alone(self, condition: ReceivedCondition, promise: AccuracyPromise) -> Route:
+        controls = Controls(self._claims[_place(condition)]) if promise.status is PromiseStatus.HELD else None
+        return Route(-math.inf, promise, 0.0, to_best=0.0, controls=controls)
+
+    def _controls(self, condition: ReceivedCondition, certificate: Certificate) -> Controls:
+        place = (*_place(condition), certificate)
         if place not in self._settled:
-            threshold = threshold_value(certificate.threshold)
+            threshold, watch = threshold_value(certificate.threshold), certificate.edge_watch
             name = f"edge, quality {condition.min_quality}, received {condition.min_received_fraction}"
-            self._settled[place] = (
-                Controls(terms(name, self._models, certificate, threshold, certificate.edge_watch, condition.curve))
-                if math.isfinite(threshold) and certificate.basis != "profile"
-                else None
-            )
+            followed = terms(name, self._models, certificate, threshold, watch, condition.curve)
+            self._settled[place] = Controls(self._claims[_place(condition)], followed)
         return self._settled[place]
+
+    def _claims_in(self, condition: ReceivedCondition) -> Claims | None:
+        """What all certificates claim of the edge in a condition; None if none believes it."""
+        certificates = [
+            certificate
+            for certificate in (*condition.certificates, *([] if condition.fast is None else [condition.fast]))
+            if certificate.basis != "profile" and threshold_value(certificate.threshold) < math.inf
+        ]
+        found = [Claim(threshold_value(each.threshold), each.edge_watch.disagreement) for each in certificates]
+        name = certificates_name(self._models, condition, condition.curve)
+        stage = f"{self._pair.edge}, quality {condition.min_quality}, received {condition.min_received_fraction}"
+        return claims_of(name, stage, found, min(each.delta for each in certificates)) if found else None
+
+
+def _place(condition: ReceivedCondition) -> tuple[int, float]:
+    return condition.min_quality, condition.min_received_fraction
 
 
 def _largest(certificates: tuple[Certificate, ...], max_drop: float) -> Certificate | None:

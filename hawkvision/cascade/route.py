@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from hawkvision.cascade.monitor import Claims
 from hawkvision.cascade.online import Terms
 from hawkvision.cascade.profile import Certificate, ScoreCurve, Watch
 from hawkvision.cascade.scores import Score
@@ -29,10 +30,16 @@ class MiddleRoute:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What the certificate says to the controllers of the edge and of the middle rung."""
+    """How a certificate is watched: what each stage below the reference claims, and what its threshold follows.
 
-    edge: Terms | None
-    """None where the edge's own answer is never or always accepted: there is nothing to control."""
+    Every target that rests on a certificate has one; without it nothing is certified.
+    """
+
+    edge_claims: Claims | None
+    """None where the edge is not asked."""
+    edge: Terms | None = None
+    """None where the threshold is not to move: the edge is not asked, or the caller asked for its answer alone."""
+    middle_claims: Claims | None = None
     middle: Terms | None = None
 
 
@@ -53,7 +60,7 @@ class Route:
     """Expected share that the best rung answers, 0..1."""
     middle: MiddleRoute | None = None
     controls: Controls | None = None
-    """None for targets that no certificate stands behind."""
+    """None where no certificate stands behind the target, or its certificate accepts only the best rung's answers."""
     temperature: float | None = None
     """Of the edge rung, for `Look`; None: its own, of whole pictures."""
     first_only: bool = False
@@ -73,6 +80,11 @@ def weakened(promise: AccuracyPromise) -> AccuracyPromise:
     return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.PROFILE)
 
 
+def unmonitored(promise: AccuracyPromise) -> AccuracyPromise:
+    """The promise while nobody knows whether the certificate is still true of the traffic."""
+    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.UNMONITORED)
+
+
 def promised(target: Target, certificate: Certificate) -> AccuracyPromise:
     """The promise that a certificate keeps; none, if the basis of its thresholds is the profile alone."""
     if certificate.basis == "profile":
@@ -87,6 +99,12 @@ def promised(target: Target, certificate: Certificate) -> AccuracyPromise:
     )
 
 
+def certificates_name(models: Any, certificates: Any, curve: ScoreCurve) -> str:
+    """Names what the claims of a stage were made from: the same as long as models, certificates and curve are."""
+    facts = [models, msgspec.to_builtins(certificates), msgspec.to_builtins(curve)]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
+
+
 def terms(
     place: str, models: Any, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve
 ) -> Terms:
@@ -97,9 +115,7 @@ def terms(
         threshold=threshold,
         max_drop=watch.max_drop,
         disagreement=watch.disagreement,
-        difficulty=watch.difficulty,
         scores=curve.scores,
         disagreements=curve.disagreement,
         drops=curve.drop,
-        delta=certificate.delta,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.assembly import rung_of
 from hawkvision.cascade.profile import load_profile_of
-from hawkvision.config import ConfigT, DatacenterConfig, EdgeConfig, load_config
+from hawkvision.config import ConfigT, DatacenterConfig, EdgeConfig, default_state_file, load_config
 from hawkvision.datacenter.catalog import load_catalog
 from hawkvision.datacenter.launch.network import why_not_private
 from hawkvision.datacenter.launch.ray_version import check_ray
@@ -52,13 +52,22 @@ def _machine_checks(wanted: int) -> Iterable[tuple[str, Check]]:
     )
 
 
+def _state_file(config: EdgeConfig) -> Finding:
+    if config.state_file is not None:
+        return files.state_file(config.state_file)
+    try:
+        return files.state_file(default_state_file(config), default=True)
+    except RuntimeError:  # no home
+        return files.state_file(None)
+
+
 def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
     yield from _machine_checks(machine.EDGE_BYTES)
     yield "cache", partial(files.cache, cache_dir())
     if config.backend != "noop":
         yield "models", partial(_edge_models, config)
         yield "profile", partial(_profile, config)
-    yield "state file", partial(files.state_file, config.state_file)
+    yield "state file", partial(_state_file, config)
     yield "keys and TLS", partial(access.access, config, "edge", _now())
     yield from _port_checks("edge", config.host, config.port, config.lossy_port)
     if config.dc_url is not None:

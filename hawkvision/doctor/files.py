@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -63,12 +64,18 @@ def cache(folder: Path) -> Finding:
     return ok("cache", f"{folder} can be written")
 
 
-def state_file(path: Path | None) -> Finding:
-    """Whether what is known of streams is kept across restarts."""
+def state_file(path: Path | None, *, default: bool = False) -> Finding:
+    """Whether what is known of streams is kept across restarts; `default` if the path is not the operator's."""
     if path is None:
         return warning(
             "state file", "none: a restart forgets alarms and debts", "set edge.state_file to a file on a local disk"
         )
+    if default and not path.parent.exists():
+        made = next(folder for folder in path.parents if folder.exists())
+        if not os.access(made, os.W_OK):
+            advice = "set edge.state_file to a file on a local disk"
+            return warning("state file", f"{path} cannot be made: a restart forgets alarms and debts", advice)
+        return ok("state file", f"{path} can be made")
     advice = f"give this user the right to write in {path.parent}, or name another file"
     try:
         check_writable(path)

@@ -392,7 +392,7 @@ class LossyServer:
         number = int.from_bytes(os.urandom(4))
         while number in self.sessions:
             number = int.from_bytes(os.urandom(4))
-        session = self.sessions[number] = Session(self, number, protocol, caller, monotonic())
+        session = self.sessions[number] = Session(self, number, protocol, caller, monotonic(), protocol.network)
         self._heard(protocol)
         return session
 

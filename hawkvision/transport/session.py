@@ -54,6 +54,8 @@ class Incoming:
     """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
     caller: Caller = NOBODY_ASKED
     """Whose picture it is: `Keys.admit` says whether it may still be answered."""
+    network: str = ""
+    """Where it comes from."""
 
 
 Handler = Callable[[Incoming], Awaitable[tuple[Status, bytes]]]
@@ -73,8 +75,11 @@ class Host(Protocol):
 class Session:
     """One client: its receiver, its addresses, and the tasks that answer its pictures."""
 
-    def __init__(self, server: Host, number: int, protocol: ControlProtocol, caller: Caller, now: float) -> None:
+    def __init__(
+        self, server: Host, number: int, protocol: ControlProtocol, caller: Caller, now: float, network: str = ""
+    ) -> None:
         self.number = number
+        self.network = network
         self.caller = caller
         self.secrets = (Secret.random(), Secret.random())  # the client's, ours
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
@@ -151,6 +156,7 @@ class Session:
             picture.deadline,
             say=partial(self._say, picture.number),
             caller=self.caller,
+            network=self.network,
         )
         if better is not None:
             if not better.done():

@@ -5,8 +5,8 @@ perturbations" (ICLR 2019): Gaussian noise, Gaussian blur and lower contrast at 
 are our own, and grow with the side of the input, so that severity 3 is as hard to see through at 32 as at 224 pixels.
 
 *The replay* draws requests from a pool of pictures that nothing was trained or certified on, first clean ones, then
-corrupted ones, then clean ones again, and drives `StreamControl` exactly as `edge.call` does: an accepted answer is
-audited with `audit_probability`, an escalated picture is compared with the best rung's answer. Labels are used only to
+corrupted ones, then clean ones again, and drives monitors and controllers exactly as `edge.call` does: of all requests
+a fixed share is audited, an escalated picture is compared with the best rung's answer. Labels are used only to
 measure, afterwards, what was really given up.
 """
 
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.certificate import Sample
-from hawkvision.cascade.online import StreamControl, Terms
+from hawkvision.cascade.monitor import Claims, Monitor
+from hawkvision.cascade.online import AUDIT_SHARE, StreamControl, Terms
 from hawkvision.cascade.policy import Route
 from hawkvision.cascade.profile import Pair
 from hawkvision.cascade.profiling import Looked, make_sample
@@ -264,44 +265,52 @@ def _pictures(sample: Sample) -> list[_Seen]:
 class _Node:
     """One stream at one node, without pictures, network and time."""
 
-    def __init__(self, route: Route, control: MakeControl | None) -> None:
-        controls = route.controls
+    def __init__(self, route: Route, make: MakeControl | None) -> None:
+        controls = None if make is None else route.controls
         self._route = route
-        self._edge = None if control is None or controls is None or controls.edge is None else control(controls.edge)
-        self._middle = (
-            None if control is None or controls is None or controls.middle is None else control(controls.middle)
-        )
+        self._edge = None if make is None or controls is None or controls.edge is None else make(controls.edge)
+        self._middle = None if make is None or controls is None or controls.middle is None else make(controls.middle)
+        self._edge_log = None if controls is None else _log(controls.edge_claims)
+        self._middle_log = None if controls is None else _log(controls.middle_claims)
+        self._share = 0.0 if controls is None else AUDIT_SHARE
 
     def take(self, seen: _Seen, chances: Sequence[float]) -> _Taken:
-        void = any(control.void for control in (self._edge, self._middle) if control is not None)
+        void = any(log.suspended for log in (self._edge_log, self._middle_log) if log is not None)
+        for control in (self._edge, self._middle):
+            if control is not None:
+                control.follow(void)
         threshold = self._route.threshold if self._edge is None else self._edge.threshold
+        drawn = chances[0] < self._share
+        if drawn and self._edge_log is not None:
+            self._edge_log.record(seen.score, seen.differs)
         if seen.score >= threshold:
-            audited = _accept(self._edge, seen.score, chances[0], seen.differs)
-            return _Taken(_EDGE, seen.loss, audited, void, threshold)
+            _accept(self._edge, seen.score, self._share, seen.differs if drawn else None)
+            return _Taken(_EDGE, seen.loss, drawn, void, threshold)
         # The certificate covers the middle rung's answers to pictures that the certified threshold escalates only.
         if self._route.middle is None or seen.score >= self._route.threshold:
             _escalate(self._edge, seen.score, seen.differs)
             return _Taken(_BEST, 0, False, void, threshold)
-        # While the promise is void the middle rung is not believed, but still looked at: its controller must notice
-        # when traffic is as certified again.
+        # While the promise is void the middle rung is not believed, but still looked at: its log must show when traffic
+        # is as certified again.
+        if drawn and self._middle_log is not None:
+            self._middle_log.record(seen.middle_score, seen.middle_differs)
         bar = self._route.middle.threshold if self._middle is None else self._middle.threshold
         if seen.middle_score >= bar and not void:
             _escalate(self._edge, seen.score, None)
-            audited = _accept(self._middle, seen.middle_score, chances[1], seen.middle_differs)
-            return _Taken(_MIDDLE, seen.middle_loss, audited, void, threshold)
+            _accept(self._middle, seen.middle_score, self._share, seen.middle_differs if drawn else None)
+            return _Taken(_MIDDLE, seen.middle_loss, drawn, void, threshold)
         _escalate(self._edge, seen.score, seen.differs)
         _escalate(self._middle, seen.middle_score, seen.middle_differs)
         return _Taken(_BEST, 0, False, void, threshold)
 
 
-def _accept(control: StreamControl | None, score: float, chance: float, differs: bool) -> bool:
-    """Tell the controller of an accepted answer; whether it was audited."""
-    if control is None:
-        return False
-    probability = control.audit_probability(score)
-    audited = chance < probability
-    control.accepted(score, probability, differs if audited else None)
-    return audited
+def _log(claims: Claims | None) -> Monitor | None:
+    return None if claims is None else Monitor(claims, shared=False)
+
+
+def _accept(control: StreamControl | None, score: float, share: float, differs: bool | None) -> None:
+    if control is not None:
+        control.accepted(score, 1.0 / share, differs)
 
 
 def _escalate(control: StreamControl | None, score: float, differs: bool | None) -> None:

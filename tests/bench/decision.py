@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from edge.streams import Streams
+from edge.streams import StageScore, Streams
 from hawkvision.cascade.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Accept, Policy, decide
 from hawkvision.cascade.profile import load_profile
@@ -49,24 +49,26 @@ def with_control(policy: Policy, streams: Streams, draws: random.Random) -> Deci
 
     def run(target: Target, stream: str | None, score: float) -> None:
         route = policy.route(target)
-        assert route.controls is not None
-        assert route.controls.edge is not None
-        kept = streams.find(stream, route.controls.edge)
-        if route.controls.middle is not None:
-            streams.find(stream, route.controls.middle)
+        watched = streams.watched(stream, route.controls)
+        assert watched.edge is not None
+        assert watched.edge_claims is not None
         decision = decide(
             route,
             score,
             slack_ms=SLACK_MS,
             predicted_ms=PREDICTED_MS,
             on_miss=OnMiss.DEGRADE,
-            threshold=kept.control.threshold,
+            threshold=watched.edge.control.threshold,
         )
-        if isinstance(decision, Accept):
-            probability = kept.control.audit_probability(score)
-            kept.accepted(score, probability, False if draws.random() < probability else None)
+        drawn = draws.random() < AUDIT_SHARE
+        if drawn:
+            watched.audited((StageScore(watched.edge_claims, score, 0),), 0)
         else:
-            kept.escalated(score, False)
+            watched.not_due()
+        if isinstance(decision, Accept):
+            watched.edge.accepted(score, False if drawn else None)
+        else:
+            watched.edge.escalated(score, False)
 
     return run
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.cascade.certificate import Method
-from hawkvision.cascade.online import GAIN, StreamControl
+from hawkvision.cascade.online import StreamControl
 from hawkvision.cascade.policy import Policy, Route
 from hawkvision.cascade.profile import Pair, Profile, ProfileData
 from hawkvision.cascade.profiling import (
@@ -74,9 +74,9 @@ class StrictControl(StreamControl):
     """The variant that aims at a disagreement of ε at all times."""
 
     def _move(self, estimate: float) -> None:
-        theta = self.state.theta + GAIN * (estimate - self.terms.max_drop)
-        self.state.theta = min(max(theta, self._floor), 1.0 + GAIN)
-        self._place()
+        self.state.suspended, before = True, self.state.suspended
+        super()._move(estimate)
+        self.state.suspended = before
 
 
 CONTROLS: Final[dict[str, MakeControl | None]] = {

@@ -93,10 +93,13 @@ class Bench:
         hang_up: Callable[[], Awaitable[object]] | None = None,
         body: bytes | None = None,
         received: Received = WHOLE,
+        caller: str = "127.0.0.1",
         **fields: Any,
     ) -> Answer:
         request, started = ClassifyRequest(**fields), self.clock.now()
-        return await self.node.classify(body or encoded(), request, started, start_trace(), hang_up, received=received)
+        return await self.node.classify(
+            body or encoded(), request, started, start_trace(), hang_up, received=received, caller=caller
+        )
 
     def counted(self, name: str, **labels: str) -> float:
         """A metric's value, 0 before it was first counted."""
@@ -179,8 +182,8 @@ async def bench(
         max_pixels=max_pixels,
         admission=admission,
         dc_timeout_s=10.0,
-        streams=Streams("digits", streams_limit, audit_share, metrics, file),
-        auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0),
+        streams=Streams("digits", streams_limit, audit_share, metrics, file, policy.profiles),
+        auditor=Auditor("digits", "large", uplink, metrics, random.Random(1), 10.0, audit_share),
         expected={"large": SHA, "medium": SHA} if middle else {"large": SHA},
         rival=open_rival(config, registration, policy, rung, metrics),
     )
@@ -201,10 +204,10 @@ async def known(node: EdgeNode) -> None:
 
 
 async def many(it: Bench, requests: int, **fields: Any) -> list[Answer]:
-    """Asked 16 at a time."""
+    """Asked four at a time, so that there is room for audits."""
     answers: list[Answer] = []
     while len(answers) < requests:
-        answers += await asyncio.gather(*(it.ask(**fields) for _ in range(16)))
+        answers += await asyncio.gather(*(it.ask(**fields) for _ in range(4)))
     return answers
 
 

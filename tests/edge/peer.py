@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import ssl
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,9 @@ class Peer:
     garbage: bool = False
     model: str = "committee"
     top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
+    differing: float = 0.0
+    """Share of answers, at random, that are ANSWER_CLASS instead of what `top_k` says."""
+    draws: random.Random = field(default_factory=lambda: random.Random(1))
     fingerprint: str = ""
     middle: str = ""
     """A middle rung that is served too; it answers MIDDLE_CLASS, as sure as `middle_score` says."""
@@ -135,7 +139,8 @@ class Peer:
         return Status.OK, b"<html>" if self.garbage else msgspec.json.encode(reply)
 
     def reply(self, asked: HopRequest) -> HopReply:
-        top = tuple(HopClass(*entry) for entry in self.top_k)
+        differs = self.differing > 0.0 and self.draws.random() < self.differing
+        top = (HopClass(ANSWER_CLASS, 0.99),) if differs else tuple(HopClass(*entry) for entry in self.top_k)
         answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None)
         if asked.middle is None or not self.knows_middle:
             asked_for_middle = asked.variant is not None and asked.variant == self.middle

@@ -225,7 +225,7 @@ async def infer(it: Bench, *pictures: bytes, **fields: Any) -> list[Answer]:
     async def stays() -> None:
         await asyncio.Event().wait()
 
-    return await classify_all(it.node, asked, it.clock.now(), start_trace(), stays)
+    return await classify_all(it.node, asked, it.clock.now(), start_trace(), stays, "127.0.0.1")
 
 
 @pytest.mark.parametrize("on_miss", OnMiss)

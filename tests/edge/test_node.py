@@ -20,6 +20,7 @@ from tests.waiting import until
 def test_sure_answers_stay_and_unsure_ones_go(large: Peer) -> None:
     async def scenario() -> tuple[Answer, Answer]:
         async with bench(large, SURE) as sure, bench(large, UNSURE) as unsure:
+            await known(sure.node)
             return await sure.ask(), await unsure.ask()
 
     stayed, went = run(scenario)
@@ -43,7 +44,7 @@ def test_a_busy_edge_sends_what_it_could_not_answer_in_time(large: Peer) -> None
 
 def test_a_busy_edge_whose_datacenter_fails_answers_itself_and_says_that_it_asked(large: Peer) -> None:
     async def scenario() -> Answer:
-        async with bench(large, SURE) as it:
+        async with bench(large, SURE, audit_share=0.001) as it:
             await it.ask(target=Quality.BEST)
             queued = await it.occupy(20)
             large.delay_s = 30.0

@@ -27,6 +27,7 @@ def target_whose_middle_threshold(low: float, high: float) -> MaxAccuracyDrop:
     raise AssertionError(f"the synthetic ladder has no middle threshold between {low} and {high}")
 
 
+ME = "127.0.0.1"
 THREE_LEVELS = target_whose_middle_threshold(0.35, 0.85)
 ALWAYS_MIDDLE = target_whose_middle_threshold(-math.inf, 0.0)
 
@@ -58,7 +59,8 @@ def test_both_controllers_learn_when_the_best_rung_answers_after_the_middle_one(
         async with bench(three, UNSURE, middle=True) as it:
             await known(it.node)
             answer = await it.ask(target=THREE_LEVELS)
-            edge, middle = it.node.watched(it.node.policy.route(THREE_LEVELS), None)
+            watched = it.node.watched(it.node.policy.route(THREE_LEVELS), None, ME)
+            edge, middle = watched.edge, watched.middle
             assert edge is not None
             assert middle is not None
             return answer, edge.control.state.escalations, middle.control.state.escalations
@@ -73,7 +75,7 @@ def test_a_middle_rung_that_is_wrong_where_it_is_sure_is_found_out_and_no_longer
     async def scenario() -> tuple[Answer, float, int]:
         async with bench(three, UNSURE, middle=True, audit_share=0.2) as it:
             await known(it.node)
-            watched = it.node.watched(it.node.policy.route(THREE_LEVELS), None)
+            watched = it.node.watched(it.node.policy.route(THREE_LEVELS), None, ME)
             assert watched.middle is not None
             while not watched.void:
                 await many(it, 16, target=THREE_LEVELS)
@@ -105,13 +107,14 @@ def test_a_middle_rung_that_always_answers_does_so_only_while_the_promise_holds(
     three.middle_score = 0.0
 
     async def scenario() -> tuple[Answer, Answer]:
-        async with bench(three, UNSURE, middle=True) as it:
+        async with bench(three, UNSURE, middle=True, audit_share=0.2) as it:
             await known(it.node)
             route = it.node.policy.route(ALWAYS_MIDDLE)
             assert route.middle is not None
             assert route.middle.threshold == -math.inf
             before = await it.ask(target=ALWAYS_MIDDLE)
-            await many(it, 100, target=ALWAYS_MIDDLE)  # difficult ones only, which was not certified
+            while not it.node.watched(route, None, ME).void:  # the best rung says otherwise
+                await many(it, 16, target=ALWAYS_MIDDLE)
             return before, await it.ask(target=ALWAYS_MIDDLE)
 
     before, after = run(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -12,40 +13,49 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.state import Place, StateError, StateFile, decode_state, encode_state
-from hawkvision.cascade.online import Bet, State
+from edge.assembly import _open_state
+from edge.state import APPLICATION_ID, StateError, StateFile, StreamState, decode_state, encode_state
+from hawkvision.cascade.monitor import MonitorState
+from hawkvision.cascade.online import State
+from hawkvision.config import EdgeConfig
 from hawkvision.errors import ConfigError
+from hawkvision.metrics import EdgeMetrics
 
 OWN = bytes(16)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 POSITIVE = st.floats(1e-6, 1e9)
 COUNTS = st.integers(0, 2**53)
-BETS = st.builds(Bet, FINITE, st.sampled_from([-1, 1]), POSITIVE, COUNTS, FINITE, POSITIVE)
-STATES = st.builds(
-    State,
-    key=st.text(max_size=40),
-    theta=FINITE,
-    loss_bet=BETS,
-    difficulty_bet=BETS,
-    return_bet=BETS,
-    correction=POSITIVE,
-    root_mean=POSITIVE,
-    debt=POSITIVE,
-    void=st.booleans(),
-    void_since=COUNTS,
-    void_loss=FINITE,
-    void_seen=COUNTS,
+NAMES = st.text(max_size=40)
+CONTROLS = st.builds(
+    State, key=NAMES, theta=FINITE, correction=POSITIVE, debt=POSITIVE, suspended=st.booleans(), requests=COUNTS
+)
+LOGS = st.builds(
+    MonitorState,
+    key=NAMES,
+    outcomes=st.binary(max_size=50).map(bytearray),
+    callers=st.lists(NAMES, max_size=3),
+    failed=st.none() | st.integers(0, 100),
     alarms=st.integers(1, 2**53),
-    requests=COUNTS,
+)
+STATES = st.builds(
+    StreamState,
+    monitors=st.dictionaries(NAMES, LOGS, max_size=3),
+    controls=st.dictionaries(NAMES, CONTROLS, max_size=3),
+    suspended_before=st.booleans(),
 )
 
 
-def state(theta: float = 0.5, key: str = "c") -> State:
-    return State(key, theta, Bet(0.1), Bet(0.2), Bet(0.3, sign=-1))
+def state(theta: float = 0.5, *, suspended: bool = False) -> StreamState:
+    failed, alarms = (0, 1) if suspended else (None, 0)
+    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms)}, {"c": State("c", theta)})
 
 
-def place(number: int) -> Place:
-    return Place(number.to_bytes(16, "big"), "c")
+def row(place: bytes, state: StreamState) -> tuple[bytes, bytes, bool]:
+    return place, encode_state(state), state.suspended
+
+
+def place(number: int) -> bytes:
+    return number.to_bytes(16, "big")
 
 
 @contextmanager
@@ -60,35 +70,33 @@ def path(tmp_path: Path) -> Path:
 
 
 @given(STATES)
-def test_every_state_comes_back_as_it_was(state: State) -> None:
+def test_every_state_comes_back_as_it_was(state: StreamState) -> None:
     assert decode_state(encode_state(state)) == state
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
-    with pytest.raises((msgspec.DecodeError, ValueError)):
-        decode_state(data)
+    with suppress(msgspec.DecodeError, ValueError):
+        assert isinstance(decode_state(data), StreamState)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"root_mean": 0.0},
-        {"correction": -1.0},
-        {"debt": -1.0},
-        {"requests": -1},
-        {"void": True},
-        {"loss_bet": Bet(0.1, 1, -2.0)},
-    ],
-)
-def test_a_state_that_no_controller_can_have_is_refused(change: dict[str, object]) -> None:
+@pytest.mark.parametrize("change", [{"correction": -1.0}, {"debt": -1.0}, {"requests": -1}])
+def test_a_controller_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    control = msgspec.structs.replace(State("c", 0.5), **change)
     with pytest.raises(ValueError, match="none that a controller can have"):
-        decode_state(encode_state(msgspec.structs.replace(state(), **change)))
+        decode_state(encode_state(StreamState(controls={"c": control})))
+
+
+@pytest.mark.parametrize("change", [{"alarms": -1}, {"failed": 0}])
+def test_a_log_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+    log = msgspec.structs.replace(MonitorState("c"), **change)
+    with pytest.raises(ValueError, match="none that a controller can have"):
+        decode_state(encode_state(StreamState(monitors={"c": log})))
 
 
 def test_what_was_written_is_read_after_reopening(path: Path) -> None:
     with opened(path) as file:
-        file.write([(place(1), encode_state(state(0.7)))])
+        file.write([row(place(1), state(0.7))])
     with opened(path) as file:
         assert file.read(place(1)) == state(0.7)
         assert file.read(place(2)) is None
@@ -96,27 +104,64 @@ def test_what_was_written_is_read_after_reopening(path: Path) -> None:
 
 def test_the_newest_of_two_states_counts(path: Path) -> None:
     with opened(path) as file:
-        file.write([(place(1), encode_state(state(0.1)))])
-        file.write([(place(1), encode_state(state(0.2)))])
+        file.write([row(place(1), state(0.1))])
+        file.write([row(place(1), state(0.2))])
         assert file.read(place(1)) == state(0.2)
 
 
 def test_rows_are_bounded_and_the_nodes_own_stream_stays(path: Path) -> None:
     with opened(path, rows=10) as file:
-        file.write([(Place(OWN, "c"), encode_state(state(0.9)))])
+        file.write([row(OWN, state(0.9))])
         for first in range(1, 100, 7):
-            file.write([(place(first + i), encode_state(state())) for i in range(7)])
-        assert file.read(Place(OWN, "c")) == state(0.9)
+            file.write([row(place(first + i), state()) for i in range(7)])
+        assert file.read(OWN) == state(0.9)
         assert file.read(place(99)) is not None
         assert file.read(place(1)) is None
     with closing(sqlite3.connect(path)) as raw:
         assert raw.execute("SELECT count(*) FROM states").fetchone() == (10,)
 
 
+def test_rows_with_an_alarm_go_last_and_the_file_remembers_that_one_had_to(path: Path) -> None:
+    with opened(path, rows=10) as file:
+        file.write([row(place(number), state(suspended=True)) for number in range(1, 6)])
+        file.write([row(place(number), state()) for number in range(100, 150)])
+        assert all(file.read(place(number)) for number in range(1, 6))
+        assert file.full is False
+        file.write([row(place(number), state(suspended=True)) for number in range(200, 220)])
+    with opened(path, rows=10) as file:
+        assert file.full
+
+
+def first_version(path: Path, rows: list[tuple[bytes, str, bytes]]) -> None:
+    with closing(sqlite3.connect(path)) as raw, raw:
+        raw.executescript(
+            "PRAGMA journal_mode = WAL; CREATE TABLE states (stream BLOB NOT NULL, certificate TEXT NOT NULL, "
+            "state BLOB NOT NULL, written INTEGER NOT NULL, PRIMARY KEY (stream, certificate)) WITHOUT ROWID; "
+            "CREATE INDEX states_by_age ON states (written); "
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
+        )
+        raw.executemany("INSERT INTO states VALUES (?, ?, ?, 1)", rows)
+
+
+def test_a_file_of_the_first_version_keeps_its_alarms_and_says_what_it_loses(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = [
+        (place(1), "a", b'{"void": false}'),
+        (place(1), "b", b'{"void": true}'),
+        (place(2), "a", b'{"void": false}'),
+    ]
+    first_version(path, [*kept, (place(3), "a", b"garbage")])
+    with opened(path) as file:
+        found = [file.read(place(number)) for number in (1, 2, 3)]
+    assert [one is not None and one.suspended for one in found] == [True, False, True]
+    assert "the 2 streams that were suspended stay so" in caplog.text
+
+
 def test_age_goes_on_counting_after_a_restart(path: Path) -> None:
     for number in (1, 2, 3):
         with opened(path, rows=2) as file:
-            file.write([(place(number), encode_state(state()))])
+            file.write([row(place(number), state())])
     with opened(path) as file:
         assert [file.read(place(number)) is not None for number in (1, 2, 3)] == [False, True, True]
 
@@ -147,13 +192,13 @@ def test_a_file_of_another_version_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA user_version = 7")
-    with pytest.raises(StateError, match="has version 7, this node reads 1"):
+    with pytest.raises(StateError, match="has version 7, this node reads 2"):
         StateFile(path, 10, OWN)
 
 
 def test_a_corrupt_file_is_refused(path: Path) -> None:
     with opened(path, rows=1_000) as file:
-        file.write([(place(number), encode_state(state())) for number in range(500)])
+        file.write([row(place(number), state()) for number in range(500)])
     data = bytearray(path.read_bytes())
     data[8192 : len(data) // 2] = b"\xff" * (len(data) // 2 - 8192)
     path.write_bytes(data)
@@ -171,7 +216,7 @@ def test_an_empty_file_left_by_a_crash_is_taken(path: Path) -> None:
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA journal_mode = WAL")
     with opened(path) as file:
-        file.write([(place(1), encode_state(state()))])
+        file.write([row(place(1), state())])
         assert file.read(place(1)) == state()
 
 
@@ -179,24 +224,24 @@ def test_reads_and_writes_that_fail_later_say_so_and_work_again(path: Path) -> N
     with opened(path) as file, closing(sqlite3.connect(path)) as raw:
         raw.execute("ALTER TABLE states RENAME TO stolen")
         with pytest.raises(StateError, match="cannot write"):
-            file.write([(place(1), encode_state(state()))])
+            file.write([row(place(1), state())])
         with pytest.raises(StateError, match="cannot read"):
             file.read(place(1))
         raw.execute("ALTER TABLE stolen RENAME TO states")
-        file.write([(place(1), encode_state(state()))])
+        file.write([row(place(1), state())])
         assert file.read(place(1)) == state()
 
 
 def test_a_row_that_is_no_state_is_an_error_not_a_state(path: Path) -> None:
     with opened(path) as file:
-        file.write([(place(1), b"{}")])
+        file.write([(place(1), b"[]", False)])
         with pytest.raises(StateError, match="cannot read"):
             file.read(place(1))
 
 
 def test_what_was_kept_is_read_from_a_disk_that_takes_no_more(path: Path) -> None:
     with opened(path) as file:
-        file.write([(place(1), encode_state(state(0.7)))])
+        file.write([row(place(1), state(0.7))])
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path.with_name(f"{path.name}.lock").unlink()
@@ -205,7 +250,7 @@ def test_what_was_kept_is_read_from_a_disk_that_takes_no_more(path: Path) -> Non
         assert file.unwritable is not None
         assert file.read(place(1)) == state(0.7)
         with pytest.raises(StateError, match="cannot write"):
-            file.write([(place(1), encode_state(state(0.8)))])
+            file.write([row(place(1), state(0.8))])
         assert file.read(place(1)) == state(0.7)
 
 
@@ -216,7 +261,7 @@ def test_whatever_part_of_a_file_is_damaged_it_is_opened_or_given_up(
 ) -> None:
     path = tmp_path_factory.mktemp("state") / "state"
     with opened(path, rows=1_000) as file:
-        file.write([(place(number), encode_state(state())) for number in range(60)])
+        file.write([row(place(number), state()) for number in range(60)])
     data = bytearray(path.read_bytes())
     data[start : start + length] = bytes([fill]) * max(0, min(length, len(data) - start))
     path.write_bytes(data)
@@ -224,3 +269,43 @@ def test_whatever_part_of_a_file_is_damaged_it_is_opened_or_given_up(
         for number in range(60):
             with suppress(StateError):
                 file.read(place(number))
+
+
+# ------------------------------------------------------------------------------------------------ where it is kept
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def test_a_node_keeps_its_state_by_default_in_a_file_of_its_task_and_address(home: Path) -> None:
+    file = _open_state(EdgeConfig(task="cifar10", port=8081), EdgeMetrics())
+    assert file is not None
+    with closing(file):
+        assert (home / "hawkvision" / "edge-cifar10-127.0.0.1-8081.sqlite3").is_file()
+
+
+def test_a_node_whose_port_nobody_knows_keeps_nothing(home: Path) -> None:
+    assert _open_state(EdgeConfig(port=0), EdgeMetrics()) is None
+    assert not home.exists()
+
+
+def test_a_default_place_that_cannot_be_used_is_said_and_the_node_serves(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = _open_state(EdgeConfig(port=8081), EdgeMetrics())
+    assert first is not None
+    with closing(first):
+        assert _open_state(EdgeConfig(port=8081), EdgeMetrics()) is None
+    assert "in use by another node" in caplog.text
+    shutil.rmtree(home)
+    home.write_text("no folder")
+    assert _open_state(EdgeConfig(port=8081), EdgeMetrics()) is None
+    assert "none can be made" in caplog.text
+
+
+def test_a_file_that_was_asked_for_and_is_anothers_ends_the_start(path: Path) -> None:
+    with opened(path), pytest.raises(ConfigError, match="in use by another node"):
+        _open_state(EdgeConfig(state_file=path), EdgeMetrics())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision.cascade.monitor import Claim
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Escalate, Miss, Policy, Route, decide, weakened
 from hawkvision.cascade.profile import (
     Certificate,
@@ -225,14 +226,46 @@ def test_controls_carry_what_the_certificate_says_of_each_rung() -> None:
         certificate.middle_threshold,
         certificate.middle_watch.disagreement,
     )
-    assert edge.delta == middle.delta == certificate.delta
     assert edge.key != middle.key
+    edge_claims, middle_claims = route.controls.edge_claims, route.controls.middle_claims
+    assert edge_claims is not None
+    assert middle_claims is not None
+    assert edge_claims.delta == certificate.delta
+    logs = sum(c.middle_watch is not None for c in policy.pair.conditions[0].certificates)
+    assert middle_claims.delta <= certificate.delta / logs, "each of these certificates has a log of its own"
+    assert Claim(edge.threshold, edge.disagreement) in edge_claims.claims
+    assert middle_claims.claims == (Claim(middle.threshold, middle.disagreement),)
 
 
-@pytest.mark.parametrize("target", [Quality.FAST, Quality.BEST, MinConfidence(0.7), MinAccuracy(0.1)])
-def test_targets_without_a_certified_threshold_are_not_controlled(
-    target: Quality | MinConfidence | MinAccuracy,
-) -> None:
+def test_every_target_that_may_be_held_below_the_best_rung_is_watched() -> None:
+    watched = 0
+    for policy in (POLICY, Policy(THREE, "small", "large")):
+        accuracies = [MinAccuracy(accuracy / 100) for accuracy in range(1, 100, 3)]
+        for target in (*Quality, *(MaxAccuracyDrop(drop / 200) for drop in range(1, 200)), *accuracies):
+            try:
+                route = policy.route(target)
+            except TargetUnreachable:
+                continue
+            gives_up = route.promise.max_drop is None or route.promise.max_drop > 0.0
+            if route.promise.status is PromiseStatus.HELD and gives_up:
+                watched += 1
+                assert route.controls is not None, target
+                assert route.controls.edge_claims is not None or route.controls.middle_claims is not None
+                if route.controls.edge_claims is not None:
+                    accepts = [claim.threshold for claim in route.controls.edge_claims.claims]
+                    assert route.threshold in accepts, target
+    assert watched > 100
+
+
+def test_the_threshold_of_the_edges_answer_alone_does_not_move() -> None:
+    for target in (Quality.FAST, MinAccuracy(0.1)):
+        controls = POLICY.route(target).controls
+        assert controls is not None
+        assert controls.edge is None
+
+
+@pytest.mark.parametrize("target", [Quality.BEST, MinConfidence(0.7)])
+def test_targets_that_no_certificate_stands_behind_are_not_watched(target: Quality | MinConfidence) -> None:
     assert POLICY.route(target).controls is None
 
 

@@ -88,12 +88,14 @@ def test_a_kept_target_has_the_threshold_promise_and_temperature_of_its_conditio
     assert route.controls is not None
 
 
-def test_a_target_that_escalating_everything_keeps_needs_no_threshold() -> None:
+def test_a_target_that_only_escalating_everything_keeps_claims_nothing_for_no_audit_sees_what_the_link_lost() -> None:
     found = condition(27, 0.6)
     route = POLICY.route(MaxAccuracyDrop(found.best.max_drop + 1e-6), Received(0.65, 27))
     assert route.direct
-    assert (route.short, route.promise.status) == (False, PromiseStatus.HELD)
-    assert route.promise.max_drop == found.best.max_drop
+    assert (route.short, route.promise.status, route.promise.basis) == (
+        False, PromiseStatus.BEST_EFFORT, Basis.UNMONITORED,
+    )  # fmt: skip
+    assert route.promise.max_drop is None
 
 
 def test_a_target_that_nothing_keeps_is_short_and_accepts_what_costs_no_more_than_it_allows() -> None:
@@ -191,3 +193,17 @@ def test_controllers_of_two_conditions_have_different_keys() -> None:
 
 def test_conditions_survive_the_file() -> None:
     assert msgspec.json.decode(msgspec.json.encode(PAIR), type=Pair) == PAIR
+
+
+def test_every_target_that_may_be_held_is_watched_in_every_condition() -> None:
+    watched = 0
+    for quality, fraction in ((80, 1.0), (80, 0.8), (27, 1.0), (27, 0.65)):
+        targets = (*Quality, *(MaxAccuracyDrop(d / 100) for d in range(1, 60)), *map(MinAccuracy, (0.2, 0.5, 0.8, 0.9)))
+        for target in targets:
+            route = POLICY.route(target, Received(fraction, quality))
+            if route.promise.status is PromiseStatus.HELD:
+                assert route.controls is not None, target
+                assert route.controls.edge_claims is not None
+                assert route.threshold in [claim.threshold for claim in route.controls.edge_claims.claims]
+                watched += 1
+    assert watched > 50
