@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge.run import _listen, _server
 from edge.app import EdgeApp
+from edge.run import _listen, _server
 from edge.streams import caller_of
 from hawkvision.config import EdgeConfig
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
