@@ -372,28 +372,27 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
 
 
 def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
-    """One cell, a line per contender; `?` marks a P99.9 that rests on few requests or few occasions.
+    """One cell, a line per contender; ranges are of the worst and the best round, ✗ marks a target missed silently.
 
-    Ranges are of the worst and the best round. Below, who was not steady, and in how many rounds.
+    Below, who was not steady, and in how many rounds.
     """
     table = Table(title=title, box=None, header_style="bold", title_justify="left")
-    table.add_column("policy")
+    table.add_column("policy", min_width=max((len(row.name) for row in rows), default=0))
     for column in (
-        "n", "right in time", "worst–best", "targets kept", "P50 ms", "P99 ms", "worst–best", "P99.9 ms", "accuracy",
-        "in time", "escalated", "degraded", "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen",
-        "slowed",
+        "n", "right in time", "worst–best", "targets kept", "P50 ms", "P99 ms", "worst–best", "accuracy", "escalated",
+        "degraded", "flagged", "unanswered", "shed", "kB to edge", "kB to dc", "stolen", "slowed",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
         right = row.effective_rounds
         table.add_row(
             row.name, str(row.n), _share(row.effective),
-            "" if right is None else f"{100 * right.worst:.1f}–{right.best:.1%}", row.kept, f"{row.p50_ms:.1f}",
+            "" if right is None else f"{100 * right.worst:.1f}–{right.best:.1%}",
+            row.kept.partition(" (")[0] + " ✗" * row.silent, f"{row.p50_ms:.1f}",
             f"{'≥ ' if row.p99_at_least else ''}{row.p99_ms:.0f}",
             f"{row.p99_rounds.worst:.0f}–{row.p99_rounds.best:.0f}",
-            f"{'≥ ' * row.p999.at_least}{row.p999.ms:.0f}{' ?' * row.p999.few}", _share(row.accuracy),
-            _share(row.in_time), f"{row.escalated:.0%}", f"{row.degraded:.0%}",
-            f"{row.flagged:.0%}", str(row.unanswered), f"{row.shed_share:.1%}", f"{row.client_bytes / 1e3:.1f}",
+            _share(row.accuracy), f"{row.escalated:.0%}", f"{row.degraded:.0%}", f"{row.flagged:.0%}",
+            str(row.unanswered), f"{row.shed_share:.1%}", f"{row.client_bytes / 1e3:.1f}",
             f"{row.uplink_bytes / 1e3:.1f}", "" if row.stolen is None else f"{row.stolen:.1%}",
             "" if row.slowed is None else f"{row.slowed:.0%}",
         )  # fmt: skip

@@ -7,6 +7,7 @@ from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, catalog_of
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import Committee, Manifest
+from hawkvision.vision.backends import BackendKind
 
 
 def test_members_are_loaded_once_however_many_rungs_use_them(manifest: Manifest) -> None:
@@ -28,6 +29,14 @@ def test_the_listing_names_each_members_file_by_hash(manifest: Manifest) -> None
 def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=names[0]):
         catalog_of(manifest, DatacenterConfig(task="shapes", variants=names))
+
+
+@pytest.mark.parametrize(("backend", "certifiable"), [("auto", True), ("onnxruntime", True), ("openvino", False)])
+def test_no_fingerprint_is_offered_of_logits_that_no_certificate_is_about(
+    manifest: Manifest, backend: BackendKind, certifiable: bool
+) -> None:
+    served = catalog_of(manifest, DatacenterConfig(backend=backend))
+    assert {rung.fingerprint is not None for rung in served.rungs} == {certifiable}
 
 
 def test_a_committee_whose_members_look_one_after_the_other_is_for_edge_nodes(manifest: Manifest) -> None:
