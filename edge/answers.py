@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from edge.replies import Escalated
 from edge.rung import Looked
-from edge.waiting import Escalated
 from hawkvision.trace import random_hex
 from hawkvision.types import Answer, Prediction, Reason, Received, Tier, Timing
 

@@ -279,7 +279,7 @@ async def open_node(
             len(loaded.labels),
             clock,
             transport=config.dc_transport,
-            give_up_below=config.give_up_below,
+            min_on_time_probability=config.min_on_time_probability,
             reducer=loaded.reducer,
             metrics=metrics,
             admission=admission,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from edge.admission import Admitted, Turns
 from edge.answers import from_datacenter, from_edge
 from edge.audits import Accepted
+from edge.replies import Escalated
 from edge.rung import Looked
 from edge.streams import StageScore, Watched
 from edge.uplink import GivenUp
-from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, Route, decide
 from hawkvision.errors import DeadlineMissed, EscalationFailed, RequestError
 from hawkvision.hop import HopReply, HopRequest, Middle
@@ -88,6 +88,9 @@ class Call:
                 raise self.missed()
             case Escalate(reason, cutoff_ms) if self._is_in_vain(cutoff_ms):
                 self._try_out(reason, edge)
+                if self.request.on_miss is OnMiss.FAIL and self._falls_short(edge):
+                    self._saw(edge)
+                    raise self.missed()
                 return self._at_last(edge)
             case Escalate(reason, cutoff_ms):
                 try:
@@ -127,6 +130,8 @@ class Call:
                 return from_datacenter(self, escalated, reason, None)
             case Escalate(reason, cutoff_ms) if self._is_in_vain(cutoff_ms):
                 self._try_out(reason, None)
+                if self.request.on_miss is OnMiss.FAIL:
+                    raise self.missed()
                 return self._at_last(await self._at_edge())
             case Escalate(reason, _):
                 return await self._dc_with_standby(reason)
@@ -189,25 +194,13 @@ class Call:
             self.route,
             -math.inf if edge is None or edge.result.hasty else self._score(edge),
             slack_ms=self.slack_ms(),
-            predicted_ms=self._predicted_ms(),
+            reachable=self.node.uplink is not None and self.node.uplink.up,
             on_miss=self.request.on_miss,
             threshold=None if control is None else control.control.threshold,
         )
         if isinstance(decision, Miss) and not self._falls_short(edge):
             return Accept()  # only debt asked for more, and there is no time to repay it here
         return decision
-
-    def _predicted_ms(self) -> float | None:
-        """How long the datacenter would take; None if it cannot be reached.
-
-        With `fail`, a caller who is told at once that there is no time has lost nothing, so it is the time that is
-        hardly ever exceeded. Otherwise the edge's answer stands by, and an escalation that is more likely to be in
-        time than not is worth its bytes.
-        """
-        uplink = self.node.uplink
-        if uplink is None:
-            return None
-        return uplink.predict_ms() if self.request.on_miss is OnMiss.FAIL else uplink.expect_ms()
 
     def _edge_is_too_busy(self) -> bool:
         """Whether the edge would be late and the datacenter would not; one who waits is better off in the queue."""
@@ -216,27 +209,25 @@ class Call:
             return False
         if self.node.pool.predicted_wait_ms() < slack:
             return False
-        predicted = uplink.predict_ms()
-        return predicted is not None and predicted < slack - ANSWER_MARGIN_MS
+        return uplink.admits(slack - ANSWER_MARGIN_MS)
 
     def _is_in_vain(self, cutoff_ms: float | None) -> bool:
-        """Whether waiting was in vain so often that the edge's answer, which is to be had, serves the caller better."""
+        """Whether a reply is too unlikely to be waited for; who can have the edge's answer no sooner waits anyway."""
         node = self.node
-        if node.uplink is None or cutoff_ms is None or self.request.on_miss is not OnMiss.DEGRADE:
+        if node.uplink is None or cutoff_ms is None or node.uplink.admits(min(cutoff_ms, node.dc_timeout_s * 1e3)):
             return False
-        return node.uplink.doubts(cutoff_ms) and node.pool.predicted_wait_ms() < cutoff_ms
+        return self.request.on_miss is OnMiss.FAIL or node.pool.predicted_wait_ms() < cutoff_ms
 
     def _try_out(self, reason: Reason, edge: Looked | None) -> None:
         """Nobody waits for this, but whoever comes next wants to know whether it would have paid."""
         node = self.node
         assert node.uplink is not None
-        timeout_s = min(node.dc_timeout_s, node.uplink.trial_s)
+        timeout_ms = node.uplink.trial_s * 1e3
 
         def asked(exact: bool) -> HopRequest:
-            return self._hop_request(reason, edge, timeout_s * 1e3, exact=exact)
+            return self._hop_request(reason, edge, timeout_ms, exact=exact)
 
-        if node.uplink.try_out(self.body, self.header, asked, self.trace.child(), timeout_s):
-            node.metrics.escalations.labels(node.task, Reason.TRIAL.value).inc()
+        node.uplink.try_out(self.body, self.header, asked, self.trace.child())
 
     async def _at_edge(self) -> Looked:
         must_end = None

@@ -10,14 +10,13 @@ import logging
 import re
 import ssl
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from weakref import WeakSet
 
 import aiohttp
 import msgspec
 
-from edge.arrival import Connector, sending, tracing
 from edge.replies import refused
-from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.hop import (
     INFER_PATH,
@@ -30,8 +29,15 @@ from hawkvision.hop import (
     Transports,
 )
 from hawkvision.logs import REQUEST_ID_HEADER, current_request
+from hawkvision.network.circuit_breaker import CircuitBreaker
+from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
 from hawkvision.transport.client import unheard
+
+if TYPE_CHECKING:
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -68,8 +74,10 @@ class HopLate(EscalationFailed):
 class Hop(Protocol):
     """A way to the datacenter."""
 
-    link: LinkEstimate
-    """Its round trips, as far as the uplink has learned them."""
+    breaker: CircuitBreaker
+    """Whether it is taken, with its round trips until the first answer, as far as the uplink has learned them."""
+    rest: ResponseTimes
+    """From the first answer to a progressive request until the last."""
 
     async def send(
         self,
@@ -92,6 +100,37 @@ class Hop(Protocol):
         ...
 
 
+class Connector(aiohttp.TCPConnector):
+    """Tells whoever wants to know that a connection has ended."""
+
+    def __init__(self, ended: Callable[[], None] | None = None, **options: Any) -> None:
+        """As aiohttp's; `ended` is called whenever a connection is closed, by either end."""
+        super().__init__(**options)
+        self._ended = ended
+        self._watched: WeakSet[asyncio.Future[None]] = WeakSet()
+        """Those that tell of their connections' ends, one each."""
+
+    async def connect(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's own signature
+    ) -> Connection:
+        """See `aiohttp.TCPConnector.connect`."""
+        connection = await super().connect(req, traces, timeout)
+        closed: asyncio.Future[None] | None = getattr(connection.protocol, "closed", None)  # from aiohttp 3.12 on
+        if closed is not None and closed not in self._watched:
+            self._watched.add(closed)
+            closed.add_done_callback(self._connection_ended)
+        return connection
+
+    def _connection_ended(self, future: asyncio.Future[None]) -> None:
+        if not future.cancelled():
+            future.exception()  # why does not matter
+        if self._ended is not None:
+            self._ended()
+
+
 class HttpHop:
     """The very bytes over kept-alive connections, and what else is asked over HTTP."""
 
@@ -112,12 +151,12 @@ class HttpHop:
             api_key: of the ingress.
             connections: open at once at most.
             run_out_s: how long an exchange may go on for the sake of its connection, see `send`.
-            ended: called when a connection is closed, by either end.
             tls: for https; None trusts whom the system trusts.
             ended: called when a connection is closed, by either end.
         """
         self.url = url
-        self.link = LinkEstimate()
+        self.breaker = CircuitBreaker(ResponseTimes())
+        self.rest = ResponseTimes()
         self._free = asyncio.Semaphore(connections)
         """As many as the connector has; but who waits here has sent nothing, and that must be known."""
         self._run_out_s = run_out_s
@@ -132,7 +171,6 @@ class HttpHop:
         connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
         self._session = aiohttp.ClientSession(
             connector=connector,
-            trace_configs=[tracing()],
             headers=headers,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -198,18 +236,14 @@ class HttpHop:
     ) -> tuple[int, bytes]:
         """`begun` says that it need not wait for others: it has a connection, or makes one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
-        try:
-            async with self._free:
-                begun.set()
-                url = f"{self.url}{INFER_PATH}"
-                async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
-                    self._tls_reason = None
-                    if response.content_type == PROGRESSIVE_TYPE:
-                        return response.status, await read_lines(response.content, hear)
-                    return response.status, await _read(response)
-        finally:
-            if (picture := sending.get()) is not None:
-                picture.end()
+        async with self._free:
+            begun.set()
+            url = f"{self.url}{INFER_PATH}"
+            async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
+                self._tls_reason = None
+                if response.content_type == PROGRESSIVE_TYPE:
+                    return response.status, await read_lines(response.content, hear)
+                return response.status, await _read(response)
 
     def _why_not(self, error: Exception) -> str:
         """In words; what TLS says against the datacenter is logged, once: nobody mends it but an operator."""

@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge.arrival import sending
 from edge.hops import HopBroken, HopLate, HttpHop
-from hawkvision.cascade.link import LinkEstimate
 from hawkvision.errors import (
     MALFORMED,
     BadImage,
@@ -28,6 +26,8 @@ from hawkvision.errors import (
 )
 from hawkvision.hop import HopRequest, LossyOffer
 from hawkvision.lossy import LinkView, LossyLink
+from hawkvision.network.circuit_breaker import CircuitBreaker
+from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
 from hawkvision.transport.client import ConnectionLost, unheard
 from hawkvision.transport.receiver import Status
@@ -74,7 +74,8 @@ class LossyHop:
 
     def __init__(self, http: HttpHop, api_key: str | None) -> None:
         """Prepare; the peer is found through `http`, at the same host."""
-        self.link = LinkEstimate(up=False)
+        self.breaker = CircuitBreaker(ResponseTimes(), connected=False)
+        self.rest = ResponseTimes()
         self._http = http
         self._complained = False
         self._lossy = LossyLink(urlsplit(http.url).hostname or "", self._discover, api_key=api_key, may_miss=MAY_MISS)
@@ -110,7 +111,6 @@ class LossyHop:
             TooLargeForDatagrams: as its name says.
         """
         deadline_s = None if request.deadline_ms is None else min(request.deadline_ms * 1e-3, timeout_s)
-        picture = sending.get()
         asking = self._lossy.ask(
             request.template(),
             body,
@@ -119,7 +119,6 @@ class LossyHop:
             timeout_s=timeout_s,
             exact=exact or deadline_s is None,
             hear=hear,
-            delivery=None if picture is None else picture.by_datagrams(),
         )
         try:
             status, payload = await asking
@@ -131,9 +130,6 @@ class LossyHop:
             raise HopLate(f"{self._http.url} had not answered datagrams after {timeout_s * 1e3:.0f} ms") from None
         except HawkVisionError as error:
             raise HopBroken(f"{self._http.url} cannot be reached by datagrams: {error}") from None
-        finally:
-            if picture is not None:
-                picture.end()
         if status is Status.REFUSED:
             try:
                 return _refusal_decoder.decode(payload).status, payload
@@ -146,16 +142,13 @@ class LossyHop:
         try:
             await self._lossy.probe(CONNECT_S)
         except HawkVisionError as error:
-            self.link.failed()
+            self.breaker.connected = False
             if not self._complained:
                 log.warning("pictures go to %s over TCP: no datagrams, %s", self._http.url, error)
                 self._complained = True
             return False
         self._complained = False
-        if self.available:
-            self.link.restored()
-        else:
-            self.link.failed()
+        self.breaker.connected = self.available
         return True
 
     async def close(self) -> None:

@@ -351,7 +351,7 @@ class EdgeNode:
         while True:
             lost.clear()
             if await self._check_datacenter(uplink):
-                link.restored()
+                link.connected = True
                 uplink.report()
                 pause_s = FIRST_PROBE_S
                 # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
@@ -359,10 +359,10 @@ class EdgeNode:
                     async with asyncio.timeout(RUNGS_INTERVAL_S):
                         await lost.wait()
             else:
-                link.failed()
+                link.connected = False
                 uplink.report()
                 pause_s = min(2 * pause_s, LONGEST_PROBE_S)
-            if not link.up:
+            if not link.connected:
                 await asyncio.sleep(pause_s)
 
     async def _check_datacenter(self, uplink: Uplink) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -22,6 +23,20 @@ class _ErrorBody(msgspec.Struct):
 
 
 _error_decoder = msgspec.json.Decoder(_ErrorBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Escalated:
+    """The datacenter's answer and the whole round trip in milliseconds."""
+
+    reply: HopReply
+    round_trip_ms: float
+
+    @property
+    def until_first_ms(self) -> float:
+        """When there was an answer to be had, though perhaps not yet of all of the rung's members."""
+        timing = self.reply.timing_ms
+        return self.round_trip_ms - (0.0 if timing.first is None else max(0.0, timing.total - timing.first))
 
 
 def checked(payload: bytes, request: HopRequest, classes: int, url: str) -> HopReply:

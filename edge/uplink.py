@@ -14,30 +14,31 @@ import asyncio
 import logging
 import math
 import ssl
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from edge.admission import Admission
-from edge.arrival import Sending, sending, watch
 from edge.hops import KEY_REFUSED, Hop, HopBroken, HopLate, HttpHop, KeyRefused
 from edge.lossy_hop import TooLargeForDatagrams
-from edge.replies import checked, refused
-from edge.waiting import Escalated, SoFar, while_hopeful
+from edge.replies import Escalated, checked, refused
 from edge.ways import Wanted, Ways
 from hawkvision import errors
-from hawkvision.cascade.choice import Transport
-from hawkvision.cascade.link import LinkEstimate
-from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
 from hawkvision.logs import Transitions
 from hawkvision.memory import to_the_end
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.network.circuit_breaker import CircuitBreaker, State
+from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, Request
+from hawkvision.network.transport_choice import Transport
 from hawkvision.trace import TraceContext
+from hawkvision.types import Reason
 from hawkvision.vision.image import ImageHeader
 from hawkvision.vision.reduce import Reducer
 
@@ -46,21 +47,36 @@ log = logging.getLogger("hawkvision.edge")
 WAITING_PER_CONNECTION: Final = 4
 """Escalations that may wait for each connection; the next one fails at once, for it would only wait longer."""
 PACE_GAIN: Final = 0.05
-"""Weight of the newest round trip in what `/v1/targets` shows; slower than the link's estimate, which decides."""
+"""Weight of the newest round trip in what `/v1/targets` shows; it decides nothing."""
+UNMEASURED_MS: Final = 40.0
+"""A round trip that `/v1/targets` shows before the first: a metropolitan link and 10 ms of work. It decides nothing."""
 SPARED_S: Final = 0.01
 """How long before the end of its wait who has something takes that: a busy machine makes waits longer than they should
-be, and who holds an answer need not be late. With half of it, 0.6 % of answers over a crowded network were."""
+be, and who holds an answer need not be late."""
 LOOK_AGAIN_S: Final = 1.0
 """Between two looks at the datacenter for connections that end: a tier that closes each after its answer is no reason
 to ask it all the time."""
-QUICKEST_AMONG: Final = 64
-"""Answers of which the quickest says how early a picture must arrive."""
 OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
 
 
 class GivenUp(EscalationFailed):
-    """Hardly any answer that takes so long comes in time; the edge's own is given instead."""
+    """Too few answers that take so long come in time; the edge's own is given instead."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has come of a progressive request while the last is still awaited."""
+
+    latest: Escalated | None = None
+    first_ms: float | None = None
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, answer: Escalated) -> None:
+        """Another one, of more members."""
+        self.latest = answer
+        self.first_ms = answer.round_trip_ms if self.first_ms is None else self.first_ms
+        self.came.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +88,8 @@ class _Question:
     trace: TraceContext
     timeout_s: float
     exact: bool
-    patient: bool
-    so_far: SoFar
-    picture: Sending | None
-    """If whoever waits would like to know whether it arrives."""
+    probe: bool
+    parts: _Parts = field(default_factory=_Parts)
 
 
 class Uplink:
@@ -90,7 +104,7 @@ class Uplink:
         clock: Clock,
         *,
         transport: Wanted = "tcp",
-        give_up_below: float = GIVE_UP_BELOW,
+        min_on_time_probability: float = MIN_ON_TIME_PROBABILITY,
         reducer: Reducer | None = None,
         metrics: EdgeMetrics | None = None,
         admission: Admission | None = None,
@@ -105,7 +119,7 @@ class Uplink:
             classes: what a reply's indices must stay below.
             clock: for round trips.
             transport: how pictures travel, see `Ways`.
-            give_up_below: how little hope of an answer in time ends an impatient wait, see `Patience`.
+            min_on_time_probability: how likely a reply on time must be to be waited for, see `ResponseTimes`.
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
             admission: from which memory is taken to make pictures smaller; None has no bound.
@@ -114,8 +128,8 @@ class Uplink:
         self.lost = asyncio.Event()
         """Set when a link goes down, is doubted, or a connection ends, for whoever watches the datacenter."""
         self._reported = Transitions(log, {"transport": Transport.TCP, "doubt": False})
-        self._noted: tuple[Transport, bool, bool, bool] | None = None
-        """What was last reported: the transport, whether its link is up, is doubted, and whether the key is refused."""
+        self._noted: tuple[Transport, bool, State, bool] | None = None
+        """What was last reported: the transport, whether it is connected, its breaker's state, and a refused key."""
         self._key_refused: str | None = None
         """What the datacenter says against our key; None if it takes it, as far as is known."""
         self._ended_at = -math.inf
@@ -126,7 +140,8 @@ class Uplink:
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:
-                hop.link.set_give_up_below(give_up_below)
+                for times in (hop.breaker.times, hop.rest):
+                    times.min_on_time_probability = min_on_time_probability
         self._reducer = reducer
         self._admission = admission
         self._classes = classes
@@ -137,21 +152,15 @@ class Uplink:
         self._trial: asyncio.Task[None] | None = None
         self._given_up: set[asyncio.Task[Escalated]] = set()
         """Escalations that go on though nobody waits any more; of those pending, so bounded like them."""
-        self._watching: set[asyncio.Task[None]] = set()
-        """Looks for pictures that arrive; each ends with its exchange."""
         self._closed = False
         self._pace_ms: dict[tuple[Transport, str], float] = {}
         self._dc_ms = 0.0
-        self._since_arrival_ms: dict[Hop, deque[float]] = {
-            hop: deque(maxlen=QUICKEST_AMONG) for hop in hops if hop is not None
-        }
-        """From when a picture was seen to have arrived, how long its first answer took: work, and no way there."""
-        self._rest_ms = 0.0
-        """How much later than its first members a whole rung answers."""
         self._metrics = metrics
         if metrics is not None:
             metrics.datacenter_up.set_function(lambda: float(self.up))
-            metrics.datacenter_doubted.set_function(lambda: float(self._ways.hop.link.doubtful))
+            metrics.datacenter_doubted.set_function(lambda: float(self.up and self.state is not State.CLOSED))
+            for state in State:
+                metrics.circuit_breaker.labels(state.value).set_function(partial(self._is, state))
 
     @property
     def transport(self) -> Transport:
@@ -159,19 +168,24 @@ class Uplink:
         return self._ways.transport
 
     @property
-    def link(self) -> LinkEstimate:
-        """The HTTP connections' estimate. Whoever watches the datacenter over HTTP tells it what came of that."""
-        return self._ways.http.link
+    def link(self) -> CircuitBreaker:
+        """The HTTP connections' breaker. Whoever watches the datacenter over HTTP tells it what came of that."""
+        return self._ways.http.breaker
 
     @property
     def up(self) -> bool:
         """Whether the next picture has a link to go over, and will be let in."""
-        return self._ways.hop.link.up and self._key_refused is None
+        return self._breaker.connected and self._key_refused is None
+
+    @property
+    def state(self) -> State:
+        """Of the circuit breaker of the way that the next picture goes."""
+        return self._breaker.state(self._clock.now())
 
     def report(self) -> None:
         """Log what has changed about the way that pictures go; to be called whenever something may have."""
-        link, transport = self._ways.hop.link, self.transport
-        now = (transport, link.up, link.doubtful, self._key_refused is not None)
+        breaker, transport = self._breaker, self.transport
+        now = (transport, breaker.connected, self.state, self._key_refused is not None)
         before, self._noted = self._noted, now
         if before == now:
             return
@@ -182,16 +196,27 @@ class Uplink:
             note(
                 "datacenter", "key", bad, "datacenter lost: %s refuses edge.dc_api_key: %s", self.url, self._key_refused
             )
-        elif link.up:
-            again = "reached" if before is None else "back"
-            note("datacenter", True, good, "datacenter %s: %s answers", again, self.url)
+            return
+        if not breaker.connected:
+            note("datacenter", False, bad, "datacenter lost: %s does not answer; circuit breaker open", self.url)
+            return
+        again = "reached" if before is None else "back"
+        note("datacenter", True, good, "datacenter %s: %s answers", again, self.url)
+        if self.state is State.CLOSED:
+            said = "datacenter trusted again: answers of %s are in time; circuit breaker closed"
+            note("doubt", False, good, said, self.url)
         else:
-            note("datacenter", False, bad, "datacenter lost: %s does not answer", self.url)
-        if link.doubtful:
-            note("doubt", True, bad, "datacenter doubted: answers of %s are late for most deadlines", self.url)
-            self.lost.set()
-        else:
-            note("doubt", False, good, "datacenter trusted again: answers of %s are in time", self.url)
+            said = "datacenter doubted: too few answers of %s would be in time; circuit breaker open"
+            note("doubt", True, bad, said, self.url)
+            if before is None or before[2] is State.CLOSED:
+                self.lost.set()
+
+    @property
+    def _breaker(self) -> CircuitBreaker:
+        return self._ways.hop.breaker
+
+    def _is(self, state: State) -> float:
+        return float(self.state is state)
 
     def _probed(self) -> None:
         """Probes are of datagrams: of another transport they say nothing before the datacenter was first asked."""
@@ -231,23 +256,19 @@ class Uplink:
         """The link's own round trip, without the datacenter's work; None as for `loss`."""
         return self._ways.rtt_s
 
-    def predict_ms(self) -> float | None:
-        """What a whole answer would hardly take longer than; None while the datacenter is left alone, having failed."""
-        predicted_ms = None if self._key_refused is not None else self._ways.hop.link.predict_ms(self._clock.now())
-        return None if predicted_ms is None else predicted_ms + self._rest_ms
+    def bound_ms(self) -> float | None:
+        """What a first answer would hardly take longer than; None while the datacenter is left alone, having failed."""
+        bound_ms = self._breaker.times.bound_ms()
+        return None if not self.up else UNMEASURED_MS if bound_ms is None else bound_ms
 
-    def expect_ms(self) -> float | None:
-        """What an answer is likely to take, of some of a rung's members if that will do; None likewise."""
-        return None if self._key_refused is not None else self._ways.hop.link.expect_ms(self._clock.now())
-
-    def doubts(self, wait_ms: float) -> bool:
-        """Whether escalations were late so often that nobody should wait so long; `try_out` finds out more."""
-        return self._ways.hop.link.doubts(wait_ms)
+    def admits(self, within_ms: float) -> bool:
+        """Whether a reply within that time is likely enough to be waited for; else `try_out` finds out more."""
+        return self._key_refused is None and self._breaker.admits(within_ms, self._clock.now())
 
     @property
     def trial_s(self) -> float:
-        """How long a trial should be given: a little less than others have waited in vain."""
-        return self._ways.hop.link.trial_ms * 1e-3
+        """How long a trial is waited for: the longest of recent callers' times."""
+        return self._breaker.longest_ms * 1e-3
 
     async def as_sent(self, body: bytes, header: ImageHeader, until: float = math.inf) -> bytes:
         """What a picture travels as: itself, or where that is much larger than anybody looks at it, a smaller one.
@@ -282,7 +303,8 @@ class Uplink:
 
     def mean_ms(self, rung: str) -> float:
         """Smoothed round trip of the answers that a rung gave; before its first, that of all."""
-        return self._pace_ms.get((self.transport, rung), self._ways.hop.link.mean_ms)
+        found = self._pace_ms.get((self.transport, rung))
+        return found or self._breaker.times.mean_ms or UNMEASURED_MS
 
     async def infer(
         self,
@@ -293,14 +315,15 @@ class Uplink:
         *,
         exact: bool = False,
         patient: bool = True,
+        probe: bool = False,
     ) -> Escalated:
         """Ask the datacenter about a picture, whose bytes are sent; `as_sent` makes them fewer.
 
         With `request.middle`, the reply's `model` says which rung answered.
         Over a lossy link it may look at less than `body`, and the reply says so; `exact` forbids that, at the price of
-        more datagrams and more time. Who is not `patient` waits only as long as there is hope (`Patience`), while the
-        escalation itself goes on, and is learned from, until `timeout_s`. A progressive request ends with what has come
-        by then, if anything has.
+        more datagrams and more time. Who is not `patient` waits only while a reply is likely enough (`ResponseTimes`),
+        and the escalation itself goes on, and is learned from, until `timeout_s`. A progressive request ends with what
+        has come by then, if anything has.
 
         Raises:
             RequestError: what the datacenter found wrong with the picture.
@@ -312,76 +335,48 @@ class Uplink:
         if self._metrics is not None:
             self._metrics.uplink_bytes.inc(len(body))
         hop = self._ways.hop
-        # Of a picture that is coded anew, part will do: whether all of it arrives says little.
-        whole = exact or hop is self._ways.http
-        watched = whole and not patient and hop.link.patience_for_arrival.give_up_below > 0.0
-        picture = Sending() if watched else None
-        question = _Question(body, request, trace, timeout_s, exact, patient, SoFar(), picture)
+        question = _Question(body, request, trace, timeout_s, exact, probe)
         asking = self._asked(hop, question)
-        return await (asking if patient else self._while_hopeful(asking, hop.link, question))
+        return await (asking if patient else self._while_likely(asking, hop, question))
 
     async def _asked(self, hop: Hop, question: _Question) -> Escalated:
-        watching = None
-        if question.picture is not None:
-            watching = asyncio.create_task(self._watched(hop, question.picture, question))
-            self._watching.add(watching)
-            watching.add_done_callback(self._watching.discard)
-        sending.set(question.picture)
         try:
-            answer = await self._infer(hop, question)
-            watching = None  # it was there, and whoever watches learns that at the next look
-        except TooLargeForDatagrams:
-            if watching is not None:
-                watching.cancel()
-            sending.set(None)
-            answer = await self._infer(self._ways.http, question)
+            try:
+                return await self._infer(hop, question)
+            except TooLargeForDatagrams:
+                return await self._infer(self._ways.http, question)
         finally:
             self._pending -= 1
             self.report()
-            if watching is not None:
-                watching.cancel()
-        return answer
 
-    async def _watched(self, hop: Hop, picture: Sending, question: _Question) -> None:
-        """It must arrive so early that the quickest answer would be in time."""
-        latest_ms = question.timeout_s * 1e3 - min(self._since_arrival_ms[hop], default=0.0)
-        await watch(picture, hop.link.patience_for_arrival, latest_ms, self._clock)
-
-    async def _while_hopeful(
-        self, asking: Coroutine[Any, Any, Escalated], link: LinkEstimate, question: _Question
-    ) -> Escalated:
-        """Its outcome if that comes while there is hope, or what has come by then; it goes on alone.
+    async def _while_likely(self, asking: Coroutine[Any, Any, Escalated], hop: Hop, question: _Question) -> Escalated:
+        """Its outcome if that comes while it is likely enough, or what has come by then; it goes on alone.
 
         Raises:
             GivenUp: if nothing has.
         """
-        timeout_s, so_far, picture, started = question.timeout_s, question.so_far, question.picture, self._clock.now()
-        stuck = None if picture is None else picture.stuck
-        first_s = link.patience.worth_ms(timeout_s * 1e3, self._clock.now()) * 1e-3
-
-        def rest_s(first_ms: float) -> float:
-            left_ms = (timeout_s - SPARED_S) * 1e3 - first_ms
-            return link.patience_for_rest.worth_ms(max(0.0, left_ms), self._clock.now()) * 1e-3
-
-        task = asyncio.create_task(asking)
+        parts, times = question.parts, hop.breaker.times
+        worth_ms = times.worth_ms(question.timeout_s * 1e3, self._clock.now())
+        task, first = asyncio.create_task(asking), asyncio.create_task(parts.came.wait())
         try:
-            if await while_hopeful(task, so_far, first_s, rest_s, stuck):
-                return task.result()
+            await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and parts.first_ms is not None:
+                left_ms = max(0.0, (question.timeout_s - SPARED_S) * 1e3 - parts.first_ms)
+                rest_ms = hop.rest.worth_ms(left_ms, self._clock.now())
+                await asyncio.wait({task}, timeout=rest_ms * 1e-3)
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
+        finally:
+            first.cancel()
+        if task.done():
+            return task.result()
         self._given_up.add(task)
         task.add_done_callback(self._came_too_late)
-        if so_far.latest is not None:
-            return so_far.latest
-        why = "the picture has not arrived" if stuck is not None and stuck.is_set() else "there is no answer"
-        now = self._clock.now()
-        waited_ms = (now - started) * 1e3
-        so_far.given_up = True
-        link.gave_up(waited_ms, now)
-        self.report()
-        raise GivenUp(f"{why} after {waited_ms:.0f} ms; few of those that take so long come in time")
+        if parts.latest is not None:
+            return parts.latest
+        raise GivenUp(f"there is no answer after {worth_ms:.0f} ms; few of those that take so long come in time")
 
     def _came_too_late(self, task: asyncio.Task[Escalated]) -> None:
         self._given_up.discard(task)
@@ -395,22 +390,48 @@ class Uplink:
         header: ImageHeader,
         asked: Callable[[bool], HopRequest],
         trace: TraceContext,
-        timeout_s: float,
     ) -> bool:
-        """Escalate behind the caller's back, to learn whether it would be in time; False where that cannot be now.
+        """Escalate behind the caller's back, to learn whether it would be in time; False where that is not due.
 
         One at a time, and only while a connection is free. `asked` is told whether the picture travels as it is.
         """
-        if self._closed or not self.idle or not (self._trial is None or self._trial.done()):
+        timeout_s = self.trial_s
+
+        async def sent() -> _Question:
+            reduced = await self.as_sent(body, header)
+            exact = self.carries_whole(reduced, timeout_s)
+            return _Question(reduced, asked(exact), trace, timeout_s, exact, probe=True)
+
+        return self._probe(sent)
+
+    def _probe(self, made: Callable[[], Coroutine[Any, Any, _Question]]) -> bool:
+        """Begin to ask what is `made`, behind everybody's back, if that is due; whether it has begun."""
+        breaker = self._breaker
+        if self._closed or not self.idle or not breaker.begin_probe(self._clock.now()):
             return False
 
-        async def trying() -> Escalated:
-            sent = await self.as_sent(body, header)
-            exact = self.carries_whole(sent, timeout_s)
-            return await self.infer(sent, asked(exact), trace, timeout_s, exact=exact)
+        async def probing() -> None:
+            try:
+                it = await made()
+                if self._metrics is not None:
+                    self._metrics.escalations.labels(it.request.task, Reason.TRIAL.value).inc()
+                await self.infer(it.body, it.request, it.trace, it.timeout_s, exact=it.exact, probe=True)
+            except (EscalationFailed, RequestError) as error:
+                log.debug("trial failed: %s", error)
+            except Exception:  # nobody would hear of it
+                log.exception("trial broke off")
+            finally:
+                breaker.end_probe(self._clock.now())
+                self.report()
 
-        self._trial = asyncio.create_task(_unwatched(trying))
+        self._trial = asyncio.create_task(probing())
+        self.report()
         return True
+
+    async def _again(self, question: _Question) -> _Question:
+        """A copy of what was asked, to be waited for as long as a trial is."""
+        request = msgspec.structs.replace(question.request, deadline_ms=self._breaker.longest_ms)
+        return _Question(question.body, request, question.trace.child(), self.trial_s, question.exact, probe=True)
 
     async def rungs(self) -> Rungs:
         """What the datacenter serves. Once it has refused our key, it must also show that it takes it by now.
@@ -434,7 +455,7 @@ class Uplink:
         if self._looking is not None:
             self._looking.cancel()
         self._reported.close()
-        background = [task for task in (self._trial, *self._given_up, *self._watching) if task is not None]
+        background = [task for task in (self._trial, *self._given_up) if task is not None]
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
@@ -448,11 +469,12 @@ class Uplink:
         self.report()
 
     async def _infer(self, hop: Hop, question: _Question) -> Escalated:
-        request, timeout_s = question.request, question.timeout_s
+        request, timeout_s, times = question.request, question.timeout_s, hop.breaker.times
         started = self._clock.now()
         self._ways.asked(started)
-        predicted_ms = hop.link.predict_ms(started)
-        early = predicted_ms is not None and predicted_ms <= timeout_s * 1e3
+        bound_ms = times.bound_ms()
+        early = bound_ms is not None and bound_ms <= timeout_s * 1e3
+        under_way = times.sent(started)
 
         def escalated(payload: bytes) -> Escalated:
             reply = checked(payload, request, self._classes, self.url)
@@ -460,57 +482,49 @@ class Uplink:
 
         def hear(payload: bytes) -> None:
             with suppress(EscalationFailed):  # if the last one is no better, that says so
-                question.so_far.hear(escalated(payload))
+                question.parts.add(escalated(payload))
 
         try:
             status, payload = await hop.send(
                 question.body, request, question.trace, timeout_s, exact=question.exact, hear=hear
             )
+            if status != 200:
+                raise self._refusal(hop, question, status, payload, under_way)
+            answer = escalated(payload)
+        except HopLate:
+            if question.parts.latest is None:
+                self._was_late(hop, question, under_way, early=early)
+                raise
+            answer = question.parts.latest
         except HopBroken:
             self._failed(hop)
-            if question.so_far.latest is not None:
-                return question.so_far.latest
-            raise
-        except HopLate:
-            if question.so_far.latest is not None:
-                self._was_answered(hop, question, question.so_far.latest, started, early=early)
-                return question.so_far.latest
-            # No longer than allowed, by however much the timer was late: else trials would lengthen what is doubted.
-            waited_s = min(self._clock.now() - started, timeout_s)
-            if not question.patient:
-                hop.link.patience.late(waited_s * 1e3, self._clock.now())
-            self._was_late(hop, question, waited_s, early=early)
-            raise
-        if status != 200:
-            raise self._refusal(hop, question, status, payload, started)
-        try:
-            answer = escalated(payload)
-        except EscalationFailed:
-            self._failed(hop)
-            raise
-        self._was_answered(hop, question, answer, started, early=early)
+            if question.parts.latest is None:
+                raise
+            return question.parts.latest
+        else:
+            if answer.reply.complete:
+                self._learn_pace(hop, answer.reply, answer.round_trip_ms)
+        finally:
+            times.dropped(under_way)
+        self._was_answered(hop, question, answer, under_way, early=early)
         return answer
 
-    def _was_answered(self, hop: Hop, question: _Question, answer: Escalated, started: float, *, early: bool) -> None:
-        """Learn from it; `early`: it should have been in time."""
-        now, first_ms, picture = self._clock.now(), answer.until_first_ms, question.picture
-        within_ms = question.timeout_s * 1e3
-        hop.link.succeeded(first_ms, now, within_ms=within_ms, awaited=not question.so_far.given_up)
-        if not question.patient:
-            came_ms = question.so_far.first_ms  # none if the first was lost, or all that came
-            hop.link.patience.answered(answer.round_trip_ms if came_ms is None else came_ms, now)
-            if came_ms is not None and answer.reply.complete:
-                hop.link.patience_for_rest.answered(answer.round_trip_ms - came_ms, now)
-            elif came_ms is not None:
-                hop.link.patience_for_rest.late(min(now - started, question.timeout_s) * 1e3 - came_ms, now)
-            if picture is not None and picture.arrived_at is not None:
-                heard_ms = answer.round_trip_ms if came_ms is None else came_ms
-                self._since_arrival_ms[hop].append(max(0.0, heard_ms - (picture.arrived_at - started) * 1e3))
-        if hop is self._ways.http and question.request.deadline_ms is not None and early:
+    def _was_answered(
+        self, hop: Hop, question: _Question, answer: Escalated, under_way: Request, *, early: bool
+    ) -> None:
+        """Learn from it; `early`: it should have been in time. Who has no deadline asks for more, and tells nothing."""
+        if question.request.deadline_ms is None:
+            return
+        now, first_ms = self._clock.now(), question.parts.first_ms
+        hop.breaker.times.answered(under_way, answer.until_first_ms, now)
+        if first_ms is not None:
+            first = hop.rest.sent(under_way.sent + first_ms * 1e-3)
+            if answer.reply.complete:
+                hop.rest.answered(first, answer.round_trip_ms - first_ms, now)
+            else:
+                hop.rest.given_up(first, max(0.0, question.timeout_s * 1e3 - first_ms), now)
+        if hop is self._ways.http and early:
             self._ways.over_tcp(late=False)
-        if answer.reply.complete:
-            self._rest_ms += PACE_GAIN * (answer.round_trip_ms - first_ms - self._rest_ms)
-            self._learn_pace(hop, answer.reply, answer.round_trip_ms)
 
     def _learn_pace(self, hop: Hop, reply: HopReply, round_trip_ms: float) -> None:
         """Per transport and rung that answered; replies are checked, so a certificate names them all."""
@@ -520,21 +534,25 @@ class Uplink:
         own_ms = reply.timing_ms.total
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
-    def _was_late(self, hop: Hop, question: _Question, waited_s: float, *, early: bool) -> None:
+    def _was_late(self, hop: Hop, question: _Question, under_way: Request, *, early: bool) -> None:
         """Learn from it; `early`: it should have been back long before."""
-        waited_ms = waited_s * 1e3
-        hop.link.late(waited_ms, self._clock.now(), awaited=not question.so_far.given_up)
+        now, timeout_ms = self._clock.now(), question.timeout_s * 1e3
         if question.request.deadline_ms is None:
             self._failed(hop)  # nobody hurried it, and still it did not answer
-        elif hop is self._ways.http and early:
-            self._ways.over_tcp(late=self._dc_ms <= OWN_SHARE * waited_ms)
+            return
+        # No longer than allowed, by however much the timer was late.
+        hop.breaker.times.given_up(under_way, min((now - under_way.sent) * 1e3, timeout_ms), now, probe=question.probe)
+        if hop is self._ways.http and early:
+            self._ways.over_tcp(late=self._dc_ms <= OWN_SHARE * timeout_ms)
+        if hop is self._ways.hop and not question.probe and hop.breaker.state(now) is State.OPEN:
+            self._probe(partial(self._again, question))
 
     def _failed(self, hop: Hop) -> None:
-        hop.link.failed()
+        hop.breaker.connected = False
         self.lost.set()
 
     def _refusal(
-        self, hop: Hop, question: _Question, status: int, payload: bytes, started: float
+        self, hop: Hop, question: _Question, status: int, payload: bytes, under_way: Request
     ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         fault, said = refused(status, payload)
@@ -542,24 +560,10 @@ class Uplink:
             return fault
         if status in KEY_REFUSED:
             self._key_refused = said
-        if status in (429, 504):
+        if status == errors.DeadlineMissed.status:
+            # Alive but too busy. One that refused at once (429) has made nobody wait.
             now = self._clock.now()
-            # Alive but too busy: the next request may try, with a longer round trip in mind. Over a lossy link the
-            # picture may as well not have arrived.
-            if status == 429 or hop is self._ways.http:
-                hop.link.busy(now)
-            if status == 504:
-                hop.link.late((now - started) * 1e3, now, awaited=not question.so_far.given_up)
-        elif status != errors.TooLarge.status:
+            hop.breaker.times.given_up(under_way, (now - under_way.sent) * 1e3, now, probe=question.probe)
+        elif status not in (errors.Overloaded.status, errors.TooLarge.status):
             self._failed(hop)
         return EscalationFailed(f"{self.url} refused with HTTP {status}: {said[:200]}")
-
-
-async def _unwatched(trying: Callable[[], Awaitable[Escalated]]) -> None:
-    """Try, for what the link learns of it; nobody awaits this."""
-    try:
-        await trying()
-    except (EscalationFailed, RequestError) as error:
-        log.debug("trial failed: %s", error)
-    except Exception:  # nobody would hear of it
-        log.exception("trial broke off")

@@ -1,7 +1,7 @@
 """The ways to one datacenter, TCP and datagrams, and which of them the next picture goes.
 
 LossyHop.probe ─► what the link loses ─┐
-escalations that were late over TCP ───┴─► cascade.choice ─► way in use
+escalations that were late over TCP ───┴─► transport_choice ─► way in use
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal, TypeAlias
 
 from edge.hops import Hop, HttpHop
 from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop
-from hawkvision.cascade.choice import LATE_AMONG, Choice, LinkReading, Transport
 from hawkvision.clock import Clock
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.network.transport_choice import LATE_AMONG, Choice, LinkReading, Transport
 
 Wanted: TypeAlias = Literal["tcp", "lossy", "auto"]
 """How pictures are to travel; `lossy` and `auto` fall back to TCP where datagrams are not answered."""
@@ -121,7 +121,8 @@ class Ways:
         if self._choice.transport is before.transport:
             return
         self._late.clear()
-        self.hop.link.changed()
+        self.hop.breaker.times.forget()
+        self.hop.rest.forget()
         self._switched()
         if self._metrics is not None:
             self._metrics.uplink_switches.labels(self.transport.value).inc()

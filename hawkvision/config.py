@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -141,9 +141,9 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dc_connections: Count = 32
     dc_timeout_s: Seconds = 10.0
     """The longest wait for the datacenter when the request itself has no deadline."""
-    give_up_below: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.25
-    """A caller with a deadline gets the edge's answer as soon as fewer than this share of the datacenter's answers that
-    take so long come in time; 0 waits until the deadline."""
+    min_on_time_probability: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
+    """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits
+    until the deadline."""
     lossy_port: Port | None = None
     """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
     lossy_certificate: Path | None = None
@@ -269,6 +269,10 @@ _SECTIONS: dict[type, tuple[str, str]] = {
 }
 
 
+_RENAMED: Final = {"give_up_below": "min_on_time_probability"}
+"""Settings that other releases had, and what took their place."""
+
+
 def load_config(
     kind: type[ConfigT],
     path: Path | None = None,
@@ -362,6 +366,8 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
             help=f"default: {_shown(field.default)} (or {prefix}{field.name.upper()})",
             **switch,
         )
+    for old in _RENAMED:
+        parser.add_argument(f"--{old.replace('_', '-')}", dest=old, help=argparse.SUPPRESS)
     values: dict[str, Any] = vars(parser.parse_args(argv))
     path = values.pop("config")
     overrides = {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in values.items()}
@@ -418,6 +424,11 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
+    for old, new in _RENAMED.items():
+        if old in values:
+            raise ConfigError(
+                f"{where}: {old} is no longer a setting; its place is taken by {new}, see `edge/README.md`"
+            )
     _check_choices(kind, values, where)
     try:
         return msgspec.convert(values, kind, strict=False, dec_hook=_path)

@@ -263,7 +263,7 @@ class EdgeMetrics:
         )
         self.escalation_failures = counter("escalation_failures", "Escalations that got no answer in time", "task")
         self.escalations_given_up = counter(
-            "escalations_given_up", "Of these, those for which waiting on had little hope", "task"
+            "escalations_given_up", "Of these, those that were not waited for to the end", "task"
         )
         self.audits = counter("audits", "Accepted answers drawn to be checked by the best rung", "task", "outcome")
         self.promises = counter("promises", "Answers by the status of their accuracy promise", "task", "status")
@@ -314,6 +314,7 @@ class EdgeMetrics:
         self.datacenter_doubted = gauge(
             "datacenter_doubted", "Whether the datacenter's answers were too late so often that few wait for them"
         )
+        self.circuit_breaker = gauge("circuit_breaker", "1 for the state of the datacenter's circuit breaker", "state")
         self.certificates_valid = gauge("certificates_valid", "Whether certificates match the loaded models", "task")
 
     def describe(self, task: str, backend: str) -> None:

@@ -39,7 +39,7 @@ L1 = frozenset(
         "hawkvision.opencv",
     }
 )
-L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.transport"})
+L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {

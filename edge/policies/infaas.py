@@ -130,7 +130,7 @@ class Worker:
     def elsewhere(self, node: EdgeNode) -> list[Option]:
         """The datacenter's rungs, if it can be reached: the best, and what else it is known to run as registered."""
         uplink = node.uplink
-        predicted_ms = None if uplink is None else uplink.predict_ms()
+        predicted_ms = None if uplink is None else uplink.bound_ms()
         if uplink is None or predicted_ms is None:
             return []
         found: list[Option] = []

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from edge.answers import from_datacenter
 from edge.call import Call
+from edge.replies import Escalated
 from edge.rung import Looked
-from edge.waiting import Escalated
 from hawkvision.cascade.policy import ANSWER_MARGIN_MS
 from hawkvision.config import PolicyName
 from hawkvision.errors import RequestError

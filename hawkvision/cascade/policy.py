@@ -351,7 +351,7 @@ def decide(
     score: float,
     *,
     slack_ms: float | None,
-    predicted_ms: float | None,
+    reachable: bool,
     on_miss: OnMiss,
     threshold: float | None = None,
 ) -> Decision:
@@ -361,17 +361,17 @@ def decide(
         route: of the request's target.
         score: the edge's score of this picture (its confidence, if `route.by_confidence`).
         slack_ms: time left before the deadline; None without one.
-        predicted_ms: how long the datacenter would take from now; None when it cannot be reached.
+        reachable: whether the datacenter is; whether it would answer in time is another question (`network`).
         on_miss: what the caller wants when the deadline would pass.
         threshold: in place of the route's, where a controller asks for more.
     """
     if score >= (route.threshold if threshold is None else threshold):
         return Accept()
     reason = Reason.TARGET if route.direct else Reason.LOW_CONFIDENCE
-    if predicted_ms is None:
+    if not reachable:
         return Accept(degraded=True)
     if slack_ms is None or on_miss is OnMiss.WAIT:
         return Escalate(reason)
-    if predicted_ms > slack_ms - ANSWER_MARGIN_MS:
+    if slack_ms < ANSWER_MARGIN_MS:
         return Miss() if on_miss is OnMiss.FAIL else Accept(degraded=True)
     return Escalate(reason, cutoff_ms=slack_ms - ANSWER_MARGIN_MS)

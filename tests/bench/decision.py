@@ -29,7 +29,6 @@ from hawkvision.types import MaxAccuracyDrop, OnMiss, Quality, Target
 PROFILE: Final = Path(__file__).parents[2] / "models" / "imagenet" / "profile.json"
 TARGETS: Final[tuple[Target, ...]] = (Quality.BALANCED, MaxAccuracyDrop(0.02), MaxAccuracyDrop(0.033))
 STREAMS: Final = (None, *(f"camera {number}" for number in range(1_000)))
-PREDICTED_MS: Final = 40.0
 SLACK_MS: Final = 200.0
 
 Decide = Callable[[Target, str | None, float], None]
@@ -39,7 +38,7 @@ def without_control(policy: Policy) -> Decide:
     """Fixed thresholds."""
 
     def run(target: Target, stream: str | None, score: float) -> None:
-        decide(policy.route(target), score, slack_ms=SLACK_MS, predicted_ms=PREDICTED_MS, on_miss=OnMiss.DEGRADE)
+        decide(policy.route(target), score, slack_ms=SLACK_MS, reachable=True, on_miss=OnMiss.DEGRADE)
 
     return run
 
@@ -56,7 +55,7 @@ def with_control(policy: Policy, streams: Streams, draws: random.Random) -> Deci
             route,
             score,
             slack_ms=SLACK_MS,
-            predicted_ms=PREDICTED_MS,
+            reachable=True,
             on_miss=OnMiss.DEGRADE,
             threshold=watched.edge.control.threshold,
         )

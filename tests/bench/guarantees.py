@@ -267,7 +267,7 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         peer.rungs_delay_s = 30.0
         assert it.node.uplink is not None
         try:
-            it.node.uplink.link.failed()
+            it.node.uplink.link.connected = False
             wrong = held((await ask(it, target, 1_200))[100:])
         finally:
             peer.rungs_delay_s = 0.0
@@ -282,7 +282,7 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
         await until(lambda: not it.node.auditor._under_way)
         peer.differing, peer.rungs_delay_s = 0.0, 30.0
         try:
-            it.node.uplink.link.failed()
+            it.node.uplink.link.connected = False
             wrong += held(await ask(it, target, 2_000))
         finally:
             peer.rungs_delay_s = 0.0

@@ -30,6 +30,7 @@ from hawkvision.config import EdgeConfig
 from hawkvision.manifest import InputSpec
 from hawkvision.memory import divided
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import start_trace
 from hawkvision.types import WHOLE, Answer, ClassifyRequest, Logits, Pixels, Quality, Received
 from hawkvision.vision.backend import Backend
@@ -192,6 +193,20 @@ async def bench(
     finally:
         backend.gate.set()
         await node.close()
+
+
+def misses(times: ResponseTimes, waited_ms: float, now: float, number: int = 3) -> None:
+    """So many escalations, two seconds apart and the last of them at `now`, were waited for in vain."""
+    for each in range(number):
+        at = now - 2.0 * (number - 1 - each)
+        times.given_up(times.sent(at - waited_ms * 1e-3), waited_ms, at)
+
+
+def hardly_ever_later_than(times: ResponseTimes, early_ms: float, now: float) -> None:
+    """One of the last escalations in four came after `early_ms`, and the others not within a minute."""
+    for _ in range(16):
+        misses(times, 60_000.0, now)
+        times.answered(times.sent(now - early_ms * 1e-3), early_ms, now)
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, T]]) -> T:

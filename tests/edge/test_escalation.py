@@ -103,18 +103,17 @@ def test_on_miss_fail_says_504(caller: Caller, peer: Peer) -> None:
     assert (reply.status, reply.json["code"]) == (504, "deadline_missed")
 
 
-def test_a_round_trip_that_may_be_too_long_is_tried_while_the_edges_answer_stands_by(
+def test_a_round_trip_that_may_be_too_long_is_tried_by_all_whose_deadline_it_may_keep(
     caller: Caller, peer: Peer
 ) -> None:
     wait_for_link(caller)
     for delay_s in (0.0, 0.5) * 4:  # about a quarter of a second on average, and as much more or less
         peer.delay_s = delay_s
-        assert caller.classify(encoded(), "quality=best").json["tier"] == "dc"
+        assert caller.classify(encoded(), "quality=best&deadline_ms=5000").json["tier"] == "dc"
     peer.delay_s = 0.0
-    refused = caller.classify(encoded(), "quality=best&deadline_ms=600&on_miss=fail")
-    tried = caller.classify(encoded(), "quality=best&deadline_ms=600").json
-    assert (refused.status, refused.json["code"]) == (504, "deadline_missed")
-    assert (tried["tier"], tried["degraded"]) == ("dc", False)
+    for on_miss in ("fail", "degrade"):
+        tried = caller.classify(encoded(), f"quality=best&deadline_ms=2000&on_miss={on_miss}").json
+        assert (tried["tier"], tried["degraded"]) == ("dc", False)
 
 
 def test_on_miss_wait_waits_and_admits_it(caller: Caller, peer: Peer) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from edge.uplink import Uplink
-from hawkvision.cascade.link import TRIAL_ROOM
 from hawkvision.errors import DeadlineMissed
 from hawkvision.servers.bodies import CallerGone
 from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
-from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
+from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run
 from tests.edge.peer import Peer
 from tests.waiting import until
 
@@ -185,7 +184,7 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large:
             large.delay_s = 30.0
             assert (await it.ask(target=Quality.BEST)).degraded
             assert it.node.uplink is not None
-            return it.node.uplink.link.up
+            return it.node.uplink.up
 
     assert run(scenario) is False
 
@@ -194,12 +193,11 @@ LATE_MS = 2_000.0
 
 
 async def doubted(it: Bench) -> Uplink:
-    """Half a minute ago, five escalations one after the other were waited for in vain."""
+    """Ten seconds ago, three escalations one after the other were waited for in vain."""
     uplink = it.node.uplink
     assert uplink is not None
-    for number in range(5):
-        uplink.link.late(LATE_MS, it.clock.now() - 30.0 + 2.0 * number)
-    assert uplink.doubts(LATE_MS)
+    misses(uplink.link.times, LATE_MS, it.clock.now() - 10.0)
+    assert not uplink.admits(LATE_MS)
     return uplink
 
 
@@ -222,21 +220,32 @@ def test_where_tries_were_late_callers_are_answered_at_once_and_the_link_is_trie
     assert len(large.bodies) == 1, "one at a time, and given up with the node"
 
 
-def test_where_answers_are_nearly_late_the_third_caller_is_answered_at_once(large: Peer) -> None:
-    deadline_ms = 1_000.0
-    large.delay_s = 0.9
+def test_who_could_have_both_accuracy_and_deadline_gets_both_however_little_is_left(large: Peer) -> None:
+    large.delay_s = 0.8
 
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE) as it:
             await known(it.node)
-            answers = [await it.ask(target=Quality.BEST, deadline_ms=deadline_ms) for _ in range(3)]
-            await until(lambda: it.counted("escalations_total", reason="trial") == 1)
-            return [*answers, await it.ask(target=Quality.BEST, deadline_ms=10 * deadline_ms)]
+            return [await it.ask(target=Quality.BEST, deadline_ms=1_600.0) for _ in range(6)]
 
-    *waited, third, patient = run(scenario)
-    assert [answer.escalated for answer in waited] == [True, True]
-    assert (third.tier, third.escalated, third.degraded) == (Tier.EDGE, False, True)
-    assert patient.tier is Tier.DC
+    answers = run(scenario)
+    assert {(answer.tier, answer.degraded, answer.deadline_met) for answer in answers} == {(Tier.DC, False, True)}
+
+
+def test_three_callers_wait_in_vain_for_a_link_that_is_always_late_and_none_after_them(large: Peer) -> None:
+    large.delay_s = 30.0
+
+    async def scenario() -> tuple[list[Answer], float]:
+        async with bench(large, UNSURE) as it:
+            await known(it.node)
+            answers = [await it.ask(target=Quality.BEST, deadline_ms=150.0) for _ in range(12)]
+            return answers, it.counted_all("circuit_breaker", state="half_open")
+
+    answers, half_open = run(scenario)
+    assert [answer.escalated for answer in answers] == [True] * 3 + [False] * 9
+    assert {(answer.tier, answer.degraded) for answer in answers} == {(Tier.EDGE, True)}
+    assert half_open in (0.0, 1.0)
+    assert 4 <= len(large.bodies) <= 6, "from then on, copies are sent at growing intervals"
 
 
 def test_tries_in_time_end_the_doubt(large: Peer) -> None:
@@ -262,15 +271,26 @@ def test_who_has_more_time_than_was_waited_in_vain_is_not_put_off(large: Peer) -
     assert run(scenario).tier is Tier.DC
 
 
-def test_who_waits_or_wants_to_be_told_is_not_put_off_by_doubt(large: Peer) -> None:
-    async def scenario() -> tuple[Answer, Answer]:
+def test_who_waits_for_any_time_is_not_put_off(large: Peer) -> None:
+    async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
             await doubted(it)
-            first = await it.ask(target=Quality.BEST, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
-            await doubted(it)
-            return first, await it.ask(target=Quality.BEST, deadline_ms=LATE_MS, on_miss=OnMiss.WAIT)
+            return await it.ask(target=Quality.BEST, deadline_ms=LATE_MS, on_miss=OnMiss.WAIT)
 
-    assert [answer.tier for answer in run(scenario)] == [Tier.DC, Tier.DC]
+    assert run(scenario).tier is Tier.DC
+
+
+@pytest.mark.parametrize("target", [Quality.BEST, MaxAccuracyDrop(0.01)])
+def test_who_wants_to_be_told_is_told_at_once_and_the_link_is_tried(large: Peer, target: Any) -> None:
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE) as it:
+            uplink = await doubted(it)
+            with pytest.raises(DeadlineMissed):
+                await it.ask(target=target, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
+            await until(lambda: it.counted("escalations_total", reason="trial") == 1 and uplink._pending == 0)
+            return await it.ask(target=target, deadline_ms=LATE_MS, on_miss=OnMiss.FAIL)
+
+    assert run(scenario).tier is Tier.DC
 
 
 def test_a_busy_edge_still_asks_a_doubtful_datacenter(large: Peer) -> None:
@@ -295,34 +315,17 @@ def test_refusals_of_a_busy_datacenter_make_no_doubt(large: Peer) -> None:
             for _ in range(12):
                 await it.ask(target=Quality.BEST, deadline_ms=20_000.0)
             assert it.node.uplink is not None
-            return it.node.uplink.link.doubtful
+            return not it.node.uplink.admits(20_000.0)
 
     assert run(scenario) is False
     assert len(large.bodies) >= 10
-
-
-def test_trials_in_vain_do_not_lengthen_what_is_doubted(large: Peer) -> None:
-    large.delay_s = 30.0
-
-    async def scenario() -> tuple[float, float]:
-        async with bench(large, UNSURE) as it:
-            uplink = await doubted(it)
-            before = uplink.trial_s
-            await it.ask(target=Quality.BEST, deadline_ms=LATE_MS)
-            await until(lambda: it.counted("escalations_total", reason="trial") == 1 and uplink._pending == 0)
-            return before, uplink.trial_s
-
-    before, after = run(scenario)
-    assert before == after == pytest.approx(TRIAL_ROOM * LATE_MS * 1e-3)
 
 
 async def impatient(it: Bench, early_ms: float = 1.0) -> Uplink:
     """The last answers came after `early_ms` or far too late."""
     uplink = it.node.uplink
     assert uplink is not None
-    for _ in range(20):
-        uplink.link.patience.answered(early_ms, it.clock.now())
-        uplink.link.patience.late(60_000.0, it.clock.now())
+    hardly_ever_later_than(uplink.link.times, early_ms, it.clock.now())
     return uplink
 
 
@@ -338,16 +341,16 @@ def test_who_waits_for_what_hardly_ever_comes_gets_the_edges_answer_early_and_th
             assert uplink._pending == 1, "it has not ended with the wait"
             await until(lambda: uplink._pending == 0)
             assert it.counted("escalations_given_up_total") == it.counted("escalation_failures_total") == 1
-            return answer, uplink.link.mean_ms
+            return answer, uplink.link.times.worth_ms(8_000.0, it.clock.now())
 
-    answer, mean_ms = run(scenario)
+    answer, worth_ms = run(scenario)
     assert (answer.tier, answer.escalated, answer.degraded) == (Tier.EDGE, True, True)
     assert answer.timing_ms.total < 2_000.0
-    assert mean_ms > 100.0, "the estimate has heard of the two seconds that it took"
+    assert worth_ms > 1_900.0, "two seconds are worth a wait, now that an answer took so long"
 
 
 @pytest.mark.parametrize("on_miss", [OnMiss.FAIL, OnMiss.WAIT])
-def test_who_waits_or_wants_to_be_told_has_all_patience(large: Peer, on_miss: OnMiss) -> None:
+def test_who_waits_or_wants_to_be_told_waits_to_the_end(large: Peer, on_miss: OnMiss) -> None:
     large.delay_s = 0.3
 
     async def scenario() -> Answer:
@@ -358,20 +361,19 @@ def test_who_waits_or_wants_to_be_told_has_all_patience(large: Peer, on_miss: On
     assert run(scenario).tier is Tier.DC
 
 
-def test_patience_hears_only_of_waits_that_may_be_cut(large: Peer) -> None:
-    async def scenario() -> tuple[float, float]:
+def test_the_model_hears_only_of_callers_that_have_a_deadline(large: Peer) -> None:
+    async def scenario() -> list[int]:
         async with bench(large, UNSURE) as it:
             uplink = it.node.uplink
             assert uplink is not None
-            patience = uplink.link.patience
             await it.ask(target=MaxAccuracyDrop(0.01))
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.WAIT)
-            await it.ask(target=Quality.BEST, deadline_ms=8_000.0)
-            others = len(patience._waits)
+            others = len(uplink.link.times._seen)
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0)
-            return others, len(patience._waits)
+            await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0, on_miss=OnMiss.FAIL)
+            return [others, len(uplink.link.times._seen)]
 
-    assert run(scenario) == (0, 1)
+    assert run(scenario) == [0, 2]
 
 
 def test_what_was_given_up_counts_among_the_escalations_under_way_and_ends_with_the_node(large: Peer) -> None:
@@ -394,7 +396,7 @@ def test_a_caller_that_hangs_up_ends_its_escalation_even_where_waits_are_cut(lar
     async def scenario() -> int:
         async with bench(large, UNSURE) as it:
             uplink, gone = await impatient(it, early_ms=5_000.0), asyncio.Event()
-            assert uplink.link.patience.worth_ms(8_000.0, it.clock.now()) == 5_000.0
+            assert uplink.link.times.worth_ms(8_000.0, it.clock.now()) == 5_000.0
             asked = asyncio.create_task(it.ask(gone.wait, target=MaxAccuracyDrop(0.01), deadline_ms=8_000.0))
             await until(lambda: len(large.bodies) > 0)
             gone.set()

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from edge.hops import read_lines
 from edge.uplink import Uplink
-from edge.waiting import Escalated, SoFar, while_hopeful
-from hawkvision.hop import HopClass, HopReply, HopTiming
 from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Tier
-from tests.edge.bench import UNSURE, Bench, bench, run
+from tests.edge.bench import UNSURE, Bench, bench, misses, run
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.waiting import until
 
@@ -93,42 +91,22 @@ def test_a_part_that_cannot_be_counts_for_nothing(slow: Peer) -> None:
 
 
 def test_a_link_that_brings_parts_in_time_is_not_doubted(slow: Peer) -> None:
-    async def scenario() -> tuple[bool, float | None]:
+    async def scenario() -> bool:
         async with bench(slow, UNSURE) as it:
             uplink = uplink_of(it)
             for _ in range(6):
                 answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=500.0)
                 assert answer.index in slow.parts
-            return uplink.doubts(500.0), uplink.expect_ms()
+            return uplink.admits(500.0)
 
-    doubted, expected_ms = run(scenario)
-    assert not doubted
-    assert expected_ms is not None
-    assert expected_ms < 500.0
-
-
-def test_who_is_told_of_misses_is_told_how_long_the_whole_takes(large: Peer) -> None:
-    large.parts, large.delay_s = [PART_CLASS], 0.2
-
-    async def scenario() -> float:
-        async with bench(large, UNSURE) as it:
-            uplink = uplink_of(it)
-            for _ in range(20):
-                await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
-            predicted, expected = uplink.predict_ms(), uplink.expect_ms()
-            assert predicted is not None
-            assert expected is not None
-            return predicted - expected
-
-    assert run(scenario) > 100.0, "of 200 ms, as far as twenty answers tell"
+    assert run(scenario)
 
 
 def test_where_the_whole_is_hardly_ever_in_time_a_part_is_the_answer_as_soon_as_it_is_there(slow: Peer) -> None:
     async def scenario() -> tuple[Answer, int]:
         async with bench(slow, UNSURE) as it:
             uplink = uplink_of(it)
-            for _ in range(20):
-                uplink.link.patience_for_rest.late(60_000.0, it.clock.now())
+            misses(uplink._ways.hop.rest, 60_000.0, it.clock.now())
             answer = await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             assert counted(it) == (1, 1)
             return answer, uplink._pending
@@ -147,55 +125,13 @@ def test_the_rest_is_waited_for_where_it_usually_takes_less_than_there_is_time(
 
     async def scenario() -> Answer:
         async with bench(large, UNSURE) as it:
-            patience = uplink_of(it).link.patience_for_rest
+            rest = uplink_of(it)._ways.hop.rest
             for _ in range(20):
-                patience.answered(DEADLINE_MS * 1.5, it.clock.now())
+                rest.answered(rest.sent(it.clock.now() - DEADLINE_MS * 1.5e-3), DEADLINE_MS * 1.5, it.clock.now())
             return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms)
 
     answer = run(scenario)
     assert (answer.index, answer.degraded) == (index, index == PART_CLASS)
-
-
-ANSWER = Escalated(HopReply((HopClass(PART_CLASS, 0.5),), "committee", HopTiming(1.0, 1.0, 1.0, 1.0), 1), 1.0)
-FOREVER_S = 60.0
-
-
-@pytest.mark.parametrize(
-    ("part", "first_s", "rest_s", "ended"),
-    [
-        ("before", 0.0, FOREVER_S, True),  # it is worth waiting for the whole
-        ("never", 0.0, FOREVER_S, False),  # but not for a first one
-        ("before", FOREVER_S, 0.0, False),  # nor for the whole
-        ("later", FOREVER_S, 0.0, False),  # then the first that comes ends the wait
-        ("never", FOREVER_S, 0.0, True),  # unless nothing comes but the whole
-        ("later", FOREVER_S, FOREVER_S, True),  # it is waited for from the first on
-    ],
-)
-def test_a_part_is_waited_for_as_long_as_there_is_hope_and_the_whole_as_long_as_for_it(
-    part: str, first_s: float, rest_s: float, ended: bool
-) -> None:
-    async def scenario() -> bool:
-        so_far, go_on = SoFar(), asyncio.Event()
-
-        async def ask() -> Escalated:
-            if part == "before":
-                so_far.hear(ANSWER)
-            await go_on.wait()
-            if part == "later":
-                so_far.hear(ANSWER)
-                await (asyncio.sleep(0.0) if ended else asyncio.Event().wait())
-            return ANSWER
-
-        task = asyncio.create_task(ask())
-        await asyncio.sleep(0)
-        waiting = asyncio.create_task(while_hopeful(task, so_far, first_s, lambda _: rest_s))
-        await asyncio.wait({waiting}, timeout=0.05)  # what ends at once has ended
-        go_on.set()
-        result = await waiting
-        task.cancel()
-        return result
-
-    assert asyncio.run(scenario()) is ended
 
 
 def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
@@ -204,12 +140,11 @@ def test_what_was_given_up_for_a_part_is_learned_from(large: Peer) -> None:
     async def scenario() -> int:
         async with bench(large, UNSURE) as it:
             uplink = uplink_of(it)
-            patience = uplink.link.patience_for_rest
-            for _ in range(20):
-                patience.late(60_000.0, it.clock.now())
+            rest = uplink._ways.hop.rest
+            misses(rest, 60_000.0, it.clock.now())
             await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=PATIENT_MS)
             await until(lambda: uplink._pending == 0)
-            return sum(wait.answered for wait in patience._waits)
+            return sum(each.answered for each in rest._seen)
 
     assert run(scenario) == 1
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from edge.replies import Escalated
 from edge.uplink import Uplink
-from edge.waiting import Escalated
-from hawkvision.cascade.patience import GIVE_UP_BELOW
 from hawkvision.clock import MonotonicClock
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import EscalationFailed
 from hawkvision.hop import HopRequest, Middle, PassedOver
+from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.trace import start_trace
 from hawkvision.types import Score
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
@@ -73,5 +73,5 @@ def test_a_middle_rungs_answer_to_somebody_who_asked_for_the_best_is_not_believe
         infer(peer, {"model": "medium"}, HopRequest(variant="committee"))
 
 
-def test_nodes_wait_by_default_as_long_as_the_cascade_thinks_right() -> None:
-    assert EdgeConfig().give_up_below == GIVE_UP_BELOW
+def test_nodes_wait_by_default_as_the_model_does() -> None:
+    assert EdgeConfig().min_on_time_probability == MIN_ON_TIME_PROBABILITY

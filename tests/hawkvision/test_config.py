@@ -197,3 +197,11 @@ def test_what_only_looks_like_a_service_is_a_setting_still() -> None:
 def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
     named = {f"P_{field.name.upper()}": "1" for field in msgspec.structs.fields(kind)}
     assert without_service_links(named, "P_")[1] == []
+
+
+def test_a_setting_of_another_release_is_refused_by_what_took_its_place() -> None:
+    said = r"give_up_below is no longer a setting; its place is taken by min_on_time_probability"
+    with pytest.raises(ConfigError, match=said):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_GIVE_UP_BELOW": "0.25"})
+    with pytest.raises(ConfigError, match=said):
+        parse_arguments(EdgeConfig, "edge", "a node", ["--give-up-below", "0.25"])

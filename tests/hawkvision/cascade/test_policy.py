@@ -146,23 +146,23 @@ def test_unknown_pair_names_the_command_that_certifies_it() -> None:
 
 
 def test_sure_enough_is_accepted_whatever_the_link_does() -> None:
-    decision = decide(route_at(0.7), 0.7, slack_ms=None, predicted_ms=None, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(0.7), 0.7, slack_ms=None, reachable=False, on_miss=OnMiss.DEGRADE)
     assert decision == Accept()
 
 
 def test_unsure_without_deadline_escalates_without_cutoff() -> None:
-    decision = decide(route_at(0.7), 0.5, slack_ms=None, predicted_ms=50.0, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(0.7), 0.5, slack_ms=None, reachable=True, on_miss=OnMiss.DEGRADE)
     assert decision == Escalate(Reason.LOW_CONFIDENCE)
 
 
 def test_direct_route_says_that_the_target_is_the_reason() -> None:
-    decision = decide(route_at(math.inf), 0.999, slack_ms=None, predicted_ms=50.0, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(math.inf), 0.999, slack_ms=None, reachable=True, on_miss=OnMiss.DEGRADE)
     assert decision == Escalate(Reason.TARGET)
 
 
 def test_unreachable_datacenter_degrades_and_never_fails() -> None:
     for on_miss in OnMiss:
-        assert decide(route_at(0.7), 0.1, slack_ms=90.0, predicted_ms=None, on_miss=on_miss) == Accept(degraded=True)
+        assert decide(route_at(0.7), 0.1, slack_ms=90.0, reachable=False, on_miss=on_miss) == Accept(degraded=True)
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_unreachable_datacenter_degrades_and_never_fails() -> None:
     ],
 )
 def test_deadline_that_does_not_fit_follows_on_miss(on_miss: OnMiss, expected: object) -> None:
-    assert decide(route_at(0.7), 0.1, slack_ms=40.0, predicted_ms=60.0, on_miss=on_miss) == expected
+    assert decide(route_at(0.7), 0.1, slack_ms=ANSWER_MARGIN_MS / 2, reachable=True, on_miss=on_miss) == expected
 
 
 def test_deadline_that_fits_escalates_until_just_before_it() -> None:
-    decision = decide(route_at(0.7), 0.1, slack_ms=80.0, predicted_ms=60.0, on_miss=OnMiss.DEGRADE)
+    decision = decide(route_at(0.7), 0.1, slack_ms=80.0, reachable=True, on_miss=OnMiss.DEGRADE)
     assert decision == Escalate(Reason.LOW_CONFIDENCE, cutoff_ms=80.0 - ANSWER_MARGIN_MS)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.choice import (
+from hawkvision.network.transport_choice import (
     LATE_TO_LEAVE,
     LEAVE_AFTER_S,
     LOSS_TO_LEAVE,

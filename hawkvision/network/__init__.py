@@ -1,0 +1,1 @@
+"""The link to the datacenter: response times, a circuit breaker and the choice of a transport."""

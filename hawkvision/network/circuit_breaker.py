@@ -1,0 +1,89 @@
+"""Whether the datacenter is asked at all: a circuit breaker without an estimator of its own.
+
+             P(reply on time) < p_min, or the connection failed              a probe is sent
+    ┌────────┐ ────────────────────────────────────────────► ┌──────┐ ──────────────────────► ┌───────────┐
+    │ CLOSED │                                               │ OPEN │                         │ HALF_OPEN │
+    └────────┘ ◄──────────────────────────┐                  └──────┘ ◄────────────────────── └───────────┘
+                  P(reply on time) >= p_min, and connected              no reply, or too late
+
+P is that of `ResponseTimes` at t = 0, of the caller's own remaining time; the state that is shown is for the longest
+recent one. A probe is a background copy of a recent request, waited for as long as the longest recent deadline.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import Final
+
+from hawkvision.network.response_time import ResponseTimes
+
+FIRST_INTERVAL_S: Final = 1.0
+LONGEST_INTERVAL_S: Final = 30.0
+GROWTH: Final = 1.25
+"""Of the interval after a probe in vain. Over a link that is on time with probability p, the mean time until a probe is
+grows without bound unless GROWTH < 1 / (1 - p); so it is for p > 0.2."""
+RECENT: Final = 16
+"""Callers whose deadlines are recent."""
+
+
+class State(StrEnum):
+    """Of a circuit breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class CircuitBreaker:
+    """Of one link over one transport. Times are seconds of a monotonic clock, durations milliseconds."""
+
+    def __init__(self, times: ResponseTimes, *, connected: bool = True) -> None:
+        """Begin closed, or open until there is a connection."""
+        self.times = times
+        self.connected = connected
+        """Whether the last attempt got through; whoever tries says so."""
+        self._recent_ms: deque[float] = deque(maxlen=RECENT)
+        self._refused_ms: float | None = None
+        """Of the last caller that was refused."""
+        self._probing = False
+        self._interval_s = FIRST_INTERVAL_S
+        self._next_probe = float("-inf")
+
+    @property
+    def longest_ms(self) -> float:
+        """The longest remaining time of recent callers; 0 before the first."""
+        return max(self._recent_ms, default=0.0)
+
+    def admits(self, within_ms: float, now: float) -> bool:
+        """Whether a caller that has so long waits for the datacenter."""
+        self._recent_ms.append(within_ms)
+        if self.connected and self._likely(within_ms, now):
+            return True
+        self._refused_ms = within_ms
+        return False
+
+    def state(self, now: float) -> State:
+        """For callers that have the longest recent time."""
+        if self.connected and (not self._recent_ms or self._likely(self.longest_ms, now)):
+            return State.CLOSED
+        return State.HALF_OPEN if self._probing else State.OPEN
+
+    def begin_probe(self, now: float) -> bool:
+        """Whether a probe is due and none under way; then `end_probe` must follow."""
+        if self._probing or not self.connected or now < self._next_probe:
+            return False
+        self._probing = True
+        return True
+
+    def end_probe(self, now: float) -> None:
+        """A probe is over, and `times` has learned from it: the next is due later, unless callers are admitted."""
+        self._probing = False
+        if self._likely(self.longest_ms if self._refused_ms is None else self._refused_ms, now):
+            self._interval_s, self._next_probe = FIRST_INTERVAL_S, float("-inf")
+        else:
+            self._next_probe = now + self._interval_s
+            self._interval_s = min(GROWTH * self._interval_s, LONGEST_INTERVAL_S)
+
+    def _likely(self, within_ms: float, now: float) -> bool:
+        return self.times.on_time(within_ms, now) >= self.times.min_on_time_probability

@@ -1,0 +1,76 @@
+"""The circuit breaker: its states, and when a probe is due."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from hawkvision.network.circuit_breaker import FIRST_INTERVAL_S, LONGEST_INTERVAL_S, CircuitBreaker, State
+from hawkvision.network.response_time import ResponseTimes
+
+DEADLINE_MS = 100.0
+
+
+def late(breaker: CircuitBreaker, now: float, *, probe: bool = False) -> None:
+    breaker.times.given_up(breaker.times.sent(now - DEADLINE_MS * 1e-3), DEADLINE_MS, now, probe=probe)
+
+
+def on_time(breaker: CircuitBreaker, now: float) -> None:
+    breaker.times.answered(breaker.times.sent(now - 0.01), 10.0, now)
+
+
+@pytest.fixture
+def opened() -> CircuitBreaker:
+    """At 3 s, after three misses, and one caller that was refused."""
+    breaker = CircuitBreaker(ResponseTimes())
+    for now in (1.0, 2.0, 3.0):
+        assert breaker.admits(DEADLINE_MS, now)
+        late(breaker, now)
+    assert not breaker.admits(DEADLINE_MS, 3.0)
+    return breaker
+
+
+def test_misses_open_it_a_probe_half_opens_it_and_a_reply_closes_it(opened: CircuitBreaker) -> None:
+    states = [opened.state(3.0)]
+    assert opened.begin_probe(3.0)
+    states.append(opened.state(3.0))
+    on_time(opened, 3.1)
+    opened.end_probe(3.1)
+    states.append(opened.state(3.1))
+    assert states == [State.OPEN, State.HALF_OPEN, State.CLOSED]
+    assert opened.admits(DEADLINE_MS, 3.1)
+
+
+def test_probes_in_vain_follow_at_growing_intervals_one_at_a_time(opened: CircuitBreaker) -> None:
+    now, begun = 3.0, []
+    while now < 1_000.0:
+        if opened.begin_probe(now):
+            assert not opened.begin_probe(now)
+            begun.append(now)
+            late(opened, now + 0.1, probe=True)
+            opened.end_probe(now + 0.1)
+            assert opened.state(now + 0.1) is State.OPEN
+        now += 0.05
+    gaps = [then - at for at, then in pairwise(begun)]
+    assert begun[0] == 3.0
+    assert gaps[0] == pytest.approx(FIRST_INTERVAL_S, abs=0.2)
+    assert gaps[-1] == pytest.approx(LONGEST_INTERVAL_S, abs=0.2)
+    assert all(later > earlier - 0.1 for earlier, later in pairwise(gaps))
+
+
+def test_without_a_connection_it_is_open_and_needs_no_probe() -> None:
+    breaker = CircuitBreaker(ResponseTimes())
+    breaker.connected = False
+    assert not breaker.admits(DEADLINE_MS, 1.0)
+    assert breaker.state(1.0) is State.OPEN
+    assert not breaker.begin_probe(1.0)
+    breaker.connected = True
+    assert breaker.state(1.0) is State.CLOSED
+
+
+def test_it_is_closed_for_whoever_has_much_more_time(opened: CircuitBreaker) -> None:
+    assert opened.admits(5 * DEADLINE_MS, 3.0)
+    assert opened.state(3.0) is State.CLOSED
+    assert opened.longest_ms == 5 * DEADLINE_MS
+    assert not opened.admits(DEADLINE_MS, 3.0)

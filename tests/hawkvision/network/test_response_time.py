@@ -1,0 +1,164 @@
+"""The model of response times: what it says of links that are known, and the callers that it serves, in simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, REMEMBERED, ResponseTimes
+from tests.sim.response_time import Outcome, RoundTrip, simulate
+
+DEADLINE_MS = 70.0
+
+
+def taught(
+    seen: Sequence[tuple[float, bool]], every_s: float = 1.0, p_min: float = MIN_ON_TIME_PROBABILITY
+) -> ResponseTimes:
+    """Round trips, and whether they were answered, one after the other; the last is over at `now`."""
+    times = ResponseTimes(p_min)
+    for number, (ms, answered) in enumerate(seen):
+        now = every_s * (number + 1)
+        (times.answered if answered else times.given_up)(times.sent(now - ms * 1e-3), ms, now)
+    return times
+
+
+def now_of(seen: Sequence[object], every_s: float = 1.0) -> float:
+    return every_s * len(seen)
+
+
+OBSERVATIONS = st.lists(st.tuples(st.floats(0.1, 500.0), st.booleans()), max_size=2 * REMEMBERED)
+
+
+@given(OBSERVATIONS, st.floats(0.0, 1_000.0))
+def test_probabilities_are_ones_and_waits_end_by_the_deadline(seen: list[tuple[float, bool]], within_ms: float) -> None:
+    times = taught(seen)
+    assert 0.0 <= times.on_time(within_ms, now_of(seen)) <= 1.0
+    worth_ms = times.worth_ms(within_ms, now_of(seen))
+    assert 0.0 <= worth_ms <= within_ms
+    assert (worth_ms == 0.0) == (times.on_time(within_ms, now_of(seen)) < MIN_ON_TIME_PROBABILITY) or within_ms == 0.0
+
+
+@given(st.lists(st.floats(1.0, 200.0), min_size=30, max_size=60), st.floats(1.0, 250.0))
+def test_with_nothing_censored_it_is_the_weighted_share(ms: list[float], within_ms: float) -> None:
+    """Without a run of misses at the end, Kaplan-Meier's estimate is a share; the prior moves it by a few percent."""
+    seen = [*((each, True) for each in ms), (0.5, True)]
+    weights = [(15 / 16) ** rank for rank in reversed(range(len(seen)))]
+    share = sum(w for w, (each, _) in zip(weights, seen, strict=True) if each <= within_ms) / sum(weights)
+    assert taught(seen, every_s=1e-6).on_time(within_ms, 0.0) == pytest.approx(share, abs=0.08)
+
+
+def test_who_gave_up_early_says_nothing_of_later_replies() -> None:
+    """Of two callers one gives up after 20 ms; those that stay have their replies after 60."""
+    seen = [(20.0, False), (60.0, True)] * 20
+    assert taught(seen).on_time(DEADLINE_MS, now_of(seen)) > 0.9
+
+
+def test_waiting_on_is_judged_by_those_who_waited_as_long() -> None:
+    seen = [*([(60_000.0, False)] * 3), (5.0, True)] * 16
+    times = taught(seen, every_s=1e-9)
+    assert times.on_time(DEADLINE_MS, 0.0) > 0.15
+    assert times.worth_ms(DEADLINE_MS, 0.0) == 5.0
+
+
+def test_a_link_that_leaves_little_is_waited_for_to_the_end() -> None:
+    seen = [(68.0, True), (69.5, True)] * 20
+    assert taught(seen).worth_ms(DEADLINE_MS, now_of(seen)) == DEADLINE_MS
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 5, 60])
+def test_three_misses_in_a_row_end_the_waiting_over_a_new_link_and_over_a_good_one(before: int) -> None:
+    good = [(30.0, True)] * before
+    two, three = ([*good, *[(DEADLINE_MS, False)] * misses] for misses in (1, 3))
+    assert taught(two).worth_ms(DEADLINE_MS, now_of(two)) > 0.0
+    assert taught(three).worth_ms(DEADLINE_MS, now_of(three)) == 0.0
+
+
+def test_a_miss_is_no_surprise_where_every_other_was() -> None:
+    seen = [*[(30.0, True), (DEADLINE_MS, False)] * 20, *[(DEADLINE_MS, False)] * 3]
+    assert taught(seen).worth_ms(DEADLINE_MS, now_of(seen)) == DEADLINE_MS
+
+
+def test_one_reply_on_time_ends_a_run_of_misses() -> None:
+    seen = [*[(30.0, True)] * 30, *[(DEADLINE_MS, False)] * 10, (30.0, True)]
+    assert taught(seen).worth_ms(DEADLINE_MS, now_of(seen)) > 0.0
+
+
+def test_what_was_late_for_some_is_unknown_to_those_with_twice_the_time() -> None:
+    seen = [(DEADLINE_MS, False)] * 3
+    times = taught(seen)
+    assert times.worth_ms(1.9 * DEADLINE_MS, now_of(seen)) == 0.0
+    assert times.worth_ms(2.1 * DEADLINE_MS, now_of(seen)) > 0.0
+
+
+def test_with_a_probability_of_0_everybody_waits() -> None:
+    seen = [(DEADLINE_MS, False)] * 50
+    assert taught(seen, p_min=0.0).worth_ms(DEADLINE_MS, now_of(seen)) == DEADLINE_MS
+
+
+def test_an_outage_is_forgotten_when_nobody_has_asked_for_long() -> None:
+    seen = [(DEADLINE_MS, False)] * 3
+    assert taught(seen).worth_ms(DEADLINE_MS, now_of(seen) + 3_600.0) > 0.0
+
+
+def test_the_bound_is_that_of_rfc_6298() -> None:
+    assert ResponseTimes().bound_ms() is None
+    seen = [(40.0, True), (60.0, True)] * 30
+    assert taught(seen).bound_ms() == pytest.approx(50.0 + 4.0 * 10.0, abs=2.0)
+
+
+# ------------------------------------------------------------------------------------------------- simulations
+# Links that only tests know: training profiles, none of which a benchmark reports on.
+
+
+def share(on_time: float, quick_ms: float = 20.0, slow_ms: float = 65.0) -> RoundTrip:
+    return lambda _, rng: rng.uniform(quick_ms, slow_ms) if rng.random() < on_time else math.inf
+
+
+def outages(every_s: float, out_s: float) -> RoundTrip:
+    return lambda now, rng: math.inf if now % every_s > every_s - out_s else rng.uniform(15.0, 50.0)
+
+
+def over(link: RoundTrip, rate_hz: float = 5.0, seeds: int = 3) -> list[Outcome]:
+    return [simulate(link, DEADLINE_MS, rate_hz=rate_hz, callers=300, seed=seed) for seed in range(seeds)]
+
+
+def steady(rng_ms: tuple[float, ...]) -> RoundTrip:
+    return lambda _, rng: rng.choice(rng_ms)
+
+
+@pytest.mark.parametrize("link", [steady((60.0, 62.5)), share(0.8), share(0.9), share(0.97)])
+@pytest.mark.parametrize("rate_hz", [2.0, 30.0])
+def test_of_those_who_could_have_both_nearly_all_have(link: RoundTrip, rate_hz: float) -> None:
+    found = over(link, rate_hz, seeds=6)
+    assert sum(each.both for each in found) >= 0.95 * sum(each.possible for each in found)
+
+
+@pytest.mark.parametrize("link", [share(0.0), steady((75.0, 90.0)), outages(10_000.0, 9_999.0)])
+def test_three_wait_in_vain_for_a_link_that_is_never_on_time(link: RoundTrip) -> None:
+    for each in over(link, rate_hz=1.0):
+        assert each.vain_in_a_row <= 3
+        assert each.vain <= 3
+        assert each.probes >= 5
+
+
+def test_after_an_outage_callers_are_admitted_again() -> None:
+    for each in over(outages(25.0, 6.0), rate_hz=10.0):
+        assert each.vain_in_a_row <= 4, "three, and perhaps one whose reply could not be told late yet"
+        assert each.both >= 0.85 * each.possible
+
+
+@pytest.mark.parametrize(("on_time", "least"), [(0.3, 0.6), (0.5, 0.8), (0.7, 0.9)])
+def test_between_most_of_those_who_could_have_both_have(on_time: float, least: float) -> None:
+    found = over(share(on_time), seeds=4)
+    possible, both = (sum(values) for values in zip(*((each.possible, each.both) for each in found), strict=True))
+    assert both >= least * possible
+
+
+def test_simulations_are_their_seeds() -> None:
+    draw: Callable[[int], Outcome] = lambda seed: simulate(share(0.6), DEADLINE_MS, callers=100, seed=seed)  # noqa: E731
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
