@@ -66,7 +66,7 @@ class Registration:
 
     def accuracies(self, policy: Policy) -> Registered:
         """What targets ask for, in registered accuracies."""
-        return Registered(self.variants[self.edge].accuracy, self.best_accuracy, policy.certificate.max_drop)
+        return Registered(self.variants[self.edge].accuracy, self.best_accuracy, policy.balanced.max_drop)
 
     def rule(self, policy: Policy) -> Rule:
         """Where targets go as long as everybody is in time, which is what `/v1/targets` shows."""

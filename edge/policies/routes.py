@@ -93,7 +93,7 @@ class RivalPolicy(Policy):
 
 def registered(policy: Policy) -> Registered:
     """A pair's accuracies as its profile has them."""
-    return Registered(policy.edge_accuracy.value, policy.best_accuracy.value, policy.certificate.max_drop)
+    return Registered(policy.edge_accuracy.value, policy.best_accuracy.value, policy.balanced.max_drop)
 
 
 def all_dc(_: Policy) -> Rule:
@@ -115,7 +115,7 @@ def split(policy: Policy) -> Rule:
 
 def static(policy: Policy, threshold: float | None) -> Rule:
     """One threshold for all targets; None takes that of `balanced`."""
-    bar = threshold_value(policy.certificate.threshold) if threshold is None else threshold
+    bar = threshold_value(policy.balanced.threshold) if threshold is None else threshold
     escalation = expected_escalation(policy.pair, bar)
     return lambda target: Route(bar, unpromised(target), escalation, to_best=escalation)
 

@@ -193,6 +193,11 @@ class Policy:
         return self._condition.fast
 
     @property
+    def balanced(self) -> Certificate:
+        """The thresholds of `balanced`, and the drop that they are meant to keep, certified or not."""
+        return self._condition.balanced
+
+    @property
     def maximum_accuracy(self) -> float:
         """The largest `min_accuracy` that is not refused: what the best rung within reach was measured at."""
         return (self.edge_accuracy if self.alone else self.best_accuracy).value
