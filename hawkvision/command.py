@@ -5,6 +5,7 @@ A command leads a process group of its own, and whatever ends it ends the group:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -105,11 +106,17 @@ def run(
         each if most == resource.RLIM_INFINITY else min(each, most) for each in (cpu_limit_s, cpu_limit_s + 5)
     )
 
+    # A SIGTERM that raises (`exit_on_sigterm`) waits until there is something to clear away, and a way to do so.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
     def limit() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
         stop_with_parent(signal.SIGKILL)
 
-    with tempfile.TemporaryFile() as said:
+    with contextlib.ExitStack() as opened:
+        opened.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        said = opened.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(  # noqa: S603 - what the caller looked up
             [command, *arguments],
             stdin=subprocess.DEVNULL,
@@ -122,10 +129,12 @@ def run(
         )
         longest_s = 60 + WALL_PER_CPU * cpu_limit_s if wall_limit_s is None else wall_limit_s
         guard = threading.Timer(longest_s, _kill, (process.pid,))
+        guard.daemon = True  # it is no reason to go on
         guard.start()
         with _lock:
             _groups.add(process.pid)
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             _refuse_if_stopped(name)  # since it was looked at first
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:

@@ -36,7 +36,7 @@ def record(message: str = "a line", *arguments: object, level: int = logging.INF
 @pytest.fixture
 def own_loggers() -> Iterator[None]:
     """What `configure` changes is as it was afterwards."""
-    names = ("", "hawkvision", "uvicorn", "uvicorn.error", "ray.serve")
+    names = ("", "hawkvision", "uvicorn", "uvicorn.error", "ray", "ray.serve")
     loggers = [logging.getLogger(name) for name in names]
     before = [(one, one.handlers[:], one.level, one.propagate) for one in loggers]
     yield
@@ -192,6 +192,8 @@ def test_all_loggers_of_a_process_write_the_same_lines_at_their_levels() -> None
     serve = logging.getLogger("ray.serve")
     serve.addHandler(logging.NullHandler())
     serve.propagate = False
+    ray = logging.getLogger("ray")
+    ray.handlers[:], ray.propagate = [], True  # another test may have imported Ray, which sets up its own
     logs.configure("info", "json", logging.StreamHandler(written))
     for name in ("ray.serve", "uvicorn", "uvicorn.error"):  # another test may have had uvicorn set up its own
         logs.adopt(name)
