@@ -53,7 +53,6 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (EdgeConfig(variant="edge_committee", policy="split"), "policy 'split' with backend 'auto' runs single"),
         (
             EdgeConfig(variant="edge_committee", backend="fpga-ref"),
             "expected one of efficientnet_lite0_int8, efficient",

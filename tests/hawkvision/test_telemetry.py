@@ -45,7 +45,6 @@ def test_an_operator_who_allows_it_by_name_is_obeyed_and_the_log_says_so(
 @pytest.mark.parametrize(
     "module",
     [
-        "edge.__main__",
         "edge.run",
         "hawkvision.cli",
         "hawkvision.datacenter.app",
