@@ -49,14 +49,7 @@ from hawkvision.datacenter.direct import Replicas
 from hawkvision.datacenter.door import Door, make_door
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.launch.supervisor import (
-    ALIVE,
-    BEAT_S,
-    LEAVING,
-    LISTENING,
-    RAY_DIED,
-    READY,
-)
+from hawkvision.datacenter.launch.words import ALIVE, BEAT_S, LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.datacenter.lossy import LossyDoor
 from hawkvision.datacenter.opinions import errands_of
 from hawkvision.datacenter.tier import Tier

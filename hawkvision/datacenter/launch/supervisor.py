@@ -38,24 +38,14 @@ from hawkvision.datacenter.launch.listening import family, listeners, network_of
 from hawkvision.datacenter.launch.network import why_not_private
 from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import PublicSockets, hand_over, open_sockets
+from hawkvision.datacenter.launch.words import LEAVING, LISTENING, RAY_DIED, READY
 from hawkvision.errors import BackendError, ConfigError
 from hawkvision.process import stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
 
-LISTENING: Final = b"listening"
-"""What the tier process says when it answers callers itself."""
-READY: Final = b"ready"
-"""When all its models are loaded."""
-LEAVING: Final = b"leaving"
-"""When it does not take callers any more."""
-ALIVE: Final = b"alive"
-"""Every `BEAT_S`."""
-BEAT_S: Final = 0.5
 SILENT_S: Final = 3.0
 """A tier process that says nothing for so long was stopped, or hangs."""
-RAY_DIED: Final = 75
-"""The exit status of a tier process that Ray has left (sysexits.h: EX_TEMPFAIL)."""
 MOST_RESTARTS: Final = 5
 WITHIN_S: Final = 600.0
 """More restarts than that within so long are no bad luck: the launcher gives up, and says so by its exit status."""
