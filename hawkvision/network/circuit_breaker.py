@@ -56,7 +56,9 @@ class CircuitBreaker:
         return max(self._recent_ms, default=0.0)
 
     def admits(self, within_ms: float, now: float) -> bool:
-        """Whether a caller that has so long waits for the datacenter."""
+        """Whether a caller that has so long waits for the datacenter; nobody does once the time is over."""
+        if within_ms <= 0.0:
+            return False
         self._recent_ms.append(within_ms)
         if self.connected and self._likely(within_ms, now):
             return True

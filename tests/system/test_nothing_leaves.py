@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from hawkvision.manifest import cache_dir
 from hawkvision.process import ServerProcess, running
 from tests.pictures import encoded
 from tests.tracing import Trace, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+REPORTS = "onnxruntime.db"
+"""Where ONNX Runtime keeps what it would report."""
 
 
 def foreign(trace: Trace, *own: str) -> set[str]:
@@ -31,12 +35,15 @@ def foreign(trace: Trace, *own: str) -> set[str]:
     return {path for path in trace.written() if not path.startswith(ours) and not tried.fullmatch(path)}
 
 
-def serve_one(trace: Trace, prefix: list[str], *options: str) -> None:
+def serve_one(trace: Trace, prefix: list[str], *options: str, reports: bool = False) -> None:
+    """One answer of a node; with `reports` it runs until the runtime has begun its own, which it does at leisure."""
     with (
         running("edge", "--port", "0", *options, prefix=prefix, env=trace.environment) as node,
         Client(node.url) as client,
     ):
         client.classify(encoded())
+        if reports:
+            asyncio.run(until(lambda: any(trace.folder.rglob(REPORTS))))
 
 
 def test_a_node_asks_for_no_name_and_writes_only_to_its_own_cache(ladder: None) -> None:
@@ -59,8 +66,8 @@ def test_reports_that_an_operator_allows_are_seen_by_this_test(ladder: None, mon
     """The tests beside this one can fail."""
     monkeypatch.setenv("ORT_DISABLE_TELEMETRY", "0")
     with traced() as (trace, prefix):
-        serve_one(trace, prefix, "--backend", "onnxruntime", "--cache-dir", str(cache_dir()))
-    assert any(path.endswith("/.onnxruntime/onnxruntime.db") for path in foreign(trace, "cache/hawkvision"))
+        serve_one(trace, prefix, "--backend", "onnxruntime", "--cache-dir", str(cache_dir()), reports=True)
+    assert any(path.endswith(f"/.onnxruntime/{REPORTS}") for path in foreign(trace, "cache/hawkvision"))
 
 
 def test_a_tier_asks_for_no_name_and_its_replicas_write_no_device_id(ladder: None) -> None:

@@ -74,3 +74,11 @@ def test_it_is_closed_for_whoever_has_much_more_time(opened: CircuitBreaker) -> 
     assert opened.state(3.0) is State.CLOSED
     assert opened.longest_ms == 5 * DEADLINE_MS
     assert not opened.admits(DEADLINE_MS, 3.0)
+
+
+def test_nobody_waits_once_the_time_is_over() -> None:
+    breaker = CircuitBreaker(ResponseTimes())
+    assert breaker.admits(DEADLINE_MS, 0.0), "an unknown link is worth a wait"
+    assert not breaker.admits(0.0, 0.0)
+    assert not breaker.admits(-5.0, 0.0)
+    assert breaker.longest_ms == DEADLINE_MS
