@@ -211,7 +211,7 @@ def _open(
         return open_fpga(config.backend, load_variant(cache, config.task, variant), options, given_up)
     if config.backend == "fpga-offload":
         from fpga.backends import Options
-        from fpga.offload.door import DEFAULT_DEADLINE_S, open_offload
+        from fpga.offload.factory import DEFAULT_DEADLINE_S, open_offload
 
         options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
         model, deadline_ms = load_variant(cache, config.task, variant), config.fpga_deadline_ms
@@ -399,7 +399,7 @@ def waiting_workers(config: EdgeConfig) -> int:
     """Threads beside one a core: those that only wait for a device."""
     if config.backend != "fpga-offload":
         return 0
-    from fpga.offload.door import PLACES
+    from fpga.offload.factory import PLACES
 
     return PLACES
 

@@ -14,18 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from fpga import power, reference
-from fpga.devices import Device
-from fpga.emit import emit
-from fpga.families import BITSTREAM, FAMILIES
-from fpga.folding import Folding, check_folding, cycles_of, format_folding, interval
-from fpga.ir import Graph
-from fpga.netlist import Netlist, Streamed, Words
-from fpga.netlist_cells import LANES
-from fpga.report import TITLES, Proof, Report, Seed, Switching
-from fpga.resources import of_graph
-from fpga.sim import Simulation
-from fpga.synth import (
+from fpga.compiler.device_families import BITSTREAM, FAMILIES
+from fpga.compiler.devices import Device
+from fpga.compiler.emit import emit
+from fpga.compiler.folding import Folding, check_folding, cycles_of, format_folding, interval
+from fpga.compiler.resource_model import of_graph
+from fpga.compiler.synthesis import (
     ROUTE_CPU_S,
     Attempt,
     Routed,
@@ -36,8 +30,15 @@ from fpga.synth import (
     routed,
     synthesise,
 )
-from fpga.toolchain import Say, find
+from fpga.compiler.toolchain import Say, find
+from fpga.reports import energy as power
+from fpga.reports.build_report import TITLES, Proof, Report, Seed, Switching
+from fpga.simulation.cells_ecp5 import LANES
+from fpga.simulation.netlist_simulation import Netlist, Streamed, Words
+from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.errors import CompileError
+from hawkvision.integer import reference
+from hawkvision.integer.ir import Graph
 from hawkvision.types import Pixels
 
 PICTURES_A_LANE: Final = 4

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from fpga import report, search
-from fpga.artifact import graph_of
 from fpga.backends.base import Build, FpgaBackend
-from fpga.devices import device
-from fpga.folding import Folding, check_folding, parse_folding
-from fpga.ir import Graph
+from fpga.compiler import folding_search as search
+from fpga.compiler.devices import device
+from fpga.compiler.folding import Folding, check_folding, parse_folding
+from fpga.reports import build_report as report
 from hawkvision.errors import BackendError, CompileError, ConfigError
+from hawkvision.integer.artifact import graph_of
+from hawkvision.integer.ir import Graph
 
 FpgaKind: TypeAlias = Literal["fpga-ref", "fpga-sim", "fpga-device"]
 DEFAULT_DEVICE: Final = "lfe5u-45f"
@@ -28,7 +29,7 @@ class Options:
     """What there is to say of a device besides the model; None where nobody said."""
 
     device: str | None = None
-    """Its address, as `fpga.links` reads it."""
+    """Its address, as `fpga.device.device_link` reads it."""
     report: Path | None = None
     """The report of its build: folding, clock and estimated energy."""
     folding: Path | None = None
@@ -53,7 +54,7 @@ def open_fpga(
     build = build_of(graph, options)
     match kind:
         case "fpga-ref":
-            from fpga.backends.ref import ReferenceBackend
+            from fpga.backends.reference import ReferenceBackend
 
             return ReferenceBackend(graph, build, cache=options.cache)
         case "fpga-sim":
@@ -62,7 +63,7 @@ def open_fpga(
             folding = build.folding or search.fastest(graph, device(DEFAULT_DEVICE)).folding
             return SimulatedBackend(graph, Build(folding, build.clock_hz, build.joules), options.cache)
         case "fpga-device":
-            from fpga.backends.board import BoardBackend
+            from fpga.backends.device import BoardBackend
 
             if options.device is None:
                 raise ConfigError("fpga-device: missing its address, udp://HOST:PORT or serial:/dev/NAME")

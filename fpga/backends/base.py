@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.folding import Folding, interval
-from fpga.ir import Graph
-from fpga.reference import Mask
+from fpga.compiler.folding import Folding, interval
 from hawkvision.errors import BackendError
+from hawkvision.integer.ir import Graph
+from hawkvision.integer.reference import Mask
 from hawkvision.metrics import Cycles, FpgaCounts, Seconds
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_batch, check_open
@@ -80,7 +80,8 @@ class FpgaBackend(ABC):
     def infer_masked(self, batch: Pixels, mask: Mask) -> Logits:
         """`infer` of pictures of which `mask` (n, height, width) says what arrived.
 
-        The rest shows what the hardware's input stage puts there (`fpga.reference.filled`), whatever `batch` has.
+        The rest shows what the hardware's input stage puts there (`hawkvision.integer.reference.filled`), whatever
+        `batch` has.
 
         Raises:
             BackendError: as `infer`, and if the mask does not fit the batch.

@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga import reference
 from fpga.backends.base import Build, FpgaBackend
-from fpga.ir import Graph
-from fpga.reference import Mask
-from fpga.sim import Simulation
+from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.errors import CompileError
+from hawkvision.integer import reference
+from hawkvision.integer.ir import Graph
+from hawkvision.integer.reference import Mask
 from hawkvision.metrics import Seconds
 from hawkvision.types import Pixels
 
 
 class SimulatedBackend(FpgaBackend):
-    """`fpga.sim.Simulation` as a backend: one device, which its callers share.
+    """`fpga.simulation.rtl_simulation.Simulation` as a backend: one device, which its callers share.
 
     Raises:
         CompileError: if there is no folding, or the simulation cannot be built.

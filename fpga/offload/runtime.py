@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga.backends.base import FpgaBackend
-from fpga.offload.control import Controller, Observation
-from fpga.offload.model import Machine, idle_latency_s, service_s
-from fpga.offload.search import Plan, Schedule, schedule
+from fpga.offload.controller import Controller, Observation
+from fpga.offload.cost_model import Machine, idle_latency_s, service_s
+from fpga.offload.plan_search import Plan, Schedule, schedule
 from hawkvision.clock import Clock
 from hawkvision.errors import BackendError, ConfigError
 from hawkvision.metrics import FpgaCounts, OffloadCounts

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from edge.assembly import load_parts
-from fpga.artifact import graph_of
-from fpga.folding import Folding, StageFolding, format_folding, interval
-from fpga.framing import MAX_FRAME
-from fpga.sessions import MAX_ATTEMPTS
+from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
+from fpga.device.device_protocol import MAX_ATTEMPTS
+from fpga.device.framing import MAX_FRAME
 from hawkvision.config import EdgeConfig, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
+from hawkvision.integer.artifact import graph_of
 from hawkvision.manifest import artifact_path
 from hawkvision.pictures_idx import grey_png
 from hawkvision.process import running
@@ -137,7 +137,7 @@ def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
     ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
 ) -> None:
     with (
-        running("fpga.emulator", *ladder.emulator, "--folding", str(ladder.folding)) as device,
+        running("fpga.device.emulator", *ladder.emulator, "--folding", str(ladder.folding)) as device,
         node(ladder, "--backend", "fpga-device", "--fpga-device", device.url) as caller,
     ):
         assert answers(caller) == by_onnxruntime
@@ -162,7 +162,7 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -O0\n')
     compiler.chmod(0o755)
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.emulator", *ladder.emulator))
+        device = stack.enter_context(running("fpga.device.emulator", *ladder.emulator))
         shared = ("--backend", "fpga-offload", "--fpga-device", device.url)
         caller = stack.enter_context(node(ladder, *shared, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
         before = sides(caller)
@@ -177,7 +177,7 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
 
 def test_a_device_that_is_gone_is_a_503_until_it_is_back(ladder: Ladder) -> None:
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.emulator", *ladder.emulator, "--pty"))
+        device = stack.enter_context(running("fpga.device.emulator", *ladder.emulator, "--pty"))
         caller = stack.enter_context(node(ladder, "--backend", "fpga-device", "--fpga-device", device.url))
         assert caller.classify(pictures(1)[0]).status == 200
         device.stop()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fpga.folding import Folding
-from fpga.folding import StageFolding as Fold
-from fpga.ir import Graph
-from tests.fpga.graphs import fashion_shape, random_graph
+from fpga.compiler.folding import Folding
+from fpga.compiler.folding import StageFolding as Fold
+from hawkvision.integer.ir import Graph
+from tests.hawkvision.integer.graphs import fashion_shape, random_graph
 
 
 @dataclass(frozen=True)

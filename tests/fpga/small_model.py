@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fpga import reference
+from hawkvision.integer import reference
 from hawkvision.process import ServerProcess, running
 from tests.fpga.designs import CASES
 
@@ -27,5 +27,5 @@ def expected(planes: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def emulated(model: Path, *line: str) -> Iterator[ServerProcess]:
-    with running("fpga.emulator", "--model", str(model), *line) as process:
+    with running("fpga.device.emulator", "--model", str(model), *line) as process:
         yield process

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from fpga.emit import MODULES, RTL
-from fpga.verilator import Design, library
+from fpga.compiler.emit import MODULES, RTL
+from fpga.simulation.verilator import Design, library
 
 ALL: Final = Path(__file__).parent / "hv_all.sv"
 PORT: Final = re.compile(r"(input|output)\s+(?:wire|reg)\s+(?:signed\s+)?(?:\[(\d+):0\]\s+)?(\w+)\b", re.ASCII)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga.emit import RTL
+from fpga.compiler.emit import RTL
 
 PROVE = (
     "prep -flatten; memory_map; async2sync; chformal -lower; opt_clean; "

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fpga import reference
-from fpga.ir import Requantise
+from hawkvision.integer import reference
+from hawkvision.integer.ir import Requantise
 from tests.rtl.bench import Bench, fields, joined, signed
 
 RANDOM = np.random.default_rng(2)

@@ -1,5 +1,5 @@
 // Drives a Verilated hv_top, or its netlist: pixels in, logits out, the cycle of every event written down.
-// Called from fpga/sim.py through ctypes; the struct below and the one there must agree.
+// Called from fpga/simulation/rtl_simulation.py through ctypes; the struct below and the one there must agree.
 //
 // A cycle: inputs are set with the clock low, handshakes are read, the clock goes up. All outputs come from registers.
 
