@@ -19,6 +19,7 @@ L1 = frozenset(
     {
         "hawkvision.manifest",
         "hawkvision.config",
+        "hawkvision.feature_settings",
         "hawkvision.metrics",
         "hawkvision.trace",
         "hawkvision.logs",

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from fpga.compiler.bram_output_registers import absorb
-from fpga.compiler.devices import Device, FamilyName, Resources
-from fpga.simulation.cells_ecp5 import Module
+from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
+from fpga.compiler.yosys_netlist import NetlistModule
 
 NETLIST: Final = "netlist.json"
 BITSTREAM: Final = "design.bit"
 
 
-class Family(ABC):
+class DeviceFamily(ABC):
     """One of them."""
 
     placer: ClassVar[str]
@@ -42,11 +42,11 @@ class Family(ABC):
         """Rewrite what yosys has written, if anything is to be gained by it."""
 
     @abstractmethod
-    def made(self, module: Module) -> Resources:
+    def made(self, module: NetlistModule) -> Resources:
         """What a netlist amounts to."""
 
     @abstractmethod
-    def clock_pin(self, device: Device) -> str:
+    def clock_pin(self, device: FpgaDevice) -> str:
         """A pin file that has the clock only."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Family(ABC):
         """The file that a seed leads to."""
 
     @abstractmethod
-    def route(self, device: Device, seed: int, target_mhz: float) -> list[str]:
+    def route(self, device: FpgaDevice, seed: int, target_mhz: float) -> list[str]:
         """What the placer is called with, in the netlist's folder."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Family(ABC):
         """What the packer is called with: from the routed file to `BITSTREAM`."""
 
 
-class Ecp5(Family):
+class Ecp5Family(DeviceFamily):
     """Lattice ECP5."""
 
     placer = "nextpnr-ecp5"
@@ -90,7 +90,7 @@ class Ecp5(Family):
         """Registers behind block RAMs go into them."""
         absorb(netlist, top)
 
-    def made(self, module: Module) -> Resources:
+    def made(self, module: NetlistModule) -> Resources:
         """Placement adds a few LUTs that only pass a signal on."""
         cells = Counter(cell.type for cell in module.cells.values())
         return Resources(
@@ -100,7 +100,7 @@ class Ecp5(Family):
             block_rams=cells["DP16KD"],
         )
 
-    def clock_pin(self, device: Device) -> str:
+    def clock_pin(self, device: FpgaDevice) -> str:
         """LPF."""
         return f'LOCATE COMP "clk" SITE "{device.clock_pin}";\n'
 
@@ -108,7 +108,7 @@ class Ecp5(Family):
         """nextpnr's textual configuration."""
         return f"seed{seed}.config"
 
-    def route(self, device: Device, seed: int, target_mhz: float) -> list[str]:
+    def route(self, device: FpgaDevice, seed: int, target_mhz: float) -> list[str]:
         """For nextpnr-ecp5."""
         return [
             *(device.option, "--package", device.package, "--speed", str(device.speed)),
@@ -124,7 +124,7 @@ class Ecp5(Family):
         return ["--compress", self.routed(seed), BITSTREAM]
 
 
-class Ice40(Family):
+class Ice40Family(DeviceFamily):
     """Lattice iCE40 UltraPlus.
 
     There is no memory of look-up tables, and few block RAMs. So yosys is not told where memories shall lie, and makes
@@ -166,7 +166,7 @@ class Ice40(Family):
     def refine(self, netlist: Path, top: str) -> None:
         """Nothing: block RAMs have no output registers here."""
 
-    def made(self, module: Module) -> Resources:
+    def made(self, module: NetlistModule) -> Resources:
         """Logic cells by nextpnr's rules; it adds about 2 % more, which break carry chains and feed them."""
         cells = Counter(cell.type for cell in module.cells.values())
         flip_flops = [cell for cell in module.cells.values() if cell.type.startswith("SB_DFF")]
@@ -189,7 +189,7 @@ class Ice40(Family):
             large_rams=cells["SB_SPRAM256KA"],
         )
 
-    def clock_pin(self, device: Device) -> str:
+    def clock_pin(self, device: FpgaDevice) -> str:
         """PCF."""
         return f"set_io clk {device.clock_pin}\n"
 
@@ -197,7 +197,7 @@ class Ice40(Family):
         """IceStorm's textual bitstream."""
         return f"seed{seed}.asc"
 
-    def route(self, device: Device, seed: int, target_mhz: float) -> list[str]:
+    def route(self, device: FpgaDevice, seed: int, target_mhz: float) -> list[str]:
         """For nextpnr-ice40."""
         return [
             *(device.option, "--package", device.package),
@@ -218,4 +218,4 @@ def _elaborate(top: str, parameters: Mapping[str, int]) -> str:
     return f"hierarchy -top {top} " + " ".join(f"-chparam {key} {value}" for key, value in parameters.items()) + "; "
 
 
-FAMILIES: Final[Mapping[FamilyName, Family]] = {"ecp5": Ecp5(), "ice40": Ice40()}
+FAMILIES: Final[Mapping[FamilyName, DeviceFamily]] = {"ecp5": Ecp5Family(), "ice40": Ice40Family()}

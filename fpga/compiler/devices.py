@@ -52,7 +52,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FpgaDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One part in one package."""
 
     name: str = ""
@@ -94,13 +94,13 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 @functools.cache
-def devices() -> dict[str, Device]:
+def devices() -> dict[str, FpgaDevice]:
     """All of them, by name, from `devices.toml`."""
-    read = msgspec.toml.decode(TABLE.read_bytes(), type=dict[str, Device])
+    read = msgspec.toml.decode(TABLE.read_bytes(), type=dict[str, FpgaDevice])
     return {name: msgspec.structs.replace(device, name=name) for name, device in read.items()}
 
 
-def device(name: str) -> Device:
+def device(name: str) -> FpgaDevice:
     """One of them.
 
     Raises:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, check_folding, packs, row_slots
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import MULTIPLIER_BITS, Graph, Stage
+from hawkvision.integer.ir import MULTIPLIER_BITS, ConvStage, IntegerGraph
 
 TOP: Final = "hv_top"
 RTL: Final = Path(__file__).parents[1] / "rtl"
@@ -35,7 +35,7 @@ MODULES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmittedDesign:
     """A design on disk."""
 
     folder: Path
@@ -49,7 +49,7 @@ class Emitted:
     top: str = TOP
 
 
-def emit(graph: Graph, folding: Folding, folder: Path) -> Emitted:
+def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> EmittedDesign:
     """Write a design's files into a folder, which is made if need be.
 
     Raises:
@@ -64,10 +64,10 @@ def emit(graph: Graph, folding: Folding, folder: Path) -> Emitted:
         raise CompileError(f"{folder}: cannot write the design: {error.strerror}") from None
     memories = {parameter: folder / name for parameter, name in memory_names(graph)}
     verilog = tuple(folder / name for name in files if name.endswith(".sv"))
-    return Emitted(folder, verilog, memories, accumulator_bits(graph.stages[-1]))
+    return EmittedDesign(folder, verilog, memories, accumulator_bits(graph.stages[-1]))
 
 
-def sources(graph: Graph, folding: Folding) -> dict[str, bytes]:
+def sources(graph: IntegerGraph, folding: Folding) -> dict[str, bytes]:
     """A design's files by name: the modules, the memories' contents, and the top as the last.
 
     Raises:
@@ -83,19 +83,19 @@ def sources(graph: Graph, folding: Folding) -> dict[str, bytes]:
     return files
 
 
-def memory_names(graph: Graph) -> Iterator[tuple[str, str]]:
+def memory_names(graph: IntegerGraph) -> Iterator[tuple[str, str]]:
     """(parameter of the top, file name) of each read-only memory."""
     for number in range(len(graph.stages)):
         for kind in ("weights", "bias"):
             yield f"STAGE{number}_{kind.upper()}", f"stage{number}_{kind}.mem"
 
 
-def accumulator_bits(stage: Stage) -> int:
+def accumulator_bits(stage: ConvStage) -> int:
     """Width of a stage's sums in hardware."""
     return stage.conv.accumulator_bits(stage.taken.bits)
 
 
-def weight_memory(stage: Stage, fold: StageFolding) -> bytes:
+def weight_memory(stage: ConvStage, fold: StageFolding) -> bytes:
     """A word for each beat of a position, in the order in which hv_window asks for them."""
     conv, kernel = stage.conv, stage.conv.kernel
     groups, blocks = conv.channels // fold.pe, stage.taken.channels // fold.channels
@@ -121,7 +121,7 @@ def _pairs(fold: StageFolding) -> tuple[list[int], list[int]]:
     return [channel + 1 for channel in lower], lower
 
 
-def bias_memory(stage: Stage, fold: StageFolding) -> bytes:
+def bias_memory(stage: ConvStage, fold: StageFolding) -> bytes:
     """A word for each group of `lanes` channels: bias and multiplier of each."""
     bias = stage.conv.bias.astype(np.int64)
     multiplier = np.zeros_like(bias) if stage.requantise is None else stage.requantise.multiplier.astype(np.int64)
@@ -143,7 +143,7 @@ def _memory(words: NDArray[np.int64], bits: int) -> bytes:
     return "".join(lines).encode()
 
 
-def _top(graph: Graph, folding: Folding) -> str:
+def _top(graph: IntegerGraph, folding: Folding) -> str:
     stages, at = graph.stages, graph.input
     folds = [folding.stages[stage.name] for stage in stages]
     slots = [row_slots(stage, fold) for stage, fold in zip(stages, folds, strict=True)]
@@ -223,7 +223,9 @@ def _top(graph: Graph, folding: Folding) -> str:
     return "\n".join([*lines, "endmodule", ""])
 
 
-def _stage_instance(number: int, stage: Stage, fold: StageFolding, lanes_in: int, slots: int, room: int) -> list[str]:
+def _stage_instance(
+    number: int, stage: ConvStage, fold: StageFolding, lanes_in: int, slots: int, room: int
+) -> list[str]:
     node = stage.requantise
     parameters: dict[str, int | str] = {
         "H": stage.taken.height,

@@ -7,13 +7,14 @@ or all), `channels` input channels, `pe` output channels. Everything else is a l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import Graph, Stage
+from hawkvision.integer.ir import ConvStage, IntegerGraph
 from hawkvision.text import decode_text
 
 Count = Annotated[int, Meta(ge=1, le=4096)]
@@ -22,7 +23,7 @@ MIN_ROW: Final = 3
 INPUT_GAP: Final = 4
 """Cycles between two rows of pixels (`fpga/rtl/hv_stream_in.sv`)."""
 OUTPUT_ROOM: Final = 2
-"""Pictures whose logits wait behind the last stage: one being taken, one being made."""
+"""Images whose logits wait behind the last stage: one being taken, one being made."""
 DSP_OPERAND_BITS: Final = 18
 
 
@@ -69,12 +70,24 @@ def parse_folding(text: bytes | str, where: str) -> Folding:
         raise CompileError(f"{where}: {error}") from None
 
 
+def read_folding(path: Path) -> Folding:
+    """Read a folding file.
+
+    Raises:
+        CompileError: if it cannot be read, is no JSON, or has another shape.
+    """
+    try:
+        return parse_folding(path.read_bytes(), str(path))
+    except OSError as error:
+        raise CompileError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def format_folding(folding: Folding) -> bytes:
     """As indented JSON, one line end at the end."""
     return msgspec.json.format(msgspec.json.encode(folding), indent=2) + b"\n"
 
 
-def check_folding(graph: Graph, folding: Folding) -> None:
+def check_folding(graph: IntegerGraph, folding: Folding) -> None:
     """Refuse what cannot be built.
 
     Raises:
@@ -95,7 +108,7 @@ def check_folding(graph: Graph, folding: Folding) -> None:
         lanes = fold.lanes
 
 
-def _check_stage(stage: Stage, fold: StageFolding) -> None:
+def _check_stage(stage: ConvStage, fold: StageFolding) -> None:
     at, kernel = f"folding: {stage.name}", stage.conv.kernel
     if fold.taps not in (1, kernel, kernel * kernel):
         raise CompileError(f"{at}: taps: expected 1, {kernel} or {kernel * kernel}, got {fold.taps}")
@@ -123,35 +136,35 @@ def _check_divides(at: str, part: int, whole: int) -> None:
         raise CompileError(f"{at}: expected a divisor of {whole}, got {part}")
 
 
-def beats(stage: Stage, fold: StageFolding) -> int:
+def beats(stage: ConvStage, fold: StageFolding) -> int:
     """Cycles that one group of `pe` outputs at one position takes."""
     return stage.conv.kernel**2 * stage.taken.channels // (fold.taps * fold.channels)
 
 
-def packs(stage: Stage) -> bool:
+def packs(stage: ConvStage) -> bool:
     """Whether two weights share a DSP block's multiplier: `hv_mac` says how."""
     return 2 * stage.conv.weight_bits + stage.taken.bits <= DSP_OPERAND_BITS
 
 
-def dsp_blocks(stage: Stage, fold: StageFolding) -> int:
+def dsp_blocks(stage: ConvStage, fold: StageFolding) -> int:
     """Multipliers of 18×18 bits that a stage takes."""
     channels = fold.pe - fold.lut_pe
     multipliers = (-(-channels // 2) if packs(stage) else channels) * fold.taps * fold.channels
     return multipliers + (0 if stage.requantise is None or fold.lut_requantise else fold.lanes)
 
 
-def row_slots(stage: Stage, fold: StageFolding) -> int:
+def row_slots(stage: ConvStage, fold: StageFolding) -> int:
     """Rows of its input that a stage keeps: `rows` of its folding, or enough.
 
     Enough are those under the kernel, one that is being written and as a rule two more, so that neither side waits for
-    the other's pipeline; twice the kernel's where it covers the whole input, so that a picture comes in while another
+    the other's pipeline; twice the kernel's where it covers the whole input, so that an image comes in while another
     is worked on.
     """
     kernel = stage.conv.kernel
     return fold.rows or (2 * kernel if kernel > 2 else 4)
 
 
-def row_cycles(stage: Stage, fold: StageFolding) -> int:
+def row_cycles(stage: ConvStage, fold: StageFolding) -> int:
     """Cycles from one row of a stage's output to the next, when nothing is waited for."""
     kernel = stage.conv.kernel
     positions = stage.convolved.width * beats(stage, fold) * (stage.conv.channels // fold.pe)
@@ -159,23 +172,23 @@ def row_cycles(stage: Stage, fold: StageFolding) -> int:
     return max(MIN_ROW, positions + window)
 
 
-def cycles(stage: Stage, fold: StageFolding) -> int:
-    """Cycles that a stage is busy with one picture."""
+def cycles(stage: ConvStage, fold: StageFolding) -> int:
+    """Cycles that a stage is busy with one image."""
     return stage.convolved.height * row_cycles(stage, fold)
 
 
-def cycles_of(graph: Graph, folding: Folding) -> Mapping[str, int]:
-    """By stage; the greatest is the graph's initiation interval, the cycles from one picture to the next."""
+def cycles_of(graph: IntegerGraph, folding: Folding) -> Mapping[str, int]:
+    """By stage; the greatest is the graph's initiation interval, the cycles from one image to the next."""
     return {stage.name: cycles(stage, folding.stages[stage.name]) for stage in graph.stages}
 
 
-def input_cycles(graph: Graph) -> int:
-    """Cycles in which a picture's pixels come in at one a cycle."""
+def input_cycles(graph: IntegerGraph) -> int:
+    """Cycles in which an image's pixels come in at one a cycle."""
     return graph.input.height * (graph.input.width + INPUT_GAP)
 
 
-def interval(graph: Graph, folding: Folding) -> int:
-    """The initiation interval: cycles from one picture to the next when pixels are always there and logits taken."""
+def interval(graph: IntegerGraph, folding: Folding) -> int:
+    """The initiation interval: cycles from one image to the next when pixels are always there and logits taken."""
     return max(*cycles_of(graph, folding).values(), input_cycles(graph), graph.classes)
 
 
@@ -191,8 +204,8 @@ _POOLED = 6
 _OUTPUT = 3
 
 
-def latency(graph: Graph, folding: Folding) -> int:
-    """An estimate of the cycles from a picture's first pixel to its last logit, the device being idle before.
+def latency(graph: IntegerGraph, folding: Folding) -> int:
+    """An estimate of the cycles from an image's first pixel to its last logit, the device being idle before.
 
     Row by row: a row begins when the rows that it needs are there and the row before has ended. What is left out are
     waits for free row slots, which only slow a stage down that waits for a slower one anyway.
@@ -204,7 +217,7 @@ def latency(graph: Graph, folding: Folding) -> int:
     return rows[-1] + _OUTPUT + folding.stages[graph.stages[-1].name].lanes - 1
 
 
-def _rows_out(stage: Stage, fold: StageFolding, arrived: list[int]) -> list[int]:
+def _rows_out(stage: ConvStage, fold: StageFolding, arrived: list[int]) -> list[int]:
     """When a stage's rows are complete, given when those of its input are."""
     conv, height = stage.conv, stage.taken.height
     took = row_cycles(stage, fold)

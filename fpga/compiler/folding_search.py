@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from fpga.compiler.devices import Device, FamilyName, Resources
+from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
 from fpga.compiler.folding import Folding, StageFolding, beats, check_folding, cycles, input_cycles, interval
 from fpga.compiler.resource_model import of_frame, of_stage
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import Graph, Stage
+from hawkvision.integer.ir import ConvStage, IntegerGraph
 
 ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.85}
 """Of a device's look-up tables (iCE40: logic cells) and flip-flops; a design that fills more may not route, or only
@@ -32,42 +32,42 @@ MAX_FRONT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFolding:
     """A folding and what it is estimated to be."""
 
     folding: Folding
     cycles: int
-    """From one picture to the next."""
+    """From one image to the next."""
     resources: Resources
 
 
-def slowest_that_keeps_up(graph: Graph, device: Device, rate: float, mhz: float) -> Found:
-    """The cheapest folding that does `rate` pictures a second at a clock of `mhz`.
+def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, mhz: float) -> FoundFolding:
+    """The cheapest folding that does `rate` images a second at a clock of `mhz`.
 
     Raises:
         CompileError: if the device is too small for that; the message says what it could do.
     """
-    limit, search = int(mhz * 1e6 / rate), _Search(graph, device)
+    limit, search = int(mhz * 1e6 / rate), _FoldingSearch(graph, device)
     found = search.within(limit)
     if found is None:
         best = search.fastest()
         raise CompileError(
-            f"{graph.name}: {rate:,.0f} a second at {mhz:g} MHz would need {limit:,} cycles a picture or fewer; "
+            f"{graph.name}: {rate:,.0f} a second at {mhz:g} MHz would need {limit:,} cycles an image or fewer; "
             f"{device.name} holds no more than what takes {best.cycles:,}: {mhz * 1e6 / best.cycles:,.0f} a second"
         )
     return found
 
 
-def fastest(graph: Graph, device: Device) -> Found:
-    """The folding with the fewest cycles a picture that the device holds, and among those the cheapest.
+def fastest(graph: IntegerGraph, device: FpgaDevice) -> FoundFolding:
+    """The folding with the fewest cycles an image that the device holds, and among those the cheapest.
 
     Raises:
         CompileError: if not even the slowest fits.
     """
-    return _Search(graph, device).fastest()
+    return _FoldingSearch(graph, device).fastest()
 
 
-def cost(resources: Resources, device: Device) -> float:
+def cost(resources: Resources, device: FpgaDevice) -> float:
     """What makes one design dearer than another.
 
     Logic and its wires are what a router runs out of, so their share of the device counts in full; multipliers and
@@ -78,7 +78,7 @@ def cost(resources: Resources, device: Device) -> float:
     return logic + blocks / 10
 
 
-def foldings(stage: Stage, family: FamilyName = "ecp5") -> Iterator[StageFolding]:
+def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFolding]:
     """The legal foldings of a stage whose multipliers are DSP blocks, look-up tables, or about half of each.
 
     The block RAMs of iCE40 are few, and its stages keep as few rows as work.
@@ -103,7 +103,7 @@ def foldings(stage: Stage, family: FamilyName = "ecp5") -> Iterator[StageFolding
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _StageChoice:
     """One way to build one stage, given how its input comes."""
 
     fold: StageFolding
@@ -112,17 +112,17 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PartialDesign:
     """The first stages of a graph."""
 
     folds: tuple[StageFolding, ...]
     resources: Resources
 
 
-class _Search:
+class _FoldingSearch:
     """A graph and a device; remembers what each stage's foldings take."""
 
-    def __init__(self, graph: Graph, device: Device) -> None:
+    def __init__(self, graph: IntegerGraph, device: FpgaDevice) -> None:
         self._graph, self._device = graph, device
         self._budget = Resources(
             luts=int(device.luts * ROUTABLE[device.family]),
@@ -131,9 +131,9 @@ class _Search:
             block_rams=device.block_rams,
             large_rams=device.large_rams,
         )
-        self._choices: dict[tuple[str, int], list[_Choice]] = {}
+        self._choices: dict[tuple[str, int], list[_StageChoice]] = {}
 
-    def fastest(self) -> Found:
+    def fastest(self) -> FoundFolding:
         stages = self._graph.stages
         limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage, self._device.family)})
         best = self.within(limits[-1])
@@ -149,20 +149,22 @@ class _Search:
                 best, high = found, middle
         return best
 
-    def within(self, limit: int) -> Found | None:
-        """The cheapest folding of at most `limit` cycles a picture, None if the device holds none."""
+    def within(self, limit: int) -> FoundFolding | None:
+        """The cheapest folding of at most `limit` cycles an image, None if the device holds none."""
         graph = self._graph
         if limit < max(input_cycles(graph), graph.classes):
             return None
-        front: Mapping[int, Sequence[_Part]] = {graph.input.channels: [_Part((), of_frame(graph, self._device.family))]}
+        front: Mapping[int, Sequence[_PartialDesign]] = {
+            graph.input.channels: [_PartialDesign((), of_frame(graph, self._device.family))]
+        }
         for stage in graph.stages:
-            joined: dict[int, list[_Part]] = {}
+            joined: dict[int, list[_PartialDesign]] = {}
             for lanes, parts in front.items():
                 for choice in self._unbeaten(stage, lanes, limit):
                     for part in parts:
                         resources = part.resources + choice.resources
                         if resources.fits(self._budget):
-                            whole = _Part((*part.folds, choice.fold), resources)
+                            whole = _PartialDesign((*part.folds, choice.fold), resources)
                             joined.setdefault(choice.fold.lanes, []).append(whole)
             front = {lanes: self._front(parts) for lanes, parts in joined.items()}
         parts = [part for found in front.values() for part in found]
@@ -171,22 +173,22 @@ class _Search:
         best = min(parts, key=lambda part: cost(part.resources, self._device))
         folding = Folding(stages=dict(zip((stage.name for stage in graph.stages), best.folds, strict=True)))
         check_folding(graph, folding)
-        return Found(folding, interval(graph, folding), best.resources)
+        return FoundFolding(folding, interval(graph, folding), best.resources)
 
-    def _unbeaten(self, stage: Stage, lanes: int, limit: int) -> list[_Choice]:
+    def _unbeaten(self, stage: ConvStage, lanes: int, limit: int) -> list[_StageChoice]:
         """Of each number of lanes out, the choices that no other beats, the cheapest first."""
-        kept: dict[int, list[_Choice]] = {}
+        kept: dict[int, list[_StageChoice]] = {}
         for choice in self._all(stage, lanes):
             others = kept.setdefault(choice.fold.lanes, [])
             if choice.cycles <= limit and not any(other.resources.fits(choice.resources) for other in others):
                 others.append(choice)
         return [choice for choices in kept.values() for choice in choices]
 
-    def _all(self, stage: Stage, lanes: int) -> list[_Choice]:
+    def _all(self, stage: ConvStage, lanes: int) -> list[_StageChoice]:
         known = self._choices.get((stage.name, lanes))
         if known is None:
             known = [
-                _Choice(fold, cycles(stage, fold), of_stage(stage, fold, lanes, self._device.family))
+                _StageChoice(fold, cycles(stage, fold), of_stage(stage, fold, lanes, self._device.family))
                 for fold in foldings(stage, self._device.family)
                 if lanes % fold.channels == 0 or fold.channels % lanes == 0
             ]
@@ -194,10 +196,10 @@ class _Search:
             self._choices[stage.name, lanes] = known
         return known
 
-    def _front(self, parts: Sequence[_Part]) -> list[_Part]:
+    def _front(self, parts: Sequence[_PartialDesign]) -> list[_PartialDesign]:
         ordered = sorted(parts, key=lambda part: cost(part.resources, self._device))
         kept = np.empty((MAX_FRONT, len(Resources.__struct_fields__)), np.int64)
-        front: list[_Part] = []
+        front: list[_PartialDesign] = []
         for part in ordered:
             needs = np.array(msgspec.structs.astuple(part.resources))
             if not (kept[: len(front)] <= needs).all(axis=1).any():

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from fpga.compiler.devices import FamilyName, Resources
 from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, beats, dsp_blocks, row_slots
-from hawkvision.integer.ir import KEPT_BITS, MULTIPLIER_BITS, Graph, Stage
+from hawkvision.integer.ir import KEPT_BITS, MULTIPLIER_BITS, ConvStage, IntegerGraph
 
 TABLES: Final[Mapping[FamilyName, Path]] = {
     "ecp5": Path(__file__).with_name("resources.toml"),
@@ -40,7 +40,7 @@ ROM_BIT_COST: Final = 1 / 16
 Weight = Annotated[float, Meta(ge=0)]
 
 
-class Bits(msgspec.Struct, frozen=True, kw_only=True):
+class LogicBits(msgspec.Struct, frozen=True, kw_only=True):
     """How much of each kind of logic there is; or, fitted, what a unit of it takes."""
 
     stage: Weight
@@ -69,24 +69,24 @@ class Bits(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of 16 x 4 bits of distributed memory."""
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ResourceWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fitted weights."""
 
     made_by: str
-    luts: Bits
-    ffs: Bits
+    luts: LogicBits
+    ffs: LogicBits
     frame_luts: Weight
     """The streams in and out."""
     frame_ffs: Weight
 
 
 @functools.cache
-def model(family: FamilyName = "ecp5") -> Model:
+def model(family: FamilyName = "ecp5") -> ResourceWeights:
     """From the family's table."""
-    return msgspec.toml.decode(TABLES[family].read_bytes(), type=Model)
+    return msgspec.toml.decode(TABLES[family].read_bytes(), type=ResourceWeights)
 
 
-def of_graph(graph: Graph, folding: Folding, family: FamilyName = "ecp5") -> Resources:
+def of_graph(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> Resources:
     """All that a folded graph is estimated to take."""
     total, lanes = of_frame(graph, family), graph.input.channels
     for stage in graph.stages:
@@ -96,7 +96,7 @@ def of_graph(graph: Graph, folding: Folding, family: FamilyName = "ecp5") -> Res
     return total
 
 
-def of_frame(graph: Graph, family: FamilyName = "ecp5") -> Resources:
+def of_frame(graph: IntegerGraph, family: FamilyName = "ecp5") -> Resources:
     """What lies around the stages."""
     fitted, rules = model(family), RULES[family]
     memories = [
@@ -111,7 +111,7 @@ def of_frame(graph: Graph, family: FamilyName = "ecp5") -> Resources:
     )
 
 
-def of_stage(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Resources:
+def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Resources:
     """One stage, which is given `lanes_in` channels a beat."""
     memories = _memories(stage, fold, lanes_in, family)
     found, fitted = _bits(stage, fold, lanes_in, memories), model(family)
@@ -124,7 +124,7 @@ def of_stage(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName
     )
 
 
-def absorbed(graph: Graph, folding: Folding, family: FamilyName = "ecp5") -> int:
+def absorbed(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> int:
     """Flip-flops that go into block RAMs: counted, not fitted."""
     total, lanes = 0, graph.input.channels
     for stage in graph.stages:
@@ -133,13 +133,13 @@ def absorbed(graph: Graph, folding: Folding, family: FamilyName = "ecp5") -> int
     return total
 
 
-def weigh(found: Bits, weights: Bits) -> float:
+def weigh(found: LogicBits, weights: LogicBits) -> float:
     """Every kind times its weight."""
     pairs = zip(msgspec.structs.astuple(found), msgspec.structs.astuple(weights), strict=True)
     return float(sum(count * weight for count, weight in pairs))
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryUse(msgspec.Struct, frozen=True):
     """What a memory becomes."""
 
     block_rams: int = 0
@@ -152,19 +152,19 @@ class Memory(msgspec.Struct, frozen=True):
     large_rams: int = 0
 
 
-Role = Literal["line", "rom", "pixel", "half row", "row", "queue"]
+MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
 """What a memory is for: rows of a stage's input; weights or biases; in `hv_pool` a pixel and half a row; the row above;
 logits that wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MemoryRules:
     """What a family's memories become."""
 
     shapes: Sequence[tuple[int, int]]
     """Words and bits that one block RAM can be."""
 
-    def memory(self, role: Role, words: int, width: int) -> Memory:
+    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
         """Of `words` of `width` bits."""
         raise NotImplementedError
 
@@ -173,48 +173,48 @@ class Rules:
         return min(-(-words // deep) * -(-width // wide) for deep, wide in self.shapes)
 
 
-class _Ecp5(Rules):
+class _Ecp5Rules(MemoryRules):
     __slots__ = ()
 
-    def memory(self, role: Role, words: int, width: int) -> Memory:
+    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
         small = -(-words // 16) * -(-width // 4)
         if role == "rom":
             if words <= LOGIC_WORDS:
-                return Memory(logic=width)
+                return MemoryUse(logic=width)
         elif role in ("pixel", "queue") or small <= MAX_DISTRIBUTED:
-            return Memory(distributed=small)
-        return Memory(block_rams=self.blocks(words, width), registers=width)
+            return MemoryUse(distributed=small)
+        return MemoryUse(block_rams=self.blocks(words, width), registers=width)
 
 
-class _Ice40(Rules):
+class _Ice40Rules(MemoryRules):
     __slots__ = ()
 
-    def memory(self, role: Role, words: int, width: int) -> Memory:
+    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
         blocks = self.blocks(words, width)
         if role == "half row":
-            return Memory(large_rams=-(-width // LARGE_BITS))
+            return MemoryUse(large_rams=-(-width // LARGE_BITS))
         if role == "rom":
             if words * width * ROM_BIT_COST < BLOCK_COST * blocks:
-                return Memory(logic=-(-words // 16) * width)
+                return MemoryUse(logic=-(-words // 16) * width)
         elif words * width < BLOCK_COST * blocks:
-            return Memory(distributed=-(-words // 16) * -(-width // 4))
-        return Memory(block_rams=blocks)
+            return MemoryUse(distributed=-(-words // 16) * -(-width // 4))
+        return MemoryUse(block_rams=blocks)
 
 
-RULES: Final[Mapping[FamilyName, Rules]] = {
-    "ecp5": _Ecp5(((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))),
-    "ice40": _Ice40(((256, 16), (512, 8), (1024, 4), (2048, 2))),
+RULES: Final[Mapping[FamilyName, MemoryRules]] = {
+    "ecp5": _Ecp5Rules(((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))),
+    "ice40": _Ice40Rules(((256, 16), (512, 8), (1024, 4), (2048, 2))),
 }
 
 
-def _queue(graph: Graph) -> tuple[int, int]:
+def _queue(graph: IntegerGraph) -> tuple[int, int]:
     """Words and width of the logits that wait, one a word as nobody makes the last stage give more at once."""
     stage = graph.stages[-1]
     words = 1 << (OUTPUT_ROOM * graph.classes - 1).bit_length()
     return words, stage.conv.accumulator_bits(stage.taken.bits)
 
 
-def _memories(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName) -> list[Memory]:
+def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName) -> list[MemoryUse]:
     """Line memory, weights, biases and, where it pools, a pixel and half a row; as `fpga/rtl` lays them out."""
     conv, taken, become = stage.conv, stage.taken, RULES[family].memory
     banks = 1 if fold.taps == 1 else conv.kernel
@@ -234,19 +234,19 @@ def _memories(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyNam
     return found
 
 
-def bits(stage: Stage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Bits:
+def bits(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> LogicBits:
     """The kinds of logic of one stage."""
     return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in, family))
 
 
-def _bits(stage: Stage, fold: StageFolding, lanes_in: int, memories: list[Memory]) -> Bits:
+def _bits(stage: ConvStage, fold: StageFolding, lanes_in: int, memories: list[MemoryUse]) -> LogicBits:
     conv, taken = stage.conv, stage.taken
     together, accumulator = fold.taps * fold.channels, conv.accumulator_bits(taken.bits)
     product, levels = conv.weight_bits + taken.bits, (together - 1).bit_length()
     nodes = [(-(-together // 2**level), product + level) for level in range(1, levels + 1)]
     rows = (1 if fold.taps == 1 else conv.kernel) * max(fold.channels, lanes_in) * taken.bits
     lane = 3 * accumulator + 2 * KEPT_BITS + 2 * MULTIPLIER_BITS if stage.requantise is not None else accumulator
-    return Bits(
+    return LogicBits(
         stage=1,
         products=together * (fold.pe - fold.lut_pe) * product,
         table_products=together * fold.lut_pe * conv.weight_bits * taken.bits,

@@ -22,9 +22,9 @@ from typing import Final
 import msgspec
 
 from fpga.compiler.device_families import BITSTREAM, FAMILIES, NETLIST
-from fpga.compiler.devices import Device, FamilyName, Resources
+from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
 from fpga.compiler.toolchain import Say, find
-from fpga.simulation.cells_ecp5 import count_cells, read_module
+from fpga.compiler.yosys_netlist import count_cells, read_module
 from hawkvision.command import Ran, run
 from hawkvision.errors import CompileError
 
@@ -36,7 +36,7 @@ PACK_CPU_S: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Synthesised:
+class SynthesisResult:
     """A netlist of the family's cells."""
 
     netlist: Path
@@ -83,7 +83,7 @@ def synthesise(
     parameters: Mapping[str, int] | None = None,
     cpu_limit_s: int = SYNTHESIS_CPU_S,
     say: Say | None = None,
-) -> Synthesised:
+) -> SynthesisResult:
     """Map Verilog files, which lie in `folder` beside the memories that they read, to a family's cells.
 
     `parameters` are the top's, where they are not to be as the files have them.
@@ -97,12 +97,12 @@ def synthesise(
     ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
     kind.refine(folder / NETLIST, top)
     module = read_module(folder / NETLIST, top)
-    return Synthesised(folder / NETLIST, count_cells(module), kind.made(module), ran.cpu_s, f"yosys -p '{script}'")
+    return SynthesisResult(folder / NETLIST, count_cells(module), kind.made(module), ran.cpu_s, f"yosys -p '{script}'")
 
 
 def place_and_route(
-    made: Synthesised,
-    device: Device,
+    made: SynthesisResult,
+    device: FpgaDevice,
     seeds: Sequence[int],
     *,
     target_mhz: float | None = None,
@@ -131,7 +131,7 @@ def place_and_route(
         arguments = kind.route(device, seed, target_mhz or device.target_mhz)
         told_apart = " ".join([tool.version, *arguments]).encode()
         tried = hashlib.sha256(told_apart + content).hexdigest()
-        kept = _Kept(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
+        kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
         attempt = kept.read()
         if attempt is None:
             kept.path.unlink(missing_ok=True)  # it told of files that are written anew from here on
@@ -142,7 +142,7 @@ def place_and_route(
         yield attempt
 
 
-class _Done(msgspec.Struct):
+class _SeedRecord(msgspec.Struct):
     """What became of a seed, and what exactly was tried."""
 
     tried: str
@@ -153,7 +153,7 @@ class _Done(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _SeedStore:
     """A seed's outcome on disk; a file of another trial, or none that can be read, is as good as none."""
 
     path: Path
@@ -162,7 +162,7 @@ class _Kept:
 
     def read(self) -> Attempt | None:
         try:
-            done = msgspec.json.decode(self.path.read_bytes(), type=_Done)
+            done = msgspec.json.decode(self.path.read_bytes(), type=_SeedRecord)
         except (OSError, msgspec.DecodeError):
             return None
         if done.tried != self.tried or (done.stopped_at_s or self.cpu_limit_s) < self.cpu_limit_s:
@@ -173,54 +173,56 @@ class _Kept:
         routed_one = attempt if isinstance(attempt, Routed) else None
         unrouted_one = attempt if isinstance(attempt, Unrouted) else None
         self.path.write_bytes(
-            msgspec.json.encode(_Done(self.tried, self.cpu_limit_s if stopped else None, routed_one, unrouted_one))
+            msgspec.json.encode(
+                _SeedRecord(self.tried, self.cpu_limit_s if stopped else None, routed_one, unrouted_one)
+            )
         )
 
 
-def _check_fits(needed: Resources, device: Device) -> None:
+def _check_fits(needed: Resources, device: FpgaDevice) -> None:
     for field in Resources.__struct_fields__:
         want, has = getattr(needed, field), getattr(device.resources, field)
         if want > has:
             raise CompileError(f"{device.name}: the design needs {want} {field}, but there are {has}; fold it more")
 
 
-class _Clock(msgspec.Struct):
+class _AchievedClock(msgspec.Struct):
     achieved: float
 
 
-class _Used(msgspec.Struct):
+class _UsedCells(msgspec.Struct):
     used: int
 
 
-class _Place(msgspec.Struct):
+class _CellPin(msgspec.Struct):
     cell: str
     port: str
 
 
-class _Step(msgspec.Struct):
+class _PathStep(msgspec.Struct):
     delay: float
     type: str
-    from_: _Place = msgspec.field(name="from")
-    to: _Place
+    from_: _CellPin = msgspec.field(name="from")
+    to: _CellPin
 
 
-class _Path(msgspec.Struct):
+class _TimingPath(msgspec.Struct):
     from_: str = msgspec.field(name="from")
     to: str
-    path: list[_Step]
+    path: list[_PathStep]
 
 
-class _Report(msgspec.Struct):
-    fmax: dict[str, _Clock]
-    utilization: dict[str, _Used]
-    critical_paths: list[_Path] = []
+class _NextpnrReport(msgspec.Struct):
+    fmax: dict[str, _AchievedClock]
+    utilization: dict[str, _UsedCells]
+    critical_paths: list[_TimingPath] = []
 
 
-def _attempt(ran: Ran, seed: int, made: Synthesised, device: Device) -> Attempt:
+def _attempt(ran: Ran, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
     written = made.netlist.parent / f"seed{seed}.json"
     if not ran.succeeded or not written.exists():
         return Unrouted(seed, ran.complaint, ran.cpu_s)
-    report = msgspec.json.decode(written.read_bytes(), type=_Report)
+    report = msgspec.json.decode(written.read_bytes(), type=_NextpnrReport)
     used = {name: entry.used for name, entry in report.utilization.items()}
     placed = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
     resources = msgspec.structs.replace(made.resources, **placed)
@@ -228,7 +230,7 @@ def _attempt(ran: Ran, seed: int, made: Synthesised, device: Device) -> Attempt:
     return Routed(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
 
 
-def _slowest(paths: Sequence[_Path]) -> tuple[str, ...]:
+def _slowest(paths: Sequence[_TimingPath]) -> tuple[str, ...]:
     inside = [path for path in paths if "async" not in path.from_ and "async" not in path.to and path.path]
     if not inside:
         return ()
@@ -239,7 +241,7 @@ def _slowest(paths: Sequence[_Path]) -> tuple[str, ...]:
     )
 
 
-def pack(made: Synthesised, device: Device, best: Routed, say: Say | None = None) -> Path:
+def pack(made: SynthesisResult, device: FpgaDevice, best: Routed, say: Say | None = None) -> Path:
     """The bitstream of a routed seed.
 
     Raises:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
-from fpga.device.framing import MAX_FRAME, Decoder, Frame, decode, session_of
+from fpga.device.framing import MAX_FRAME, DeviceFrame, FrameDecoder, decode, session_of
 from hawkvision.errors import BackendError, ConfigError
 
 DEFAULT_BAUD: Final = 3_000_000
@@ -33,7 +33,7 @@ RECEIVE_BUFFER: Final = 1 << 20
 """Bytes that the kernel keeps of datagrams: several full windows."""
 
 
-class Link(Protocol):
+class DeviceLink(Protocol):
     """A way to one peer, which never blocks when it receives."""
 
     def fileno(self) -> int:
@@ -48,7 +48,7 @@ class Link(Protocol):
         """
         ...
 
-    def receive(self) -> list[Frame]:
+    def receive(self) -> list[DeviceFrame]:
         """The frames that have come, at most `READS` pieces' worth.
 
         Raises:
@@ -111,11 +111,11 @@ class UdpLink:
         return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
-        """See `Link`."""
+        """See `DeviceLink`."""
         return self._socket.fileno()
 
     def send(self, frame: bytes) -> None:
-        """See `Link`. A full buffer, and a peer that does not listen yet, lose the frame.
+        """See `DeviceLink`. A full buffer, and a peer that does not listen yet, lose the frame.
 
         A device loses it to any host that cannot be reached: there are others.
         """
@@ -130,8 +130,8 @@ class UdpLink:
             if self._connected:
                 raise BackendError(f"udp: {error}") from None
 
-    def receive(self) -> list[Frame]:
-        """See `Link`."""
+    def receive(self) -> list[DeviceFrame]:
+        """See `DeviceLink`."""
         frames = []
         for _ in range(READS):
             try:
@@ -152,7 +152,7 @@ class UdpLink:
         return frames
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `DeviceLink`."""
         self._socket.close()
 
 
@@ -160,7 +160,7 @@ class SerialLink:
     """Frames in a byte stream: a tty, or one end of a pseudo-terminal."""
 
     def __init__(self, descriptor: int, where: str) -> None:
-        self._descriptor, self._where, self._decoder = descriptor, where, Decoder()
+        self._descriptor, self._where, self._decoder = descriptor, where, FrameDecoder()
         os.set_blocking(descriptor, False)
 
     @classmethod
@@ -196,11 +196,11 @@ class SerialLink:
         return cls(descriptor, f"serial:{path}")
 
     def fileno(self) -> int:
-        """See `Link`."""
+        """See `DeviceLink`."""
         return self._descriptor
 
     def send(self, frame: bytes) -> None:
-        """See `Link`. Waits while the line is full, `SEND_TIMEOUT_S` at most."""
+        """See `DeviceLink`. Waits while the line is full, `SEND_TIMEOUT_S` at most."""
         left, writable = memoryview(frame), select.poll()  # not select, which takes descriptors below 1,024 only
         writable.register(self._descriptor, select.POLLOUT)
         while left:
@@ -212,12 +212,12 @@ class SerialLink:
             except OSError as error:
                 raise BackendError(f"{self._where}: {error.strerror}") from None
 
-    def receive(self) -> list[Frame]:
-        """See `Link`."""
+    def receive(self) -> list[DeviceFrame]:
+        """See `DeviceLink`."""
         return [frame for piece in self._pieces() for frame in self._decoder.feed(piece)]
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `DeviceLink`."""
         os.close(self._descriptor)
 
     def _pieces(self) -> Iterator[bytes]:
@@ -233,7 +233,7 @@ class SerialLink:
             yield piece
 
 
-def open_link(url: str) -> Link:
+def open_link(url: str) -> DeviceLink:
     """A host's way to the device at `udp://HOST:PORT` or `serial:PATH[?baud=N]`.
 
     Raises:

@@ -1,9 +1,9 @@
 """A program that stands in for an FPGA on a line: `python -m fpga.device.emulator --model FILE --port N`. It is no
 hardware.
 
-It computes with the reference kernel and answers when the performance model says that a device would: one picture at a
-time, each for the folding's interval at the given clock. It says so in its greeting (`Welcome.emulated`), and no time
-that it leads to is a measurement of anything but the host and the line.
+It computes with the reference kernel and answers when the performance model says that a device would: one image at a
+time, each for the folding's interval at the given clock. It says so in its greeting (`DeviceWelcome.emulated`), and no
+time that it leads to is a measurement of anything but the host and the line.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from fpga.backends import Options, build_of
-from fpga.device.device_link import Link, SerialLink, UdpLink, open_link
-from fpga.device.device_protocol import MAX_WINDOW, DeviceSession, Work
-from fpga.device.framing import Frame, Welcome, encode
-from fpga.simulation.integer_kernel import Kernel
+from fpga.device.device_link import DeviceLink, SerialLink, UdpLink, open_link
+from fpga.device.device_protocol import MAX_WINDOW
+from fpga.device.device_session import DeviceSession, ReceivedImage
+from fpga.device.framing import DeviceFrame, DeviceWelcome, encode
+from fpga.reports.design_info import DesignFiles, read_design
+from fpga.simulation.integer_kernel import IntegerKernel
 from hawkvision.clock import MonotonicClock
 from hawkvision.errors import HawkVisionError
 from hawkvision.integer.artifact import graph_of
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 
 DEFAULT_CLOCK_MHZ: Final = 100.0
 MIN_CLOCK_MHZ: Final = 1e-6
@@ -41,29 +42,31 @@ class Emulator:
     """The device's side without a line: frames and the time in, frames out.
 
     Args:
-        cycles: that each picture takes.
-        window: pictures that it holds, the one it works on included.
+        cycles: that each image takes.
+        window: images that it holds, the one it works on included.
 
     Raises:
         BackendError: if a greeting cannot say that.
     """
 
-    def __init__(self, graph: Graph, kernel: Kernel, cycles: int, clock_hz: int, window: int = DEFAULT_WINDOW) -> None:
+    def __init__(
+        self, graph: IntegerGraph, kernel: IntegerKernel, cycles: int, clock_hz: int, window: int = DEFAULT_WINDOW
+    ) -> None:
         at = graph.input
-        welcome = Welcome(at.height, at.width, at.channels, graph.classes, window, True, clock_hz, cycles)
-        encode(Frame(0, 0, welcome))  # now rather than when somebody greets
+        welcome = DeviceWelcome(at.height, at.width, at.channels, graph.classes, window, True, clock_hz, cycles)
+        encode(DeviceFrame(0, 0, welcome))  # now rather than when somebody greets
         self._session = DeviceSession(graph, welcome)
         self._kernel, self._cycles, self._service_s = kernel, cycles, cycles / clock_hz
-        self._queue: deque[Work] = deque()
+        self._queue: deque[ReceivedImage] = deque()
         """At most `window`, as the session sees to, and one that an earlier session's host has left in work."""
         self._done_at = 0.0
 
     @property
     def wake_at(self) -> float | None:
-        """When the picture in work is done."""
+        """When the image in work is done."""
         return self._done_at if self._queue else None
 
-    def receive(self, frame: Frame, now: float) -> list[bytes]:
+    def receive(self, frame: DeviceFrame, now: float) -> list[bytes]:
         """What to send back at once."""
         before = self._session.session
         replies, work = self._session.receive(frame)
@@ -76,7 +79,7 @@ class Emulator:
         return replies
 
     def advance(self, now: float) -> list[bytes]:
-        """The answers to pictures that are done by now."""
+        """The answers to images that are done by now."""
         answers = []
         while self._queue and self._done_at <= now:
             work = self._queue.popleft()
@@ -88,7 +91,7 @@ class Emulator:
         return answers
 
 
-def serve(emulator: Emulator, link: Link, stop: int) -> None:
+def serve(emulator: Emulator, link: DeviceLink, stop: int) -> None:
     """Answer until `stop` becomes readable.
 
     Raises:
@@ -118,10 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: None)
     try:
         graph = graph_of(arguments.model)
-        build = build_of(graph, Options(None, arguments.report, arguments.folding, arguments.clock_mhz))
-        cycles = build.interval(graph) or graph.multiplications
-        clock_hz = round(build.clock_hz or DEFAULT_CLOCK_MHZ * 1e6)
-        emulator = Emulator(graph, Kernel(graph), cycles, clock_hz, arguments.window)
+        design = read_design(graph, DesignFiles(arguments.report, arguments.folding, arguments.clock_mhz))
+        cycles = design.interval(graph) or graph.multiplications
+        clock_hz = round(design.clock_hz or DEFAULT_CLOCK_MHZ * 1e6)
+        emulator = Emulator(graph, IntegerKernel(graph), cycles, clock_hz, arguments.window)
         link, address = _open(arguments)
         print(f"an emulator, not hardware: {graph.name}, {cycles} modelled cycles at {clock_hz / 1e6:g} MHz")  # noqa: T201
         print(f"ready: {address}", flush=True)  # noqa: T201
@@ -135,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _open(arguments: argparse.Namespace) -> tuple[Link, str]:
+def _open(arguments: argparse.Namespace) -> tuple[DeviceLink, str]:
     if arguments.pty:
         ours, theirs = os.openpty()
         path = os.ttyname(theirs)
@@ -175,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", type=Path, help="a build's report: its folding and clock")
     parser.add_argument("--folding", type=Path, help="in place of the report's; else one multiplication a cycle")
     parser.add_argument("--clock-mhz", type=_clock_mhz, help=f"in place of the report's; else {DEFAULT_CLOCK_MHZ:g}")
-    parser.add_argument("--window", type=_window, default=DEFAULT_WINDOW, help="pictures that it holds at once")
+    parser.add_argument("--window", type=_window, default=DEFAULT_WINDOW, help="images that it holds at once")
     return parser
 
 

@@ -36,7 +36,7 @@ MAX_CLASSES: Final = (MAX_PAYLOAD - 4) // 4
 MAX_TEXT: Final = 200
 
 
-class Reason(IntEnum):
+class RefusalReason(IntEnum):
     """Why a device says no."""
 
     MODEL = 1
@@ -51,21 +51,21 @@ class Reason(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class HostHello:
     """Host: open a session for the graph of this SHA-256."""
 
     model: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """Host: some of a picture's pixels, in the order of rows.
+class PixelRun:
+    """Host: some of an image's pixels, in the order of rows.
 
-    `behind`: how many sequence numbers before this frame's the oldest picture is that the host still waits for.
+    `behind`: how many sequence numbers before this frame's the oldest image is that the host still waits for.
     """
 
     start: int
-    """Of the first pixel, counted from the picture's first."""
+    """Of the first pixel, counted from the image's first."""
     pixels: NDArray[np.uint8]
     """(count, channels)"""
     mask: NDArray[np.bool_] | None = None
@@ -74,7 +74,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class DeviceWelcome:
     """Device: what it is."""
 
     height: int
@@ -82,16 +82,16 @@ class Welcome:
     channels: int
     classes: int
     window: int
-    """Pictures that it holds at once, the one it works on included."""
+    """Images that it holds at once, the one it works on included."""
     emulated: bool
     """A program that stands in for a device. It says so itself, so that nobody takes its times for measurements."""
     clock_hz: int
     cycles: int
-    """From one picture to the next; 0 if it does not know."""
+    """From one image to the next; 0 if it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class DeviceRefusal:
     """Device: no session."""
 
     reason: int
@@ -101,8 +101,8 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Logits:
-    """Device: the answer to a picture."""
+class LogitsReply:
+    """Device: the answer to an image."""
 
     cycles: int
     """Clock cycles that it took, 0 if not counted."""
@@ -110,23 +110,23 @@ class Logits:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ImageTrouble:
     """Device: there will be no answer to what was sent with this sequence number."""
 
     reason: int
     text: str
 
 
-Message = Hello | Run | Welcome | Refuse | Logits | Trouble
+FrameMessage = HostHello | PixelRun | DeviceWelcome | DeviceRefusal | LogitsReply | ImageTrouble
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """A message, whose session it belongs to and which picture it is about (0 for none)."""
+class DeviceFrame:
+    """A message, whose session it belongs to and which image it is about (0 for none)."""
 
     session: int
     sequence: int
-    message: Message
+    message: FrameMessage
 
 
 _WELCOME: Final = struct.Struct("!HHBHBBII")
@@ -140,7 +140,7 @@ def pixels_of_a_run(channels: int, masked: bool) -> int:
     return (left - 1) * 8 // (8 * channels + 1) if masked else left // channels
 
 
-def encode(frame: Frame) -> bytes:
+def encode(frame: DeviceFrame) -> bytes:
     """A frame's bytes.
 
     Raises:
@@ -156,23 +156,23 @@ def encode(frame: Frame) -> bytes:
     return head + payload + _CRC.pack(zlib.crc32(payload, zlib.crc32(head)))
 
 
-def _encode_message(message: Message) -> tuple[int, bytes]:
+def _encode_message(message: FrameMessage) -> tuple[int, bytes]:
     try:
         match message:
-            case Hello(model):
+            case HostHello(model):
                 return 1, model
-            case Run(start, pixels, mask, behind):
+            case PixelRun(start, pixels, mask, behind):
                 head = _RUN.pack(start, len(pixels), pixels.shape[1], mask is not None, behind)
                 return 2, head + (b"" if mask is None else np.packbits(mask).tobytes()) + pixels.tobytes()
-            case Welcome():
+            case DeviceWelcome():
                 flags = int(message.emulated)
                 sizes = message.height, message.width, message.channels, message.classes, message.window
                 return 3, _WELCOME.pack(*sizes, flags, message.clock_hz, message.cycles)
-            case Refuse(reason, model, text):
+            case DeviceRefusal(reason, model, text):
                 return 4, bytes((reason,)) + model + _cut(text)
-            case Logits(cycles, logits):
+            case LogitsReply(cycles, logits):
                 return 5, _CRC.pack(cycles) + logits.astype(">i4").tobytes()
-            case Trouble(reason, text):
+            case ImageTrouble(reason, text):
                 return 6, bytes((reason,)) + _cut(text)
     except (struct.error, ValueError) as error:
         raise BackendError(f"frame: {type(message).__name__}: {error}") from None
@@ -182,7 +182,7 @@ def _cut(text: str) -> bytes:
     return text.encode()[:MAX_TEXT]
 
 
-class Decoder:
+class FrameDecoder:
     """Frames out of a stream of bytes that may lose, add or change some.
 
     What is no frame is skipped byte by byte up to the next magic whose CRC is right. It keeps less than `MAX_FRAME`
@@ -194,7 +194,7 @@ class Decoder:
         self.skipped = 0
         """Bytes that belonged to no frame."""
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes) -> list[DeviceFrame]:
         """The frames that `data` completes."""
         kept, at, found = self._kept + data, 0, []
         while len(kept) - at >= len(MAGIC):
@@ -224,7 +224,7 @@ def _size(data: bytes, at: int) -> int:
     return 0 if version != VERSION or length > MAX_PAYLOAD else _HEAD.size + length + _CRC.size
 
 
-def decode(data: bytes) -> Frame | None:
+def decode(data: bytes) -> DeviceFrame | None:
     """The frame that fills `data`, such as a datagram; None if it is none."""
     if len(data) < _HEAD.size + _CRC.size:
         return None
@@ -235,7 +235,7 @@ def decode(data: bytes) -> Frame | None:
     if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
         return None
     message = _decode_message(kind, data[_HEAD.size : end])
-    return None if message is None else Frame(session, sequence, message)
+    return None if message is None else DeviceFrame(session, sequence, message)
 
 
 def session_of(frame: bytes) -> int:
@@ -243,26 +243,26 @@ def session_of(frame: bytes) -> int:
     return int(_HEAD.unpack_from(frame)[4])
 
 
-def _decode_message(kind: int, payload: bytes) -> Message | None:
+def _decode_message(kind: int, payload: bytes) -> FrameMessage | None:
     match kind:
         case 1 if len(payload) == _MODEL_BYTES:
-            return Hello(payload)
+            return HostHello(payload)
         case 2 if len(payload) > _RUN.size:
             return _decode_run(payload)
         case 3 if len(payload) == _WELCOME.size:
             height, width, channels, classes, window, flags, clock_hz, cycles = _WELCOME.unpack(payload)
-            return Welcome(height, width, channels, classes, window, bool(flags & 1), clock_hz, cycles)
+            return DeviceWelcome(height, width, channels, classes, window, bool(flags & 1), clock_hz, cycles)
         case 4 if 1 + _MODEL_BYTES <= len(payload) <= 1 + _MODEL_BYTES + MAX_TEXT:
             text = payload[1 + _MODEL_BYTES :].decode(errors="replace")
-            return Refuse(payload[0], payload[1 : 1 + _MODEL_BYTES], text)
+            return DeviceRefusal(payload[0], payload[1 : 1 + _MODEL_BYTES], text)
         case 5 if len(payload) >= 8 and not len(payload) % 4:
-            return Logits(_CRC.unpack_from(payload)[0], np.frombuffer(payload, ">i4", offset=4).astype(np.int32))
+            return LogitsReply(_CRC.unpack_from(payload)[0], np.frombuffer(payload, ">i4", offset=4).astype(np.int32))
         case 6 if 1 <= len(payload) <= 1 + MAX_TEXT:
-            return Trouble(payload[0], payload[1:].decode(errors="replace"))
+            return ImageTrouble(payload[0], payload[1:].decode(errors="replace"))
     return None
 
 
-def _decode_run(payload: bytes) -> Run | None:
+def _decode_run(payload: bytes) -> PixelRun | None:
     start, count, channels, masked, behind = _RUN.unpack_from(payload)
     mask_bytes = (count + 7) // 8 if masked else 0
     at = _RUN.size + mask_bytes
@@ -272,4 +272,4 @@ def _decode_run(payload: bytes) -> Run | None:
     if masked:
         bits = np.frombuffer(payload, np.uint8, mask_bytes, _RUN.size)
         mask = np.unpackbits(bits, count=count).astype(np.bool_)
-    return Run(start, np.frombuffer(payload, np.uint8, offset=at).reshape(count, channels), mask, behind)
+    return PixelRun(start, np.frombuffer(payload, np.uint8, offset=at).reshape(count, channels), mask, behind)

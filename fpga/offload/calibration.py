@@ -1,8 +1,8 @@
-"""What a backend takes per picture on this machine: measured here, or kept in a file from an earlier time.
+"""What a backend takes per image on this machine: measured here, or kept in a file from an earlier time.
 
-Time is measured on one picture after the other. CPU-seconds are not: a server's pictures come at random, are handed
+Time is measured on one image after the other. CPU-seconds are not: a server's images come at random, are handed
 from thread to thread, find a core at rest or at work, and what one takes depends on all of that. So they are measured
-on pictures that come so, at a few rates.
+on images that come so, at a few rates.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from fpga.offload.cost_model import Link, Work
-from fpga.offload.queueing import Service
+from fpga.offload.cost_model import CpuWork, LinkModel
+from fpga.offload.queueing import ServiceTime
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from hawkvision.text import decode_text
 from hawkvision.vision.backend import Backend
 
 BATCHES: Final = (1, 4)
-"""Pictures at once: alone, and as many as the edge node's workers run together."""
+"""Images at once: alone, and as many as the edge node's workers run together."""
 LEAST_RUNS: Final = 50
 WARM_UP_RUNS: Final = 10
 MAX_RUNS: Final = 20_000
 IN_FLIGHT: Final = 40
-"""Pictures that are on their way at once, at most, while CPU-seconds are measured: more than a device's places."""
+"""Images that are on their way at once, at most, while CPU-seconds are measured: more than a device's places."""
 LEAST_PICTURES: Final = 10
 """At each rate."""
 TURNS: Final = 4
-"""In which the rates take turns while CPU-seconds are measured: what a picture takes of a shared core changes within a
+"""In which the rates take turns while CPU-seconds are measured: what an image takes of a shared core changes within a
 minute by more than it does with the rate."""
 
 Durations = Annotated[tuple[Annotated[float, Meta(gt=0.0)], ...], Meta(min_length=1, max_length=200)]
 
 
-class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BatchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Of one batch size: seconds per run, as equally likely values."""
 
     batch: Annotated[int, Meta(ge=1)]
@@ -55,9 +55,9 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     quantiles_s: Durations
 
     @property
-    def service(self) -> Service:
+    def service(self) -> ServiceTime:
         """For the queueing model."""
-        return Service(self.quantiles_s)
+        return ServiceTime(self.quantiles_s)
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -66,10 +66,10 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     format: Literal[1] = 1
     backend: str
     machine: str
-    timings: Annotated[tuple[Timing, ...], Meta(min_length=1)]
+    timings: Annotated[tuple[BatchTiming, ...], Meta(min_length=1)]
 
-    def one(self, where: str) -> Timing:
-        """That of one picture at a time.
+    def one(self, where: str) -> BatchTiming:
+        """That of one image at a time.
 
         Raises:
             ConfigError: if there is none.
@@ -85,19 +85,19 @@ def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
     rng = np.random.default_rng(0)
     timings = []
     for batch in BATCHES:
-        pictures = rng.integers(0, 256, (batch, *backend.input_shape), dtype=np.uint8)
+        images = rng.integers(0, 256, (batch, *backend.input_shape), dtype=np.uint8)
         for _ in range(WARM_UP_RUNS):
-            backend.infer(pictures)
+            backend.infer(images)
         taken: list[float] = []
         end, cpu_before = time.perf_counter() + seconds, time.thread_time()
         while len(taken) < LEAST_RUNS or (time.perf_counter() < end and len(taken) < MAX_RUNS):
             started = time.perf_counter()
-            backend.infer(pictures)
+            backend.infer(images)
             taken.append(time.perf_counter() - started)
         cpu_s = (time.thread_time() - cpu_before) / len(taken)
-        service = Service.measured(taken)
+        service = ServiceTime.measured(taken)
         timings.append(
-            Timing(
+            BatchTiming(
                 batch=batch,
                 runs=len(taken),
                 mean_s=float(np.mean(taken)),
@@ -111,10 +111,10 @@ def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
 
 def measure_work(
     backend: Backend, rates_hz: Sequence[float], seconds: float, most: int = MAX_RUNS, seed: int = 0
-) -> Work:
-    """CPU-seconds of this process per picture, at each of the rates for about `seconds` or `most` pictures.
+) -> CpuWork:
+    """CPU-seconds of this process per image, at each of the rates for about `seconds` or `most` images.
 
-    Pictures come at random (Poisson) and each has a thread of its own while it is on its way, as in a server. All that
+    Images come at random (Poisson) and each has a thread of its own while it is on its way, as in a server. All that
     the process does meanwhile counts, but for the calling thread: whatever else it does should rest. Rates that this
     machine cannot keep up with are told as what they came to.
 
@@ -123,7 +123,7 @@ def measure_work(
     """
     rng = np.random.default_rng(seed)
     noise = rng.integers(0, 256, (16, *backend.input_shape), dtype=np.uint8)
-    spans_s, works_s, pictures = (np.zeros(len(rates_hz)) for _ in range(3))
+    spans_s, works_s, images = (np.zeros(len(rates_hz)) for _ in range(3))
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         for _ in range(WARM_UP_RUNS):
             pool.submit(backend.infer, noise[:1]).result()
@@ -139,13 +139,13 @@ def measure_work(
                 answer.result()
             works_s[place] += time.process_time() - process_s - (time.thread_time() - own_s)
             spans_s[place] += time.perf_counter() - begun
-            pictures[place] += n
-    found = sorted(zip((pictures / spans_s).tolist(), (works_s / pictures).tolist(), strict=True))
-    return Work(tuple(rate for rate, _ in found), tuple(each_s for _, each_s in found))
+            images[place] += n
+    found = sorted(zip((images / spans_s).tolist(), (works_s / images).tolist(), strict=True))
+    return CpuWork(tuple(rate for rate, _ in found), tuple(each_s for _, each_s in found))
 
 
-def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: Work, seconds: float = 1.0) -> Link:
-    """What the way to an idle FPGA and back takes beside the device's own time, one picture after the other.
+def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: CpuWork, seconds: float = 1.0) -> LinkModel:
+    """What the way to an idle FPGA and back takes beside the device's own time, one image after the other.
 
     The median: one moment in which this machine stands still would make a slow link of a mean. `host` is what
     `measure_work` found for it.
@@ -160,7 +160,7 @@ def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: Work,
         fpga.infer(noise[len(taken) % 16 :][:1])
         taken.append(time.perf_counter() - started)
     around_s = max(0.0, float(np.median(taken)) - device_s - host.at(0.0))
-    return Link(bytes_per_s, around_s / 2, host)
+    return LinkModel(bytes_per_s, around_s / 2, host)
 
 
 def load_calibration(path: Path) -> Calibration:

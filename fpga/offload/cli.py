@@ -1,4 +1,4 @@
-"""`hawkvision plan`: where a task's pictures should be computed, what comes of it, and why."""
+"""`hawkvision plan`: where a task's images should be computed, what comes of it, and why."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fpga.compiler.devices import Device
+from fpga.compiler.devices import FpgaDevice
 from fpga.compiler.devices import device as device_of
 from fpga.compiler.folding import Folding, parse_folding
 from fpga.compiler.folding_search import fastest, slowest_that_keeps_up
 from fpga.offload.calibration import load_calibration, measure, save_calibration
-from fpga.offload.cost_model import Link, Machine, Range, Way, Work, Workload
+from fpga.offload.cost_model import CpuWork, EstimateRange, FpgaProfile, LinkModel, Machine, Workload
 from fpga.offload.fpga_profiles import cuts, way_of_folding, way_of_report
-from fpga.offload.plan_search import Objective, Plan, search
-from fpga.offload.queueing import Service
+from fpga.offload.plan_search import Objective, OffloadPlan, search
+from fpga.offload.queueing import ServiceTime
 from fpga.reports import build_report as reports
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.integer.artifact import graph_of
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
 
 REPORTS: Final = Path(__file__).parents[1] / "reports"
-CORE_W: Final = Range(3.75, 6.25, 8.75)
+CORE_W: Final = EstimateRange(3.75, 6.25, 8.75)
 """Watts of a busy core: an estimate, thermal design power of server processors ÷ their cores."""
 CLOCK_MHZ: Final = 120.0
 """Of designs that were not built; those that were reach about that."""
@@ -43,8 +43,8 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 @app.command()
 def plan(
     task: Annotated[str, typer.Option(help="The task whose quantised rung is meant.")] = "fashion_mnist",
-    rate: Annotated[float, typer.Option(min=0.001, max=1e9, help="Pictures per second.")] = 100.0,
-    deadline_ms: Annotated[float, typer.Option(min=0.001, help="99 of 100 pictures are to be answered by then.")] = 20,
+    rate: Annotated[float, typer.Option(min=0.001, max=1e9, help="Images per second.")] = 100.0,
+    deadline_ms: Annotated[float, typer.Option(min=0.001, help="99 of 100 images are to be answered by then.")] = 20,
     power_w: Annotated[float | None, typer.Option(min=0, help="Of FPGA and busy cores; default: no limit.")] = None,
     variant: Annotated[str | None, typer.Option(help="Default: the ladder's for FPGAs.")] = None,
     also: Annotated[list[str] | None, typer.Option(help="TASK:RATE:DEADLINE_MS[:VARIANT], another workload.")] = None,
@@ -52,7 +52,7 @@ def plan(
     folding: Annotated[Path | None, typer.Option(help="Of the first task; default: its build, or by search.")] = None,
     report: Annotated[Path | None, typer.Option(help="A build's report, of the first task.")] = None,
     clock_mhz: Annotated[float | None, typer.Option(min=1, max=1e4, help="Default: the build's, else 120.")] = None,
-    cpu_ms: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Per picture; default: measured now.")] = None,
+    cpu_ms: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Per image; default: measured now.")] = None,
     calibration: Annotated[Path | None, typer.Option(help="CPU times of the first task, measured earlier.")] = None,
     save: Annotated[Path | None, typer.Option("--save-calibration", help="Keep what is measured now.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, max=1024, help="Default: all usable ones.")] = None,
@@ -61,32 +61,32 @@ def plan(
     link_mbit: Annotated[float, typer.Option(min=0.001, help="Between host and FPGA.")] = 100.0,
     link_ms: Annotated[float, typer.Option(min=0, help="One way, beside the transfer.")] = 0.1,
     host_ms: Annotated[
-        float, typer.Option(min=0, max=1e6, help="CPU time to send a picture and take its answer.")
+        float, typer.Option(min=0, max=1e6, help="CPU time to send an image and take its answer.")
     ] = 0.2,
-    places: Annotated[int, typer.Option(min=1, max=200, help="Pictures on their way to the FPGA at once.")] = 16,
+    places: Annotated[int, typer.Option(min=1, max=200, help="Images on their way to the FPGA at once.")] = 16,
     objective: Annotated[str, typer.Option(help="What is to be small: cpu or energy.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
     cache: Annotated[Path | None, typer.Option("--cache-dir", help="Where built models lie.")] = None,
 ) -> None:
-    """Say which pictures to compute on an FPGA and which on the CPU, what comes of it, and why."""
+    """Say which images to compute on an FPGA and which on the CPU, what comes of it, and why."""
     if objective not in ("cpu", "energy"):
         raise ConfigError(f"--objective: expected cpu or energy, got {objective!r}")
     goal: Objective = "cpu" if objective == "cpu" else "energy"
     chip = None if device == "none" else device_of(device)
     machine = Machine(
         cores=cores or len(os.sched_getaffinity(0)),
-        core_w=CORE_W if core_w is None else Range(core_w, core_w, core_w),
-        link=Link(link_mbit * 1e6 / 8, link_ms * 1e-3, Work.always(host_ms * 1e-3)),
+        core_w=CORE_W if core_w is None else EstimateRange(core_w, core_w, core_w),
+        link=LinkModel(link_mbit * 1e6 / 8, link_ms * 1e-3, CpuWork.always(host_ms * 1e-3)),
         device=chip,
         places=places,
-        board_w=Range(board_w, board_w, board_w),
+        board_w=EstimateRange(board_w, board_w, board_w),
     )
     workloads = []
     for number, (name, per_s, late_ms, rung) in enumerate([(task, rate, deadline_ms, variant), *_others(also or ())]):
         graph, rung = _graph(name, rung, cache)
         first = number == 0
         cpu = _cpu(graph, cpu_ms if first else None, calibration if first else None, save if first else None, cache)
-        ways: tuple[Way, ...] = ()
+        ways: tuple[FpgaProfile, ...] = ()
         if chip is not None:
             given = (folding, report) if first else (None, None)
             ways = _ways(name, rung, graph, chip, cpu, per_s, *given, clock_mhz)
@@ -114,7 +114,7 @@ def _others(words: Any) -> list[tuple[str, float, float, str | None]]:
     return found
 
 
-def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[Graph, str]:
+def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[IntegerGraph, str]:
     rung = variant or load_manifest(task, models_dir()).ladder.fpga
     if rung is None:
         raise ConfigError(f"the ladder of {task!r} has no rung for FPGAs; name a quantised variant")
@@ -125,13 +125,13 @@ def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[Graph, s
 
 
 def _cpu(
-    graph: Graph, given_ms: float | None, calibration: Path | None, save: Path | None, cache: Path | None
-) -> Service:
-    """Of one picture: given, measured earlier, or measured now with the compiled kernel."""
+    graph: IntegerGraph, given_ms: float | None, calibration: Path | None, save: Path | None, cache: Path | None
+) -> ServiceTime:
+    """Of one image: given, measured earlier, or measured now with the compiled kernel."""
     if given_ms is not None and (calibration or save):
         raise ConfigError("--cpu-ms: it takes the place of a calibration, so give only one of them")
     if given_ms is not None:
-        return Service.spread(given_ms * 1e-3, SPREAD)
+        return ServiceTime.spread(given_ms * 1e-3, SPREAD)
     if calibration is not None:
         return load_calibration(calibration).one(str(calibration)).service
     from fpga.backends.reference import ReferenceBackend
@@ -149,15 +149,15 @@ def _cpu(
 def _ways(
     task: str,
     variant: str,
-    graph: Graph,
-    chip: Device,
-    cpu: Service,
+    graph: IntegerGraph,
+    chip: FpgaDevice,
+    cpu: ServiceTime,
     rate: float,
     folding: Path | None,
     report: Path | None,
     clock_mhz: float | None,
-) -> tuple[Way, ...]:
-    """Images that could be loaded: the one given, else the one built before and two by search.
+) -> tuple[FpgaProfile, ...]:
+    """Designs that could be loaded: the one given, else the one built before and two by search.
 
     Those two are the fastest that the device holds and the smallest that keeps up.
     """
@@ -192,7 +192,7 @@ def _read(path: Path) -> bytes:
         raise CompileError(f"{path}: {error.strerror}") from None
 
 
-def to_json(made: Plan, machine: Machine) -> dict[str, Any]:
+def to_json(made: OffloadPlan, machine: Machine) -> dict[str, Any]:
     """A plan for programs; what is infinite is null."""
     return {
         "feasible": made.feasible,
@@ -210,7 +210,7 @@ def to_json(made: Plan, machine: Machine) -> dict[str, Any]:
                 "rate_hz": workload.rate_hz,
                 "deadline_ms": workload.deadline_s * 1e3,
                 "cpu_ms": workload.cpu.mean_s * 1e3,
-                "image": None if choice.way is None else choice.way.name,
+                "design": None if choice.way is None else choice.way.name,
                 "share": choice.share,
                 "fpga_share": found.fpga_share,
                 "fpga_utilisation": found.fpga_load,
@@ -227,11 +227,11 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _range(of: Range) -> dict[str, float]:
+def _range(of: EstimateRange) -> dict[str, float]:
     return {"low": of.low, "mid": of.mid, "high": of.high}
 
 
-def show(made: Plan, machine: Machine, console: Console) -> None:
+def show(made: OffloadPlan, machine: Machine, console: Console) -> None:
     """A plan for people."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("workload", "goes to", "on FPGA", "FPGA busy", "P50 ms", "P99 ms", "deadline ms"):
@@ -269,5 +269,5 @@ def show(made: Plan, machine: Machine, console: Console) -> None:
         console.print(why)
 
 
-def _times(service: Service) -> str:
+def _times(service: ServiceTime) -> str:
     return f"{service.mean_s * 1e3:.3g} ms ± {service.variation:.0%}"

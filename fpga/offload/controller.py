@@ -1,16 +1,16 @@
-"""How many pictures go to the FPGA, decided while they come: a schedule made by the planner, corrected by what is seen.
+"""How many images go to the FPGA, decided while they come: a schedule made by the planner, corrected by what is seen.
 
 *Feed forward.* The schedule says which share is best at which arrival rate, so all that is left is to know the rate: an
 average over `RATE_TIME_S`, thrown away when a quarter of a second differs from it by more than chance explains.
 
 *Feedback, twice.* Answers that come one behind the other, while more are waiting, come as fast as the device can: their
 distance tells its true speed, and a device that is κ times slower than modelled at rate r is treated as one at rate κr.
-Whatever else makes pictures late is seen by counting late ones: if clearly more than one in a hundred is late, the
+Whatever else makes images late is seen by counting late ones: if clearly more than one in a hundred is late, the
 share shrinks by `TRIM_DOWN`; after `PATIENCE_S` in which hardly any was, it grows by `TRIM_UP`. A growth that has to be
 taken back doubles the patience, so the share comes to rest where the deadline lies.
 
 *Hysteresis.* The share stays where it is until the target is `DEAD_BAND` away; then it goes there, at most `STEP_DOWN`
-or `STEP_UP` per step. Down is faster: a queue that is too long grows with every picture, one too short costs CPU time.
+or `STEP_UP` per step. Down is faster: a queue that is too long grows with every image, one too short costs CPU time.
 
 *Failure.* The share is 0 at once, and the FPGA is asked again after `FIRST_PROBE_S`, twice that, and so on to
 `LAST_PROBE_S`; once it gives the right answer, the share rises from 0 as it would after any change.
@@ -24,30 +24,30 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from fpga.offload.plan_search import Schedule
+from fpga.offload.plan_search import ShareSchedule
 
 STEP_S: Final = 0.25
-"""Between two decisions: at 300 pictures per second, 75 of them, ± 9."""
+"""Between two decisions: at 300 images per second, 75 of them, ± 9."""
 RATE_TIME_S: Final = 2.0
 """Time constant of the arrival rate: ± 3 % at 300 per second."""
 SURPRISE: Final = 4.0
 """Standard deviations of a Poisson count: once in 16,000 quiet steps, an hour, by chance."""
 SPEED_PICTURES: Final = 50.0
-"""Pictures over which the device's speed is averaged: at a tenth of its load, one in ten tells it."""
+"""Images over which the device's speed is averaged: at a tenth of its load, one in ten tells it."""
 SPEED_BAND: Final = 0.08
 """A change of its speed that is acted upon."""
 SPEED_RANGE: Final = (0.5, 20.0)
 LATE_SHARE: Final = 0.01
-"""Of pictures, those that a 99th percentile allows to be late."""
+"""Of images, those that a 99th percentile allows to be late."""
 LATE_SLACK: Final = 1.5
 LATE_BURST: Final = 8
-"""More late ones than the first times those allowed, and the second, are not chance: late pictures come in bursts."""
+"""More late ones than the first times those allowed, and the second, are not chance: late images come in bursts."""
 PATIENCE_S: Final = 5.0
 MOST_PATIENCE_S: Final = 64 * PATIENCE_S
 TRIM_DOWN: Final = 0.85
 TRIM_UP: Final = 1.15
 LEAST_TRIM: Final = 0.05
-"""Never none: without pictures nothing is seen."""
+"""Never none: without images nothing is seen."""
 DEAD_BAND: Final = 0.03
 STEP_DOWN: Final = 0.25
 STEP_UP: Final = 0.05
@@ -60,7 +60,7 @@ class Observation:
     """What happened since the last step."""
 
     arrivals: int
-    """Pictures that came, whichever side they went to."""
+    """Images that came, whichever side they went to."""
     fpga_done: int = 0
     fpga_late: int = 0
     """Of those done, answered after the deadline."""
@@ -71,15 +71,15 @@ class Observation:
 
 
 @dataclass
-class Controller:
+class ShareController:
     """Decides the share of one workload.
 
     Args:
         schedule: the best share by arrival rate, as planned.
-        service_s: the modelled time from one picture to the next.
+        service_s: the modelled time from one image to the next.
     """
 
-    schedule: Schedule
+    schedule: ShareSchedule
     service_s: float
     share: float = 0.0
     rate_hz: float = 0.0
@@ -140,7 +140,7 @@ class Controller:
 
     def _watch_rate(self, arrivals: int, elapsed_s: float) -> None:
         found = arrivals / elapsed_s
-        # At least one picture's worth of doubt: from a rate of 0, the first one is no surprise.
+        # At least one image's worth of doubt: from a rate of 0, the first one is no surprise.
         deviation = math.sqrt(max(self.rate_hz, 1 / elapsed_s) / elapsed_s)
         if self._steps and abs(found - self.rate_hz) > SURPRISE * deviation:
             self._steps = 0
@@ -176,7 +176,7 @@ class Controller:
             self._forget()
 
     def _forget(self) -> None:
-        """Begin to count late pictures anew: those before a change tell nothing of what comes after it."""
+        """Begin to count late images anew: those before a change tell nothing of what comes after it."""
         self._seen = self._late = 0
         self._watched_s = 0.0
 

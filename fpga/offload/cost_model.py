@@ -1,20 +1,20 @@
-"""What a placement costs and how long its pictures take: one model of the CPU, one of the FPGA, one of what joins them.
+"""What a placement costs and how long its images take: one model of the CPU, one of the FPGA, one of what joins them.
 
-    picture ─┬─ share ──→ link → FPGA queue → stages → link ─┬─→ answer
+    image ─┬─ share ──→ link → FPGA queue → stages → link ─┬─→ answer
              │               │ no place                 (cut)│
              └─ 1 − share ──→┴→ CPU queue → cores ←──────────┘→ answer
 
 *CPU*: service times measured in this process (`fpga.offload.calibration`), a queue in front of the cores (M/G/c). What
-the host does for a picture that it sends to the FPGA is work of the same cores. CPU-seconds are measured at a few
-rates, for a core that rests between two pictures takes longer for each than one that they keep awake.
+the host does for an image that it sends to the FPGA is work of the same cores. CPU-seconds are measured at a few
+rates, for a core that rests between two images takes longer for each than one that they keep awake.
 
 *FPGA*: cycles from the compiler (`fpga.compiler.folding`) ÷ clock: constant service in a queue of bounded length
-(M/D/1/K); what finds no place goes to the CPU. A link slower than the device takes its place as what pictures wait for:
+(M/D/1/K); what finds no place goes to the CPU. A link slower than the device takes its place as what images wait for:
 of constant service times in a row, only the longest makes a queue (Friedman, Operations Research 1965).
 
-*Power*: static draw, joules per picture, watts per busy core. All three are estimates with a low, mid and high value.
+*Power*: static draw, joules per image, watts per busy core. All three are estimates with a low, mid and high value.
 
-Pictures come at random (Poisson). What one side passes to the other is not quite so; the model takes it as if.
+Images come at random (Poisson). What one side passes to the other is not quite so; the model takes it as if.
 """
 
 from __future__ import annotations
@@ -26,33 +26,42 @@ from typing import Final
 
 import numpy as np
 
-from fpga.compiler.devices import Device, Resources
-from fpga.offload.queueing import NO_WAITING, Latency, Service, Waiting, mixed, one_server, quantile, several_servers
+from fpga.compiler.devices import FpgaDevice, Resources
+from fpga.offload.queueing import (
+    NO_WAITING,
+    LatencyDistribution,
+    ServiceTime,
+    WaitingTime,
+    mixed,
+    one_server,
+    quantile,
+    several_servers,
+)
 
 NOTHING: Final = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class EstimateRange:
     """A number that was not measured: low, mid, high."""
 
     low: float
     mid: float
     high: float
 
-    def __add__(self, other: Range) -> Range:
-        return Range(self.low + other.low, self.mid + other.mid, self.high + other.high)
+    def __add__(self, other: EstimateRange) -> EstimateRange:
+        return EstimateRange(self.low + other.low, self.mid + other.mid, self.high + other.high)
 
-    def __mul__(self, factor: float) -> Range:
-        return Range(self.low * factor, self.mid * factor, self.high * factor)
+    def __mul__(self, factor: float) -> EstimateRange:
+        return EstimateRange(self.low * factor, self.mid * factor, self.high * factor)
 
 
-ZERO: Final = Range(0.0, 0.0, 0.0)
+ZERO: Final = EstimateRange(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """CPU-seconds that a picture takes of this machine, by how many of them come in a second.
+class CpuWork:
+    """CPU-seconds that an image takes of this machine, by how many of them come in a second.
 
     Straight lines between what was measured; the ends hold beyond them, so nothing is extrapolated.
     """
@@ -62,68 +71,68 @@ class Work:
     seconds: tuple[float, ...]
 
     @classmethod
-    def always(cls, seconds: float) -> Work:
+    def always(cls, seconds: float) -> CpuWork:
         """The same at every rate."""
         return cls((0.0,), (seconds,))
 
     def at(self, rate_hz: float) -> float:
-        """Of each picture, when so many come."""
+        """Of each image, when so many come."""
         return float(np.interp(rate_hz, self.rates_hz, self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkModel:
     """What lies between host and FPGA."""
 
     bytes_per_s: float
     latency_s: float
     """One way, beside the transfer itself."""
-    host: Work
-    """Of the host, for a picture that is sent: packing, sending, receiving, checking."""
+    host: CpuWork
+    """Of the host, for an image that is sent: packing, sending, receiving, checking."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """A network, or its first stages, as an FPGA image that can be loaded."""
+class FpgaProfile:
+    """A network, or its first stages, as an FPGA design that can be loaded."""
 
     name: str
     interval_cycles: int
-    """From one picture to the next."""
+    """From one image to the next."""
     latency_cycles: int
-    """Of a picture that finds the device idle; at least the interval's share that it is busy for."""
+    """Of an image that finds the device idle; at least the interval's share that it is busy for."""
     clock_hz: float
     bytes_in: int
     bytes_out: int
     resources: Resources = NOTHING
-    joules: Range = ZERO
-    """Per picture, beside what is drawn without any."""
-    clock_w: Range = ZERO
-    """Of the clock network of the loaded image, beside the device's static draw."""
+    joules: EstimateRange = ZERO
+    """Per image, beside what is drawn without any."""
+    clock_w: EstimateRange = ZERO
+    """Of the clock network of the loaded design, beside the device's static draw."""
     source: str = ""
     """Where the figures come from."""
     cut: str | None = None
     """The last stage on the FPGA, if the CPU does the others; None for the whole network."""
-    rest: Service | None = None
+    rest: ServiceTime | None = None
     """What the CPU then does."""
 
     @property
     def runnable(self) -> bool:
-        """Whether `fpga.offload.runtime` can do it. It gives whole pictures to either side: cuts are a cost model."""
+        """Whether `fpga.offload.runtime` can do it. It gives whole images to either side: cuts are a cost model."""
         return self.cut is None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Pictures of one task, asked of one rung."""
+    """Images of one task, asked of one rung."""
 
     name: str
     rate_hz: float
     deadline_s: float
-    """99 of 100 pictures are to be answered by then."""
-    cpu: Service
-    """Of one picture on one core, by the twin that gives the same bits."""
-    ways: tuple[Way, ...] = ()
-    work: Work | None = None
+    """99 of 100 images are to be answered by then."""
+    cpu: ServiceTime
+    """Of one image on one core, by the twin that gives the same bits."""
+    ways: tuple[FpgaProfile, ...] = ()
+    work: CpuWork | None = None
     """What that takes with all that is around it; None: the service times and no more."""
 
 
@@ -132,28 +141,28 @@ class Machine:
     """What there is to compute with."""
 
     cores: int
-    core_w: Range
+    core_w: EstimateRange
     """Of a core while it is busy."""
-    link: Link
-    device: Device | None = None
+    link: LinkModel
+    device: FpgaDevice | None = None
     places: int = 16
-    """Pictures that may be on their way through one FPGA image at once."""
-    board_w: Range = ZERO
+    """Images that may be on their way through one FPGA design at once."""
+    board_w: EstimateRange = ZERO
     """Regulators, memory, PHY: whatever comes with the chip."""
 
     @property
-    def idle_fpga_w(self) -> Range:
-        """What a device with any image loaded draws."""
-        return self.board_w if self.device is None else Range(*self.device.static_w) + self.board_w
+    def idle_fpga_w(self) -> EstimateRange:
+        """What a device with any design loaded draws."""
+        return self.board_w if self.device is None else EstimateRange(*self.device.static_w) + self.board_w
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Where one workload's pictures go."""
+class PlacementChoice:
+    """Where one workload's images go."""
 
-    way: Way | None
+    way: FpgaProfile | None
     share: float
-    """Of the pictures, those that are sent to the FPGA."""
+    """Of the images, those that are sent to the FPGA."""
 
     def __str__(self) -> str:
         if self.way is None:
@@ -163,18 +172,18 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Cost:
+class PlacementCost:
     """What a choice costs, whatever else runs; costs of several add up."""
 
     cpu_load: float
     """CPU-seconds per second."""
-    fpga_w: Range
+    fpga_w: EstimateRange
     resources: Resources
     link_load: float
     on_fpga: bool
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
+    def __add__(self, other: PlacementCost) -> PlacementCost:
+        return PlacementCost(
             self.cpu_load + other.cpu_load,
             self.fpga_w + other.fpga_w,
             self.resources + other.resources,
@@ -183,73 +192,73 @@ class Cost:
         )
 
 
-FREE: Final = Cost(0.0, ZERO, NOTHING, 0.0, False)
+FREE: Final = PlacementCost(0.0, ZERO, NOTHING, 0.0, False)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class WorkloadForecast:
     """What comes of one workload."""
 
     p50_s: float
     p99_s: float
     fpga_share: float
-    """Of the pictures, those that the FPGA answers: what was sent there and found a place."""
+    """Of the images, those that the FPGA answers: what was sent there and found a place."""
     fpga_load: float
     """Share of the time that the FPGA, or the link to it, is busy."""
     fpga_mean_s: float
-    """Mean latency of the pictures that the FPGA answers; 0 if there are none."""
+    """Mean latency of the images that the FPGA answers; 0 if there are none."""
 
 
 @dataclass(frozen=True)
-class Forecast:
+class PlacementForecast:
     """What comes of a placement."""
 
-    workloads: tuple[Prediction, ...]
+    workloads: tuple[WorkloadForecast, ...]
     cpu_load: float
     """CPU-seconds per second, of `Machine.cores`."""
-    watts: Range
+    watts: EstimateRange
 
 
-def service_s(way: Way, link: Link) -> float:
-    """Time from one picture to the next at the slowest of link in, device and link out."""
+def service_s(way: FpgaProfile, link: LinkModel) -> float:
+    """Time from one image to the next at the slowest of link in, device and link out."""
     return max(way.interval_cycles / way.clock_hz, max(way.bytes_in, way.bytes_out) / link.bytes_per_s)
 
 
-def idle_latency_s(way: Way, link: Link) -> float:
-    """From giving a picture to the link until its logits are back, if nothing else is there."""
+def idle_latency_s(way: FpgaProfile, link: LinkModel) -> float:
+    """From giving an image to the link until its logits are back, if nothing else is there."""
     moved = (way.bytes_in + way.bytes_out) / link.bytes_per_s
     device_s = max(way.latency_cycles, way.interval_cycles) / way.clock_hz
     return moved + 2 * link.latency_s + device_s + link.host.at(0.0)
 
 
-def fpga_queue(workload: Workload, choice: Choice, machine: Machine) -> Waiting:
-    """The queue in front of a choice's FPGA image."""
+def fpga_queue(workload: Workload, choice: PlacementChoice, machine: Machine) -> WaitingTime:
+    """The queue in front of a choice's FPGA design."""
     if choice.way is None:
         return NO_WAITING
-    service = Service.constant(service_s(choice.way, machine.link))
+    service = ServiceTime.constant(service_s(choice.way, machine.link))
     return one_server(workload.rate_hz * choice.share, service, machine.places)
 
 
-def cost(workload: Workload, choice: Choice, machine: Machine) -> Cost:
-    """What a choice takes of the machine. A core is taken to be as awake as this workload's pictures keep it."""
+def cost(workload: Workload, choice: PlacementChoice, machine: Machine) -> PlacementCost:
+    """What a choice takes of the machine. A core is taken to be as awake as this workload's images keep it."""
     rate, way = workload.rate_hz, choice.way
     each_s = workload.cpu.mean_s if workload.work is None else workload.work.at(rate)
     if way is None:
-        return Cost(rate * each_s, ZERO, NOTHING, 0.0, False)
+        return PlacementCost(rate * each_s, ZERO, NOTHING, 0.0, False)
     sent = _sent_hz(workload, choice, machine)
     sent_s = machine.link.host.at(rate) + (0.0 if way.rest is None else way.rest.mean_s)
     link_load = sent * max(way.bytes_in, way.bytes_out) / machine.link.bytes_per_s
     cpu_load = (rate - sent) * each_s + sent * sent_s
-    return Cost(cpu_load, way.clock_w + way.joules * sent, way.resources, link_load, True)
+    return PlacementCost(cpu_load, way.clock_w + way.joules * sent, way.resources, link_load, True)
 
 
-def watts(total: Cost, machine: Machine) -> Range:
+def watts(total: PlacementCost, machine: Machine) -> EstimateRange:
     """The power of a placement: of the FPGA, if it has one, and of busy cores."""
     idle = machine.idle_fpga_w if total.on_fpga else ZERO
     return idle + total.fpga_w + machine.core_w * total.cpu_load
 
 
-def forecast(workloads: Sequence[Workload], choices: Sequence[Choice], machine: Machine) -> Forecast:
+def forecast(workloads: Sequence[Workload], choices: Sequence[PlacementChoice], machine: Machine) -> PlacementForecast:
     """What comes of a placement; latencies are infinite where a queue would grow without bound."""
     streams = [
         stream for w, choice in zip(workloads, choices, strict=True) for stream in _cpu_streams(w, choice, machine)
@@ -260,10 +269,10 @@ def forecast(workloads: Sequence[Workload], choices: Sequence[Choice], machine: 
     rate = math.fsum(rate for rate, _ in streams)
     cpu_queue = several_servers(rate, mixed(streams), machine.cores) if rate else NO_WAITING
     found = tuple(_predict(w, choice, machine, cpu_queue) for w, choice in zip(workloads, choices, strict=True))
-    return Forecast(found, total.cpu_load, watts(total, machine))
+    return PlacementForecast(found, total.cpu_load, watts(total, machine))
 
 
-def _cpu_streams(workload: Workload, choice: Choice, machine: Machine) -> list[tuple[float, Service]]:
+def _cpu_streams(workload: Workload, choice: PlacementChoice, machine: Machine) -> list[tuple[float, ServiceTime]]:
     """Rates, and service times, of what the cores are given."""
     sent = _sent_hz(workload, choice, machine)
     streams = []
@@ -271,21 +280,21 @@ def _cpu_streams(workload: Workload, choice: Choice, machine: Machine) -> list[t
         streams.append((workload.rate_hz - sent, workload.cpu))
     if sent and choice.way is not None:
         if host_s := machine.link.host.at(workload.rate_hz):
-            streams.append((sent, Service.constant(host_s)))
+            streams.append((sent, ServiceTime.constant(host_s)))
         if choice.way.rest is not None:
             streams.append((sent, choice.way.rest))
     return streams
 
 
-def _sent_hz(workload: Workload, choice: Choice, machine: Machine) -> float:
-    """Pictures per second that the FPGA is given, and has a place for."""
+def _sent_hz(workload: Workload, choice: PlacementChoice, machine: Machine) -> float:
+    """Images per second that the FPGA is given, and has a place for."""
     return workload.rate_hz * choice.share * fpga_queue(workload, choice, machine).taken if choice.way else 0.0
 
 
-def _predict(workload: Workload, choice: Choice, machine: Machine, cpu_queue: Waiting) -> Prediction:
+def _predict(workload: Workload, choice: PlacementChoice, machine: Machine, cpu_queue: WaitingTime) -> WorkloadForecast:
     queue = fpga_queue(workload, choice, machine)
     on_fpga = choice.share * queue.taken if choice.way is not None else 0.0
-    parts: list[tuple[float, Latency]] = []
+    parts: list[tuple[float, LatencyDistribution]] = []
     fpga_mean_s = fpga_load = 0.0
     if choice.way is not None and on_fpga:
         busy_s = service_s(choice.way, machine.link)
@@ -293,17 +302,17 @@ def _predict(workload: Workload, choice: Choice, machine: Machine, cpu_queue: Wa
         if choice.way.rest is not None:
             # Two waits in a row are not independent; their means add up, which is all that a cost model needs.
             delay_s += cpu_queue.mean_s + choice.way.rest.mean_s
-        latency = Latency(delay_s, queue, Service.constant(busy_s))
+        latency = LatencyDistribution(delay_s, queue, ServiceTime.constant(busy_s))
         parts.append((on_fpga, latency))
         fpga_mean_s, fpga_load = latency.mean_s, workload.rate_hz * on_fpga * busy_s
     if on_fpga < 1:
-        parts.append((1 - on_fpga, Latency(0.0, cpu_queue, workload.cpu)))
+        parts.append((1 - on_fpga, LatencyDistribution(0.0, cpu_queue, workload.cpu)))
     if any(math.isinf(latency.delay_s) for _, latency in parts):
-        return Prediction(math.inf, math.inf, on_fpga, fpga_load, math.inf)
-    return Prediction(quantile(parts, 0.5), quantile(parts, 0.99), on_fpga, fpga_load, fpga_mean_s)
+        return WorkloadForecast(math.inf, math.inf, on_fpga, fpga_load, math.inf)
+    return WorkloadForecast(quantile(parts, 0.5), quantile(parts, 0.99), on_fpga, fpga_load, fpga_mean_s)
 
 
-def fits(used: Resources, device: Device) -> bool:
+def fits(used: Resources, device: FpgaDevice) -> bool:
     """Whether a device holds that much."""
     return (
         used.luts <= device.luts
@@ -313,7 +322,7 @@ def fits(used: Resources, device: Device) -> bool:
     )
 
 
-def shortage(used: Resources, device: Device) -> str | None:
+def shortage(used: Resources, device: FpgaDevice) -> str | None:
     """Why a device cannot hold that much, or None."""
     wants: Mapping[str, tuple[int, int]] = {
         "LUTs": (used.luts, device.luts),

@@ -6,67 +6,70 @@ from typing import Final
 
 from fpga.compiler.folding import Folding, check_folding, cycles_of, input_cycles, interval, row_cycles
 from fpga.compiler.resource_model import of_frame, of_graph, of_stage
-from fpga.offload.cost_model import Range, Way
-from fpga.offload.queueing import Service
-from fpga.reports.build_report import Report
-from hawkvision.errors import CompileError
-from hawkvision.integer.ir import Graph
+from fpga.offload.cost_model import EstimateRange, FpgaProfile
+from fpga.offload.queueing import ServiceTime
+from fpga.reports.build_report import BuildReport, check_graph
+from hawkvision.integer.ir import IntegerGraph
 
 BYTES_PER_LOGIT: Final = 4
 FRAMING_BYTES: Final = 64
-"""About what goes around a picture's pixels, and around its logits."""
+"""About what goes around an image's pixels, and around its logits."""
 
-UNBUILT_PJ: Final = Range(8.0, 18.0, 33.0)
+UNBUILT_PJ: Final = EstimateRange(8.0, 18.0, 33.0)
 """Picojoules per multiply-accumulate, beside the static draw, of designs without a report of their own: an estimate,
 from the simulated switching of one design of the 4-bit Fashion-MNIST network on an LFE5U-45F."""
 
 
-def way_of_report(graph: Graph, report: Report) -> Way:
-    """An image that was built: its own cycles, median clock, resources and estimated energy.
+def transfer_bytes(graph: IntegerGraph) -> tuple[int, int]:
+    """Bytes of an image to the device, and of its logits back."""
+    return graph.input.elements + FRAMING_BYTES, graph.classes * BYTES_PER_LOGIT + FRAMING_BYTES
+
+
+def way_of_report(graph: IntegerGraph, report: BuildReport) -> FpgaProfile:
+    """A design that was built: its own cycles, median clock, resources and estimated energy.
 
     Raises:
         CompileError: if the report is about another graph.
     """
-    if report.graph_sha256 != graph.sha256:
-        raise CompileError(
-            f"report: it is about the graph {report.graph_sha256[:16]}…, the model's is {graph.sha256[:16]}…"
-        )
+    check_graph(report, graph, "report")
+    bytes_in, bytes_out = transfer_bytes(graph)
     corners = (report.energy.low, report.energy.mid, report.energy.high)
-    return Way(
+    return FpgaProfile(
         name=f"{report.variant} as built",
         interval_cycles=report.simulated_cycles,
         latency_cycles=report.latency_cycles,
         clock_hz=report.median_mhz * 1e6,
-        bytes_in=graph.input.elements + FRAMING_BYTES,
-        bytes_out=graph.classes * BYTES_PER_LOGIT + FRAMING_BYTES,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
         resources=report.placed,
-        joules=Range(*((each.nets_uj + each.multipliers_uj + each.memories_uj) * 1e-6 for each in corners)),
-        clock_w=Range(*(each.clock_uj * 1e-6 * report.rate for each in corners)),
+        joules=EstimateRange(*((each.nets_uj + each.multipliers_uj + each.memories_uj) * 1e-6 for each in corners)),
+        clock_w=EstimateRange(*(each.clock_uj * 1e-6 * report.rate for each in corners)),
         source=f"report of its build on {report.device}",
     )
 
 
-def way_of_folding(graph: Graph, folding: Folding, name: str, clock_hz: float) -> Way:
+def way_of_folding(graph: IntegerGraph, folding: Folding, name: str, clock_hz: float) -> FpgaProfile:
     """A design that was not built: cycles by the performance model, resources and energy estimated.
 
     Raises:
         CompileError: if the graph cannot be folded like this.
     """
     check_folding(graph, folding)
-    return Way(
+    bytes_in, bytes_out = transfer_bytes(graph)
+    return FpgaProfile(
         name=name,
         interval_cycles=interval(graph, folding),
         latency_cycles=latency(graph, folding, len(graph.stages)),
         clock_hz=clock_hz,
-        bytes_in=graph.input.elements + FRAMING_BYTES,
-        bytes_out=graph.classes * BYTES_PER_LOGIT + FRAMING_BYTES,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
         resources=of_graph(graph, folding),
         joules=UNBUILT_PJ * (graph.multiplications * 1e-12),
         source="performance model; not built",
     )
 
 
-def cuts(graph: Graph, folding: Folding, whole: Way, cpu: Service) -> tuple[Way, ...]:
+def cuts(graph: IntegerGraph, folding: Folding, whole: FpgaProfile, cpu: ServiceTime) -> tuple[FpgaProfile, ...]:
     """The same design with only its first stages on the FPGA, for each place where the chain could be cut.
 
     What the CPU does then takes its part of the multiplications of the time that it takes for all: an estimate.
@@ -79,7 +82,7 @@ def cuts(graph: Graph, folding: Folding, whole: Way, cpu: Service) -> tuple[Way,
         done += stage.multiplications
         part = done / graph.multiplications
         found.append(
-            Way(
+            FpgaProfile(
                 name=whole.name,
                 interval_cycles=max(input_cycles(graph), *(busy[each.name] for each in graph.stages[:number])),
                 latency_cycles=latency(graph, folding, number),
@@ -97,8 +100,8 @@ def cuts(graph: Graph, folding: Folding, whole: Way, cpu: Service) -> tuple[Way,
     return tuple(found)
 
 
-def latency(graph: Graph, folding: Folding, stages: int) -> int:
-    """Cycles from a picture's first pixel to the last value of its `stages`-th stage on an idle device: an estimate.
+def latency(graph: IntegerGraph, folding: Folding, stages: int) -> int:
+    """Cycles from an image's first pixel to the last value of its `stages`-th stage on an idle device: an estimate.
 
     The slowest stage sets the pace of the rows; each one behind it still has to do the rows under its last window.
     """

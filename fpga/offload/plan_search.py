@@ -1,6 +1,6 @@
 """The search for a plan: the cheapest placement that keeps every deadline, the power budget and the device's bounds.
 
-Each workload has a list of choices: all on the CPU, or one of its FPGA images with a share of 1/40 to 40/40. What
+Each workload has a list of choices: all on the CPU, or one of its FPGA designs with a share of 1/40 to 40/40. What
 breaks a bound even if nothing else ran leaves the list first, for more work never shortens a wait. Costs (CPU-seconds,
 joules, resources) add up, so whole placements are ordered by cost before any latency is computed, and the first in that
 order that keeps the deadlines is the best. With few of them, every placement is looked at. With more, partial
@@ -17,10 +17,10 @@ from typing import Final, Literal, TypeAlias
 
 from fpga.offload.cost_model import (
     FREE,
-    Choice,
-    Cost,
-    Forecast,
     Machine,
+    PlacementChoice,
+    PlacementCost,
+    PlacementForecast,
     Workload,
     cost,
     fits,
@@ -35,14 +35,14 @@ Objective: TypeAlias = Literal["cpu", "energy"]
 
 SHARES: Final = tuple(i / 40 for i in range(1, 41))
 WIDTH: Final = 7_000
-"""Partial placements kept: two workloads of two images each make 6,561."""
+"""Partial placements kept: two workloads of two designs each make 6,561."""
 MAX_FORECASTS: Final = 2_000
 """Placements whose latencies are computed: at 2 ms each, 4 s."""
 MAX_WORKLOADS: Final = 16
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedChoice:
     """What was not chosen although it would have cost less, or is what one would ask for, and why."""
 
     workload: str
@@ -51,13 +51,13 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OffloadPlan:
     """A placement, what comes of it, and why it is this one."""
 
     objective: Objective
     workloads: tuple[Workload, ...]
-    choices: tuple[Choice, ...]
-    forecast: Forecast
+    choices: tuple[PlacementChoice, ...]
+    forecast: PlacementForecast
     cost: float
     """CPU-seconds per second, or watts."""
     bound: float
@@ -67,18 +67,18 @@ class Plan:
     exhaustive: bool
     looked_at: int
     """Whole placements."""
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedChoice, ...]
 
 
 @dataclass(frozen=True)
-class _Partial:
-    choices: tuple[Choice, ...]
-    cost: Cost
+class _PartialPlan:
+    choices: tuple[PlacementChoice, ...]
+    cost: PlacementCost
 
 
 def search(
     workloads: Sequence[Workload], machine: Machine, objective: Objective = "cpu", power_w: float = math.inf
-) -> Plan:
+) -> OffloadPlan:
     """The cheapest placement; if nothing keeps all bounds, one that says so.
 
     Raises:
@@ -86,13 +86,13 @@ def search(
     """
     if not 1 <= len(workloads) <= MAX_WORKLOADS:
         raise ConfigError(f"plan: expected 1 to {MAX_WORKLOADS} workloads, got {len(workloads)}")
-    rejected: list[Rejected] = []
+    rejected: list[RejectedChoice] = []
     lists = [_possible(workload, machine, power_w, rejected) for workload in workloads]
     exhaustive = True
-    partials = [_Partial((), FREE)]
+    partials = [_PartialPlan((), FREE)]
     for workload, choices in zip(workloads, lists, strict=True):
         grown = [
-            _Partial((*p.choices, choice), total)
+            _PartialPlan((*p.choices, choice), total)
             for p in partials
             for choice, own in choices
             if _keeps(total := p.cost + own, machine, power_w)
@@ -102,7 +102,7 @@ def search(
         partials = _narrowed(grown)
         if not partials:
             together = "with what the others need, none of its choices fits within the bounds"
-            rejected.append(Rejected(workload.name, "any", together))
+            rejected.append(RejectedChoice(workload.name, "any", together))
             break
     bound = _bound(lists, machine, objective)
     looked_at = len(partials)
@@ -112,25 +112,25 @@ def search(
             price = _price(partial.cost, machine, objective)
             exhaustive = exhaustive or (tried == 0 and price <= bound)
             kept = _worth_telling(rejected, workloads, partial.choices, machine, objective)
-            return Plan(
+            return OffloadPlan(
                 objective, tuple(workloads), partial.choices, found, price, bound, True, exhaustive, looked_at, kept
             )
     exhaustive = exhaustive and looked_at <= MAX_FORECASTS
     return _nearest(workloads, machine, objective, bound, exhaustive, looked_at, tuple(rejected))
 
 
-def schedule(workload: Workload, machine: Machine, objective: Objective, rates: Sequence[float]) -> Schedule:
+def schedule(workload: Workload, machine: Machine, objective: Objective, rates: Sequence[float]) -> ShareSchedule:
     """The best share at each of several arrival rates (ascending), for `fpga.offload.controller`."""
     points = []
     for rate in rates:
         at_rate = replace(workload, rate_hz=rate)
         choice = _cheapest(at_rate, machine, objective)
         (prediction,) = forecast([at_rate], [choice], machine).workloads
-        points.append(Point(rate, choice.share, prediction.fpga_mean_s, prediction.p99_s))
-    return Schedule(tuple(points))
+        points.append(SchedulePoint(rate, choice.share, prediction.fpga_mean_s, prediction.p99_s))
+    return ShareSchedule(tuple(points))
 
 
-def _cheapest(workload: Workload, machine: Machine, objective: Objective) -> Choice:
+def _cheapest(workload: Workload, machine: Machine, objective: Objective) -> PlacementChoice:
     """What `search` would choose for one workload, without the reasons."""
     priced = [(cost(workload, choice, machine), choice) for choice in _choices(workload)]
     kept = [(own, c) for own, c in priced if (c.way is None or c.way.runnable) and _keeps(own, machine, math.inf)]
@@ -142,7 +142,7 @@ def _cheapest(workload: Workload, machine: Machine, objective: Objective) -> Cho
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SchedulePoint:
     """What was planned for an arrival rate."""
 
     rate_hz: float
@@ -152,13 +152,13 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ShareSchedule:
     """Shares by arrival rate, straight lines between; the ends hold beyond them."""
 
-    points: tuple[Point, ...]
+    points: tuple[SchedulePoint, ...]
 
     def share(self, rate_hz: float) -> float:
-        """Of the pictures, those to be sent to the FPGA."""
+        """Of the images, those to be sent to the FPGA."""
         return self._between(rate_hz, [point.share for point in self.points])
 
     def fpga_mean_s(self, rate_hz: float) -> float:
@@ -176,14 +176,14 @@ class Schedule:
         return values[-1]
 
 
-def _choices(workload: Workload) -> list[Choice]:
+def _choices(workload: Workload) -> list[PlacementChoice]:
     shares = ((way, SHARES if way.runnable else SHARES[-1:]) for way in workload.ways)
-    return [Choice(None, 0.0), *(Choice(way, share) for way, each in shares for share in each)]
+    return [PlacementChoice(None, 0.0), *(PlacementChoice(way, share) for way, each in shares for share in each)]
 
 
 def _possible(
-    workload: Workload, machine: Machine, power_w: float, rejected: list[Rejected]
-) -> list[tuple[Choice, Cost]]:
+    workload: Workload, machine: Machine, power_w: float, rejected: list[RejectedChoice]
+) -> list[tuple[PlacementChoice, PlacementCost]]:
     """The choices that keep all bounds if nothing else runs."""
     kept = []
     for choice in _choices(workload):
@@ -192,7 +192,7 @@ def _possible(
         if choice.way is not None and not choice.way.runnable:
             (alone,) = forecast([workload], [choice], machine).workloads
             reason = (
-                f"cost model only, for the runtime gives whole pictures to either side: {own.cpu_load:.3g} CPU-seconds "
+                f"cost model only, for the runtime gives whole images to either side: {own.cpu_load:.3g} CPU-seconds "
                 f"per second, P99 {alone.p99_s * 1e3:.2f} ms"
             )
         if reason is None:
@@ -203,11 +203,11 @@ def _possible(
         if reason is None:
             kept.append((choice, own))
         else:
-            rejected.append(Rejected(workload.name, str(choice), reason))
+            rejected.append(RejectedChoice(workload.name, str(choice), reason))
     return kept
 
 
-def _keeps(total: Cost, machine: Machine, power_w: float) -> bool:
+def _keeps(total: PlacementCost, machine: Machine, power_w: float) -> bool:
     """Whether a placement of this cost keeps all bounds but the deadlines: `_broken` without the words."""
     return (
         (machine.device is None or fits(total.resources, machine.device))
@@ -217,7 +217,7 @@ def _keeps(total: Cost, machine: Machine, power_w: float) -> bool:
     )
 
 
-def _broken(total: Cost, machine: Machine, power_w: float) -> str | None:
+def _broken(total: PlacementCost, machine: Machine, power_w: float) -> str | None:
     """The bound that a placement of this cost breaks, or None; deadlines are looked at later."""
     if _keeps(total, machine, power_w):
         return None
@@ -230,11 +230,11 @@ def _broken(total: Cost, machine: Machine, power_w: float) -> str | None:
     return f"it draws {watts(total, machine).mid:.2f} W (estimate), the budget is {power_w:g} W"
 
 
-def _price(total: Cost, machine: Machine, objective: Objective) -> float:
+def _price(total: PlacementCost, machine: Machine, objective: Objective) -> float:
     return total.cpu_load if objective == "cpu" else watts(total, machine).mid
 
 
-def _narrowed(ordered: list[_Partial]) -> list[_Partial]:
+def _narrowed(ordered: list[_PartialPlan]) -> list[_PartialPlan]:
     if len(ordered) <= WIDTH:
         return ordered
     cheap, rest = ordered[: WIDTH * 3 // 4], ordered[WIDTH * 3 // 4 :]
@@ -242,7 +242,9 @@ def _narrowed(ordered: list[_Partial]) -> list[_Partial]:
     return cheap + rest[: WIDTH // 4]
 
 
-def _bound(lists: Sequence[Sequence[tuple[Choice, Cost]]], machine: Machine, objective: Objective) -> float:
+def _bound(
+    lists: Sequence[Sequence[tuple[PlacementChoice, PlacementCost]]], machine: Machine, objective: Objective
+) -> float:
     """The sum of each workload's cheapest choice, the FPGA's idle power left out."""
     if not all(lists):
         return math.inf
@@ -258,20 +260,22 @@ def _nearest(
     bound: float,
     exhaustive: bool,
     looked_at: int,
-    rejected: tuple[Rejected, ...],
-) -> Plan:
+    rejected: tuple[RejectedChoice, ...],
+) -> OffloadPlan:
     chosen = _nearest_choices(workloads, machine)
     found = forecast(workloads, chosen, machine)
     price = found.cpu_load if objective == "cpu" else found.watts.mid
     kept = _summary(rejected)
-    return Plan(objective, tuple(workloads), tuple(chosen), found, price, bound, False, exhaustive, looked_at, kept)
+    return OffloadPlan(
+        objective, tuple(workloads), tuple(chosen), found, price, bound, False, exhaustive, looked_at, kept
+    )
 
 
-def _nearest_choices(workloads: Sequence[Workload], machine: Machine) -> list[Choice]:
+def _nearest_choices(workloads: Sequence[Workload], machine: Machine) -> list[PlacementChoice]:
     """Where nothing keeps all bounds: workload by workload, what comes nearest its deadline, the device's size kept."""
-    chosen: list[Choice] = []
+    chosen: list[PlacementChoice] = []
     for number, workload in enumerate(workloads):
-        best: tuple[float, float, Choice] | None = None
+        best: tuple[float, float, PlacementChoice] | None = None
         for choice in _choices(workload):
             if choice.way is not None and not choice.way.runnable:
                 continue
@@ -291,13 +295,13 @@ def _nearest_choices(workloads: Sequence[Workload], machine: Machine) -> list[Ch
 
 
 def _worth_telling(
-    rejected: Sequence[Rejected],
+    rejected: Sequence[RejectedChoice],
     workloads: Sequence[Workload],
-    choices: Sequence[Choice],
+    choices: Sequence[PlacementChoice],
     machine: Machine,
     objective: Objective,
-) -> tuple[Rejected, ...]:
-    """Why not, of the extremes: the CPU alone, each image with all pictures, and with a little more than was chosen."""
+) -> tuple[RejectedChoice, ...]:
+    """Why not, of the extremes: the CPU alone, each design with all images, and with a little more than was chosen."""
     told = list(rejected)
     for workload, chosen in zip(workloads, choices, strict=True):
         own = _price(cost(workload, chosen, machine), machine, objective)
@@ -309,14 +313,14 @@ def _worth_telling(
                 reason = f"it costs {price:.4g} {unit}, the chosen {own:.4g}"
                 if price <= own:
                     reason = f"it costs {price:.4g} {unit}, but not all workloads keep their deadlines then"
-                told.append(Rejected(workload.name, str(choice), reason))
+                told.append(RejectedChoice(workload.name, str(choice), reason))
     return _summary(told)
 
 
-def _summary(rejected: Sequence[Rejected]) -> tuple[Rejected, ...]:
+def _summary(rejected: Sequence[RejectedChoice]) -> tuple[RejectedChoice, ...]:
     """The least and the greatest share of each run of rejections: forty lines of a kind say no more than two."""
-    kept: list[Rejected] = []
-    groups: dict[tuple[str, str, str], list[Rejected]] = {}
+    kept: list[RejectedChoice] = []
+    groups: dict[tuple[str, str, str], list[RejectedChoice]] = {}
     for each in rejected:
         kind = each.reason.split(" ")[0]
         groups.setdefault((each.workload, each.choice.partition("% ")[2], kind), []).append(each)

@@ -9,11 +9,11 @@ being empty and a density v with
 times of Pollaczek and Khinchine. Arrivals see this V, and on a grid it is a recursion, that of Panjer (ASTIN Bulletin
 1981), exact but for the width of the grid, for any distribution of service times.
 
-*A bounded queue* takes pictures only while V ≤ B, which for constant service is a bound on their number. Below B the
+*A bounded queue* takes images only while V ≤ B, which for constant service is a bound on their number. Below B the
 same equation holds, so V keeps its shape there, for loads above one as well, and only p₀ changes: that everything taken
 is served, (1 − p₀) = λ E[S] P(V ≤ B), gives it.
 
-*Several servers* (M/G/c): a picture waits with the probability of Erlang's C formula (1917), and one that waits does so
+*Several servers* (M/G/c): an image waits with the probability of Erlang's C formula (1917), and one that waits does so
 as in an M/G/1 queue that serves c times as fast (Nozaki and Ross, J. Applied Probability 1978; its mean is that of Lee
 and Longton 1959). This one is an approximation; exact for c = 1.
 
@@ -43,18 +43,18 @@ _LARGE: Final = 1e200
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceTime:
     """A distribution of service times: equally likely values in seconds, sorted; one value if it is constant."""
 
     atoms: tuple[float, ...]
 
     @classmethod
-    def constant(cls, seconds: float) -> Service:
+    def constant(cls, seconds: float) -> ServiceTime:
         """Always the same."""
         return cls((seconds,))
 
     @classmethod
-    def measured(cls, seconds: Sequence[float]) -> Service:
+    def measured(cls, seconds: Sequence[float]) -> ServiceTime:
         """Quantiles of a sample, its mean kept."""
         ordered = np.sort(np.asarray(seconds, np.float64))
         if len(ordered) <= MAX_ATOMS:
@@ -64,7 +64,7 @@ class Service:
         return cls(tuple((atoms * (ordered.mean() / atoms.mean())).tolist()))
 
     @classmethod
-    def spread(cls, mean_s: float, variation: float) -> Service:
+    def spread(cls, mean_s: float, variation: float) -> ServiceTime:
         """Log-normal, of the given mean and coefficient of variation: what is assumed where only these are known."""
         if variation == 0:
             return cls.constant(mean_s)
@@ -82,12 +82,12 @@ class Service:
         """Standard deviation ÷ mean."""
         return float(np.std(self.atoms)) / self.mean_s if self.mean_s else 0.0
 
-    def scaled(self, factor: float) -> Service:
+    def scaled(self, factor: float) -> ServiceTime:
         """All of it `factor` times as long."""
-        return Service(tuple(atom * factor for atom in self.atoms))
+        return ServiceTime(tuple(atom * factor for atom in self.atoms))
 
 
-def mixed(parts: Sequence[tuple[float, Service]]) -> Service:
+def mixed(parts: Sequence[tuple[float, ServiceTime]]) -> ServiceTime:
     """One stream made of several, by their rates (any unit, not all zero)."""
     total = math.fsum(rate for rate, _ in parts)
     values = np.concatenate([np.array(service.atoms) for _, service in parts])
@@ -96,12 +96,12 @@ def mixed(parts: Sequence[tuple[float, Service]]) -> Service:
     values, weights = values[order], weights[order]
     at = (np.cumsum(weights) - weights / 2).clip(0.0, 1.0)
     atoms = np.interp((np.arange(MAX_ATOMS) + 0.5) / MAX_ATOMS, at, values)
-    return Service(tuple((atoms * (float(weights @ values) / atoms.mean())).tolist()))
+    return ServiceTime(tuple((atoms * (float(weights @ values) / atoms.mean())).tolist()))
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
-    """Distribution of the time that a picture waits before it is served."""
+class WaitingTime:
+    """Distribution of the time that an image waits before it is served."""
 
     step_s: float
     below: Floats
@@ -123,13 +123,13 @@ class Waiting:
         return float((1.0 - self.below).sum()) * self.step_s
 
 
-NO_WAITING: Final = Waiting(1e-9, np.ones(1))
-ENDLESS: Final = Waiting(1.0, np.zeros(1))
+NO_WAITING: Final = WaitingTime(1e-9, np.ones(1))
+ENDLESS: Final = WaitingTime(1.0, np.zeros(1))
 """Of a queue that grows without bound."""
 
 
 @lru_cache(maxsize=4096)
-def one_server(rate_hz: float, service: Service, places: int | None = None) -> Waiting:
+def one_server(rate_hz: float, service: ServiceTime, places: int | None = None) -> WaitingTime:
     """Poisson arrivals at one server; with `places`, at most so many are in the system, the one served included."""
     mean = service.mean_s
     load = rate_hz * mean
@@ -142,17 +142,17 @@ def one_server(rate_hz: float, service: Service, places: int | None = None) -> W
     cells = MAX_CELLS if places is None else min(MAX_CELLS, (places - 1) * CELLS + 1)
     if load * residual[0] >= 1:
         # More than the grid can tell, and only possible with `places`: they are all taken again as soon as one is free.
-        return Waiting(step, np.where(np.arange(cells) < cells - 1, 0.0, 1.0), taken=1 / load)
+        return WaitingTime(step, np.where(np.arange(cells) < cells - 1, 0.0, 1.0), taken=1 / load)
     work, empty = _work(load, residual, cells, 1 / (1 - load) if places is None else math.inf)
     if places is None:
-        return Waiting(step, np.cumsum(work) * (1 - load) / empty)
+        return WaitingTime(step, np.cumsum(work) * (1 - load) / empty)
     # The last cell straddles the bound: half of it is taken. The atom of an empty system is in the first.
     work[-1] = empty if cells == 1 else work[-1] / 2
     total = work.sum()
-    return Waiting(step, np.cumsum(work) / total, taken=float(total / (empty + load * total)))
+    return WaitingTime(step, np.cumsum(work) / total, taken=float(total / (empty + load * total)))
 
 
-def several_servers(rate_hz: float, service: Service, servers: int) -> Waiting:
+def several_servers(rate_hz: float, service: ServiceTime, servers: int) -> WaitingTime:
     """Poisson arrivals at `servers` of a kind with one queue."""
     if servers == 1:
         return one_server(rate_hz, service)
@@ -163,7 +163,7 @@ def several_servers(rate_hz: float, service: Service, servers: int) -> Waiting:
         return NO_WAITING
     fast = one_server(rate_hz, service.scaled(1 / servers))
     later = np.clip((1 - fast.below) / load, 0.0, 1.0)
-    return Waiting(fast.step_s, 1 - erlang_c(servers, load * servers) * later)
+    return WaitingTime(fast.step_s, 1 - erlang_c(servers, load * servers) * later)
 
 
 def erlang_c(servers: int, erlangs: float) -> float:
@@ -174,7 +174,7 @@ def erlang_c(servers: int, erlangs: float) -> float:
     return blocked / (1 - erlangs / servers * (1 - blocked))
 
 
-def _residual(service: Service, step: float) -> Floats:
+def _residual(service: ServiceTime, step: float) -> Floats:
     """Equilibrium service time: P(it lies within half a step of k · step), k from 0 while there is any."""
     cells = min(MAX_CELLS, math.ceil(service.atoms[-1] / step + 0.5) + 1)
     edges = np.maximum((np.arange(cells + 1) - 0.5) * step, 0.0)
@@ -206,12 +206,12 @@ def _work(load: float, residual: Floats, cells: int, total: float) -> tuple[Floa
 
 
 @dataclass(frozen=True, eq=False)
-class Latency:
+class LatencyDistribution:
     """Distribution of the time from arrival to answer: delay + wait + service, the three independent."""
 
     delay_s: float
-    waiting: Waiting
-    service: Service
+    waiting: WaitingTime
+    service: ServiceTime
 
     def cdf(self, seconds: float) -> float:
         """P(latency ≤ t)."""
@@ -223,8 +223,8 @@ class Latency:
         return self.delay_s + self.waiting.mean_s + self.service.mean_s
 
 
-def quantile(parts: Sequence[tuple[float, Latency]], probability: float) -> float:
-    """Of pictures that take one of several ways, with weights that sum to one; infinite if too many never arrive."""
+def quantile(parts: Sequence[tuple[float, LatencyDistribution]], probability: float) -> float:
+    """Of images that take one of several ways, with weights that sum to one; infinite if too many never arrive."""
     parts = [(weight, latency) for weight, latency in parts if weight > 0]
     low = 0.0
     high = max(p.delay_s + p.service.atoms[-1] + len(p.waiting.below) * p.waiting.step_s for _, p in parts)

@@ -31,7 +31,7 @@ UNFINISHED: Final = (".sim-*", ".runtime-*", ".gone-*")
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CacheBounds:
     """Of what is kept."""
 
     things: int = KEPT
@@ -40,7 +40,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Thing:
+class _CacheEntry:
     used_at: float
     path: Path
     size: int
@@ -52,14 +52,14 @@ def mark_used(thing: Path) -> None:
         os.utime(thing)
 
 
-def tidy(folder: Path, now: float | None = None, bounds: Bounds | None = None) -> None:
+def tidy(folder: Path, now: float | None = None, bounds: CacheBounds | None = None) -> None:
     """Remove what killed builds have left, and of what is kept, beyond the bounds, that which was used longest ago.
 
     `now` is a file system's time; None asks the clock. Two processes never do it at once: the second leaves it to the
     first. A thing is renamed before it is taken apart, so another process finds it whole or not at all; and it can take
     apart what others have loaded, which stays in their memory.
     """
-    now, bounds = time.time() if now is None else now, bounds or Bounds()
+    now, bounds = time.time() if now is None else now, bounds or CacheBounds()
     with _alone(folder) as alone:
         if not alone:
             return
@@ -102,11 +102,11 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
-def _things(folder: Path) -> Iterator[_Thing]:
+def _things(folder: Path) -> Iterator[_CacheEntry]:
     for path in _matching(folder, KINDS):
         with suppress(OSError):  # removed meanwhile
             files = [path, *path.iterdir()] if path.is_dir() else [path]
-            yield _Thing(path.stat().st_mtime, path, sum(file.stat().st_size for file in files))
+            yield _CacheEntry(path.stat().st_mtime, path, sum(file.stat().st_size for file in files))
 
 
 def _remove(path: Path) -> None:

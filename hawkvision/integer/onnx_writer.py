@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from hawkvision.integer.artifact import GRAPH_KEY
-from hawkvision.integer.ir import KEPT_BITS, Conv, Graph, Requantise, Stage, to_bytes
+from hawkvision.integer.ir import KEPT_BITS, Conv, ConvStage, IntegerGraph, Requantise, to_bytes
 from hawkvision.integer.reference import LUMINANCE
 from hawkvision.onnx_graph import GraphWriter
 
@@ -28,9 +28,9 @@ _MIDDLE: Final = 128
 """What an unsigned byte has in the place of a signed one's zero."""
 
 
-def write(graph: Graph) -> bytes:
+def write(graph: IntegerGraph) -> bytes:
     """The model's bytes, always the same for the same graph."""
-    writer = _Writer(graph.name, PRODUCER)
+    writer = _IntegerOnnxWriter(graph.name, PRODUCER)
     x = writer.planes(graph.input.channels)
     *inner, last = graph.stages
     for stage in inner:
@@ -48,7 +48,7 @@ def exact_in_float32(conv: Conv, activation_bits: int) -> bool:
     return max(-low, high) < EXACT
 
 
-class _Writer(GraphWriter):
+class _IntegerOnnxWriter(GraphWriter):
     """`GraphWriter` with the operations of integer graphs."""
 
     def cast(self, x: str, output: str, to: int) -> str:
@@ -64,7 +64,7 @@ class _Writer(GraphWriter):
         return self.node("Clip", [x, low, self.constant(at, np.array(greatest, kind))], output)
 
     def planes(self, channels: int) -> str:
-        """The picture as float planes; of grey networks its luminance, as `hawkvision.integer.reference.luminance`
+        """The image as float planes; of grey networks its luminance, as `hawkvision.integer.reference.luminance`
         rounds it.
         """
         x = self.cast("image", "image.float", TensorProto.FLOAT)
@@ -76,7 +76,7 @@ class _Writer(GraphWriter):
         half = self.constant("luminance.half", np.array([0.5], np.float32))
         return self.whole(self.node("Conv", [x, weights, half], "luminance", kernel_shape=[1, 1]), "grey")
 
-    def stage(self, x: str, stage: Stage) -> str:
+    def stage(self, x: str, stage: ConvStage) -> str:
         """One stage's activations, as float32."""
         assert stage.requantise is not None
         kept, whole = self.kept(x, stage, stage.requantise)
@@ -86,7 +86,7 @@ class _Writer(GraphWriter):
             kept = self.whole(kept, f"{stage.name}.whole")
         return self.requantised(kept, stage.requantise, stage.name)
 
-    def kept(self, x: str, stage: Stage, node: Requantise) -> tuple[str, bool]:
+    def kept(self, x: str, stage: ConvStage, node: Requantise) -> tuple[str, bool]:
         """What `pre_shift` leaves of the sums, as float32, and whether these are whole numbers."""
         conv, name, scale = stage.conv, stage.name, 2.0**-node.pre_shift
         kernel = conv.weights.transpose(0, 3, 1, 2)
@@ -111,7 +111,7 @@ class _Writer(GraphWriter):
         x = self.node("Add", [x, self.constant("half", np.array(0.5))], f"{name}.rounded")
         return self.clip(self.whole(x, f"{name}.nearest"), f"{name}.activation", (1 << node.bits) - 1)
 
-    def head(self, x: str, stage: Stage, logit_scale: float) -> None:
+    def head(self, x: str, stage: ConvStage, logit_scale: float) -> None:
         """The logits: a matrix product over all that is left, and what its units are worth."""
         conv, name = stage.conv, stage.name
         inside = slice(conv.pad, conv.kernel - conv.pad)  # what lies further out meets padding only

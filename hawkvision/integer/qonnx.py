@@ -31,11 +31,11 @@ from hawkvision.integer.ir import (
     MAX_KERNEL,
     MAX_WEIGHTS,
     WEIGHT_BITS,
+    ActivationShape,
     Conv,
-    Graph,
+    IntegerGraph,
     MaxPool,
     Node,
-    Stream,
 )
 from hawkvision.integer.requantise import Reals, rescaled, whole_bias
 
@@ -57,7 +57,7 @@ _TO_NEAREST: Final = (b"ROUND", b"HALF_EVEN", b"HALF_UP")
 _TENSORS: Final = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32)
 
 
-def read_qonnx(content: bytes, where: str) -> Graph:
+def read_qonnx(content: bytes, where: str) -> IntegerGraph:
     """The integer graph of a QONNX file; `where` names it in errors.
 
     Raises:
@@ -66,7 +66,7 @@ def read_qonnx(content: bytes, where: str) -> Graph:
     if len(content) > MAX_BYTES:
         raise CompileError(f"{where}: more than {MAX_BYTES} bytes")
     try:
-        return _Reader(onnx.load_from_string(content), where).graph()
+        return _QonnxReader(onnx.load_from_string(content), where).graph()
     except (DecodeError, UnicodeDecodeError) as error:
         raise CompileError(f"{where}: no ONNX file: {error}") from None
 
@@ -81,7 +81,7 @@ class _Quant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _QonnxLayer:
     """A convolution in whole numbers, but for its scales."""
 
     name: str
@@ -93,7 +93,7 @@ class _Layer:
     pad: int
 
 
-class _Reader:
+class _QonnxReader:
     """Walks the chain once, from the input to the output."""
 
     def __init__(self, model: onnx.ModelProto, where: str) -> None:
@@ -110,7 +110,7 @@ class _Reader:
         self._taken = 0
         self._names: set[str] = set()
 
-    def graph(self) -> Graph:
+    def graph(self) -> IntegerGraph:
         """The whole network."""
         shape = self._input_shape()
         quant = self._take("Quant")
@@ -119,7 +119,7 @@ class _Reader:
         facts = self._activation_quant(quant)
         if facts.bits != 8:
             raise self._refusal(quant, f"expected pixels of 8 bits, got {facts.bits}")
-        pixels = stream = Stream(shape[1], shape[2], shape[0], 8)
+        pixels = stream = ActivationShape(shape[1], shape[2], shape[0], 8)
         step = float(facts.scale.reshape(()))
         nodes: list[Node] = []
         while True:
@@ -135,7 +135,7 @@ class _Reader:
                 if self._taken < len(self._chain):
                     raise self._unexpected("Relu, MaxPool or Quant")
                 head, scale = self._head(layer, step)
-                return Graph(
+                return IntegerGraph(
                     self._name(self._proto.name or "model"), pixels, (*nodes, head), scale, self._fill(shape[0])
                 )
             facts = self._activation_quant(quant)
@@ -145,12 +145,12 @@ class _Reader:
                 wanted, facts.bits, self._where,
             )  # fmt: skip
             nodes += [conv, requantise]
-            made = Stream(made.height, made.width, made.channels, facts.bits)
+            made = ActivationShape(made.height, made.width, made.channels, facts.bits)
             if pool is None:
                 pool = self._pool()
             if pool is not None:
                 nodes.append(MaxPool(f"{layer.name}_pool"))
-                made = Stream(made.height // 2, made.width // 2, made.channels, made.bits)
+                made = ActivationShape(made.height // 2, made.width // 2, made.channels, made.bits)
             stream, step = made, wanted
 
     # The chain.
@@ -202,7 +202,7 @@ class _Reader:
 
     # Layers.
 
-    def _layer(self, stream: Stream) -> _Layer:
+    def _layer(self, stream: ActivationShape) -> _QonnxLayer:
         if node := self._take("Conv"):
             return self._conv(node)
         self._take_flatten(stream)
@@ -211,7 +211,7 @@ class _Reader:
             raise self._unexpected("Conv, or Gemm or MatMul of all that is left")
         return self._dense(node, stream)
 
-    def _conv(self, node: onnx.NodeProto) -> _Layer:
+    def _conv(self, node: onnx.NodeProto) -> _QonnxLayer:
         how = self._attributes(node, _PLAIN_CONV, free=("kernel_shape", "pads"))
         weights, facts, steps = self._weights(node, 4, turned=False)
         pads = how.get("pads", [0, 0, 0, 0])
@@ -220,9 +220,11 @@ class _Reader:
         if how.get("kernel_shape", list(weights.shape[2:])) != list(weights.shape[2:]):
             raise self._refusal(node, f"kernel_shape: its weights are {weights.shape}, got {how['kernel_shape']}")
         kernel = np.ascontiguousarray(weights.transpose(0, 2, 3, 1))
-        return _Layer(self._name(_told(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), int(pads[0]))
+        return _QonnxLayer(
+            self._name(_told(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), int(pads[0])
+        )
 
-    def _dense(self, node: onnx.NodeProto, stream: Stream) -> _Layer:
+    def _dense(self, node: onnx.NodeProto, stream: ActivationShape) -> _QonnxLayer:
         """A matrix product over all that `stream` carries, as a convolution."""
         gemm = node.op_type == "Gemm"
         how = self._attributes(node, _PLAIN_GEMM if gemm else {}, free=("transB",) if gemm else ())
@@ -231,7 +233,7 @@ class _Reader:
             raise self._refusal(node, f"it reads {weights.shape[1]} features, but is given {stream}")
         planes = weights.reshape(len(weights), stream.channels, stream.height, stream.width)
         kernel = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-        return _Layer(self._name(_told(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), 0)
+        return _QonnxLayer(self._name(_told(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), 0)
 
     def _weights(
         self, node: onnx.NodeProto, dimensions: int, *, turned: bool
@@ -279,7 +281,7 @@ class _Reader:
             raise self._refusal(node, f"bias: expected {channels} values, got shape {values.shape}")
         return values.reshape(-1)
 
-    def _head(self, layer: _Layer, step: float) -> tuple[Conv, float]:
+    def _head(self, layer: _QonnxLayer, step: float) -> tuple[Conv, float]:
         """The last layer, and what one unit of its sums is worth."""
         at, steps = f"{self._where}: {layer.name}", layer.steps * step
         if (steps != steps[0]).any():
@@ -295,7 +297,7 @@ class _Reader:
                 raise self._refusal(node, "expected kernels of 2x2 with strides of 2")
         return node
 
-    def _take_flatten(self, stream: Stream) -> None:
+    def _take_flatten(self, stream: ActivationShape) -> None:
         if node := self._take("Flatten"):
             if self._attributes(node, {}, free=("axis",)).get("axis", 1) not in (1, -3):
                 raise self._refusal(node, "axis: expected 1")
@@ -303,15 +305,15 @@ class _Reader:
             self._attributes(node, {"allowzero": 0})
             shape = self._tensor(node.input[1] if len(node.input) > 1 else "", node).tolist()
             if len(shape) != 2 or shape[0] not in (-1, 0, 1) or shape[1] not in (-1, stream.elements):
-                raise self._refusal(node, f"expected all of a picture in one row, got {shape}")
+                raise self._refusal(node, f"expected all of an image in one row, got {shape}")
 
-    def _stream_after(self, layer: _Layer, stream: Stream) -> Stream:
+    def _stream_after(self, layer: _QonnxLayer, stream: ActivationShape) -> ActivationShape:
         kernel = layer.weights.shape
         height = stream.height + 2 * layer.pad - kernel[1] + 1
         width = stream.width + 2 * layer.pad - kernel[2] + 1
         if kernel[3] != stream.channels or min(height, width) < 1:
             raise CompileError(f"{self._where}: {layer.name}: weights of {kernel} do not fit {stream}")
-        return Stream(height, width, kernel[0], 8)
+        return ActivationShape(height, width, kernel[0], 8)
 
     # Constants.
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.integer.ir import KEPT_BITS, Conv, Graph, Requantise
+from hawkvision.integer.ir import KEPT_BITS, Conv, IntegerGraph, Requantise
 from hawkvision.types import Pixels
 
 Maps = NDArray[np.int64]
@@ -15,11 +15,11 @@ Maps = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 """(n, height, width): which pixels arrived."""
 LUMINANCE: Final = (77, 150, 29)
-"""Red, green and blue in a grey value, in 256ths (ITU-R BT.601); a grey picture keeps its values."""
+"""Red, green and blue in a grey value, in 256ths (ITU-R BT.601); a grey image keeps its values."""
 
 
-def logits(graph: Graph, pixels: Pixels) -> NDArray[np.int32]:
-    """Integer logits (n, classes) of pictures (n, height, width, channels)."""
+def logits(graph: IntegerGraph, pixels: Pixels) -> NDArray[np.int32]:
+    """Integer logits (n, classes) of images (n, height, width, channels)."""
     maps = pixels.astype(np.int64)
     for stage in graph.stages:
         maps = convolve(stage.conv, maps)
@@ -59,8 +59,8 @@ def pool(maps: Maps) -> Maps:
     return pooled
 
 
-def filled(graph: Graph, pixels: Pixels, mask: Mask) -> Pixels:
-    """Pictures (n, height, width, channels) whose missing pixels show what the input stage puts there.
+def filled(graph: IntegerGraph, pixels: Pixels, mask: Mask) -> Pixels:
+    """Images (n, height, width, channels) whose missing pixels show what the input stage puts there.
 
     That is the pixel above, which may itself be a copy, and the graph's `fill` in the first row: the nearest rows
     that a stream which never waits can know of.
@@ -73,12 +73,12 @@ def filled(graph: Graph, pixels: Pixels, mask: Mask) -> Pixels:
     return out
 
 
-def planes(graph: Graph, pictures: Pixels) -> Pixels:
-    """What the hardware's input stream carries of RGB pictures (n, height, width, 3): (n, height, width, 1 or 3)."""
-    return pictures if graph.input.channels == 3 else luminance(pictures)
+def planes(graph: IntegerGraph, images: Pixels) -> Pixels:
+    """What the hardware's input stream carries of RGB images (n, height, width, 3): (n, height, width, 1 or 3)."""
+    return images if graph.input.channels == 3 else luminance(images)
 
 
-def luminance(pictures: Pixels) -> Pixels:
-    """Grey pictures (n, height, width, 1) of RGB ones (n, height, width, 3), in integers."""
-    red, green, blue = (pictures[..., i].astype(np.uint32) * weight for i, weight in enumerate(LUMINANCE))
+def luminance(images: Pixels) -> Pixels:
+    """Grey images (n, height, width, 1) of RGB ones (n, height, width, 3), in integers."""
+    red, green, blue = (images[..., i].astype(np.uint32) * weight for i, weight in enumerate(LUMINANCE))
     return ((red + green + blue + 128) >> 8).astype(np.uint8)[..., None]

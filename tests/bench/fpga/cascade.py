@@ -3,7 +3,7 @@
     python -m tests.bench.fpga.cascade --task cifar10 --data /path/to/cifar10.npz
 
 Both tiers are started on this machine, the edge with `--backend fpga-ref` (or another) and the manifest's
-`ladder.fpga`. Then `loadgen evaluate` sends the pictures that the calibration held out, once for each target. A promise
+`ladder.fpga`. Then `loadgen evaluate` sends the images that the calibration held out, once for each target. A promise
 counts as broken if the drop below `best` that was measured is above what was promised by more than chance explains: by
 1.96 standard errors of the paired difference. Exit status 1 if one is, or an answer was degraded.
 """
@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; see the module's text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
-    parser.add_argument("--data", type=Path, required=True, help="the labelled pictures of the calibration")
+    parser.add_argument("--data", type=Path, required=True, help="the labelled images of the calibration")
     parser.add_argument("--backend", choices=("fpga-ref", "fpga-sim", "fpga-device"), default="fpga-ref")
     parser.add_argument("--fpga-device", help="for fpga-device")
     parser.add_argument("--profile", type=Path, help="in place of the shipped one; held_out.json lies beside it")
     parser.add_argument("--targets", default=TARGETS)
-    parser.add_argument("--limit", type=int, help="of held-out pictures")
+    parser.add_argument("--limit", type=int, help="of held-out images")
     parser.add_argument("--concurrency", type=int, default=4)
     given = parser.parse_args(argv)
     try:
@@ -65,7 +65,7 @@ def margin(row: Row) -> float:
 
 
 def is_kept(row: Row) -> bool:
-    """Whether the drop is not more than promised, as far as these pictures can tell."""
+    """Whether the drop is not more than promised, as far as these images can tell."""
     return row.promised_drop is None or row.drop - margin(row) <= row.promised_drop
 
 

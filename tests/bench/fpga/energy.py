@@ -1,6 +1,6 @@
 """`python -m tests.bench.fpga.energy --report FILE…`: energy an inference, FPGA against this CPU: estimates both.
 
-The CPU's side: one thread, one picture at a time, the same network four ways: in ONNX Runtime the float rung of the
+The CPU's side: one thread, one image at a time, the same network four ways: in ONNX Runtime the float rung of the
 same shape, the same quantised to 8 bits (`hawkvision.zoo.quantize`) and the integer network as `hawkvision models
 build` writes it; and the integer network as `fpga-ref` compiles it, the quickest that we know. Measured are CPU-seconds
 an inference; watts a core are a range, not a measurement, since this machine has no energy counter that we may read.
@@ -30,8 +30,9 @@ import onnx
 from fpga.backends.reference import ReferenceBackend
 from fpga.compiler.devices import device
 from fpga.offload.cli import CORE_W
-from fpga.reports.build_report import Report, read, table
+from fpga.reports.build_report import BuildReport, read
 from fpga.reports.energy import BOARD_W
+from fpga.reports.pages import table
 from hawkvision.integer.artifact import graph_of
 from hawkvision.manifest import artifact_path, cache_dir
 from hawkvision.onnx_runtime import ort
@@ -49,7 +50,7 @@ WARM_UP: Final = 500
 RUNS: Final = 5
 INFERENCES: Final = 4000
 RANGED: Final = 64
-"""Pictures of noise that the ranges of int8 are measured on: what they are makes no difference to its time."""
+"""Images of noise that the ranges of int8 are measured on: what they are makes no difference to its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +74,31 @@ def in_onnxruntime(content: bytes) -> Infer:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     running = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     (taken,) = running.get_inputs()
-    return lambda pictures: running.run(None, {taken.name: pictures})
+    return lambda images: running.run(None, {taken.name: images})
 
 
-def cpu_us(infer: Infer, picture: Pixels) -> float:
-    """CPU microseconds an inference of one picture."""
+def cpu_us(infer: Infer, image: Pixels) -> float:
+    """CPU microseconds an inference of one image."""
     for _ in range(WARM_UP):
-        infer(picture)
+        infer(image)
     found = []
     for _ in range(RUNS):
         begun = time.process_time()
         for _ in range(INFERENCES):
-            infer(picture)
+            infer(image)
         found.append((time.process_time() - begun) / INFERENCES * 1e6)
     return min(found)
 
 
-def quantised(content: bytes, pictures: Pixels) -> bytes:
-    """The float network with weights and activations of 8 bits, in the ranges that these pictures have."""
+def quantised(content: bytes, images: Pixels) -> bytes:
+    """The float network with weights and activations of 8 bits, in the ranges that these images have."""
     parsed = onnx.load_from_string(content)
-    model: bytes = quantise_model(parsed, measure_ranges(parsed, pictures), "just now").SerializeToString()
+    model: bytes = quantise_model(parsed, measure_ranges(parsed, images), "just now").SerializeToString()
     return model
 
 
 def measured(task: str, variant: str, cache: Path) -> list[Cpu]:
-    """All the ways, on noise, which takes as long as pictures do."""
+    """All the ways, on noise, which takes as long as images do."""
     whole, exact = (artifact_path(cache, task, name).read_bytes() for name in (FLOAT_VARIANT, variant))
     graph = graph_of(exact)
     size = (RANGED, graph.input.height, graph.input.width, 3)
@@ -111,7 +112,7 @@ def measured(task: str, variant: str, cache: Path) -> list[Cpu]:
     return [Cpu(name, cpu_us(infer, noise[:1])) for name, infer in ways.items()]
 
 
-def ratios(cpu: Cpu, report: Report) -> dict[str, tuple[float, float, float]]:
+def ratios(cpu: Cpu, report: BuildReport) -> dict[str, tuple[float, float, float]]:
     """CPU energy divided by the FPGA's, low to high, in the three comparisons."""
     corners = (report.energy.high, report.energy.mid, report.energy.low)
     chip = tuple(energy / fpga.chip_uj for energy, fpga in zip(cpu.uj, corners, strict=True))

@@ -8,8 +8,8 @@ held against the prediction here is the queueing, the sharing and the controller
 real CPU work; not the hardware. (The tasks' own rungs are a hundred times smaller: a core computes one in less time
 than it needs to send its pixels, and the planner leaves all of them on the CPU.)
 
-First each side is measured by itself: how long a picture takes when idle, and at a few rates how much CPU time. Then
-pictures arrive at random (open loop; latencies count from when a picture was due) at a low rate, one above what the
+First each side is measured by itself: how long an image takes when idle, and at a few rates how much CPU time. Then
+images arrive at random (open loop; latencies count from when an image was due) at a low rate, one above what the
 FPGA can do, and the low one again. Of each spell, the first `SETTLE_S` are the controller's, the rest is compared. It
 needs a machine that does nothing else, and says where it had none.
 """
@@ -33,20 +33,30 @@ from typing import Final
 
 import numpy as np
 
-from fpga.backends.base import Build
-from fpga.backends.device import BoardBackend
+from fpga.backends.device import DeviceBackend
 from fpga.backends.reference import ReferenceBackend
 from fpga.compiler.devices import device
 from fpga.compiler.folding import format_folding
 from fpga.compiler.folding_search import slowest_that_keeps_up
 from fpga.offload.calibration import measure_work
-from fpga.offload.cost_model import Choice, Forecast, Link, Machine, Range, Way, Workload, forecast, service_s
+from fpga.offload.cost_model import (
+    EstimateRange,
+    FpgaProfile,
+    LinkModel,
+    Machine,
+    PlacementChoice,
+    PlacementForecast,
+    Workload,
+    forecast,
+    service_s,
+)
 from fpga.offload.fpga_profiles import way_of_folding
-from fpga.offload.plan_search import Point, Schedule, search
-from fpga.offload.queueing import Service
-from fpga.offload.runtime import Offload, OffloadBackend, offload_of
+from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
+from fpga.offload.queueing import ServiceTime
+from fpga.offload.runtime import OffloadBackend, OffloadSettings, offload_of
+from fpga.reports.design_info import DesignInfo
 from hawkvision.clock import MonotonicClock
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.onnx_writer import write
 from hawkvision.types import Pixels
 from tests.hawkvision.integer.graphs import random_graph
@@ -65,8 +75,8 @@ WORK_S: Final = 12.0
 LOOPBACK_BYTES_PER_S: Final = 1e9
 """Of no consequence beside the device."""
 VOID: Final = 0.05
-"""Of the predicted P99, how late pictures may be handed over; beyond it, other work on the machine is measured."""
-NO_WATTS: Final = Range(0.0, 0.0, 0.0)
+"""Of the predicted P99, how late images may be handed over; beyond it, other work on the machine is measured."""
+NO_WATTS: Final = EstimateRange(0.0, 0.0, 0.0)
 
 
 @dataclass
@@ -79,7 +89,7 @@ class Samples:
     cpu_s: float = 0.0
     seconds: float = 0.0
     late_start_s: list[float] = field(default_factory=list)
-    """How long after its time each picture was handed over: the load generator's own error."""
+    """How long after its time each image was handed over: the load generator's own error."""
 
 
 def main() -> int:
@@ -100,7 +110,7 @@ def main() -> int:
         model.write_bytes(write(graph))
         folding.write_bytes(format_folding(found.folding))
         with emulator(model, folding) as address:
-            run(graph, way, address, Build(found.folding, CLOCK_HZ), given)
+            run(graph, way, address, DesignInfo(found.folding, CLOCK_HZ), given)
     return 0
 
 
@@ -124,26 +134,26 @@ def emulator(model: Path, folding: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def run(graph: Graph, way: Way, address: str, build: Build, given: argparse.Namespace) -> None:
+def run(graph: IntegerGraph, way: FpgaProfile, address: str, build: DesignInfo, given: argparse.Namespace) -> None:
     """Measure both sides idle, plan, run the three spells, print."""
     cpu = ReferenceBackend(graph)
-    fpga = BoardBackend(graph, address, build)
-    pictures = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
+    fpga = DeviceBackend(graph, address, build)
+    images = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
     rng = np.random.default_rng(given.seed)
     device_s, deadline_s = way.interval_cycles / way.clock_hz, given.deadline_ms / 1e3
     sides = [one_side(fpga, cpu, share, device_s, deadline_s) for share in (1.0, 0.0)]
-    there, here = (spell(side, pictures, IDLE_RATE_HZ, IDLE_S, 2.0, rng) for side in sides)
+    there, here = (spell(side, images, IDLE_RATE_HZ, IDLE_S, 2.0, rng) for side in sides)
     host, work = (measure_work(side, [load / device_s for load in WORK_LOADS], WORK_S) for side in sides)
     around_s = max(0.0, float(np.median(there.latency_s)) - device_s - host.at(0.0))
-    link = Link(LOOPBACK_BYTES_PER_S, around_s / 2, host)
+    link = LinkModel(LOOPBACK_BYTES_PER_S, around_s / 2, host)
     machine = Machine(1, NO_WATTS, link, places=PLACES)
     capacity = 1 / service_s(way, link)
     low, high = given.low * capacity, given.high * capacity
-    alone = Service.measured(here.latency_s)
+    alone = ServiceTime.measured(here.latency_s)
     workload = Workload("wide", low, deadline_s, alone, (way,), work)
     offload = offload_of(search([workload], machine), machine)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} at the start")
-    print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.how} kernel")
+    print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.kernel} kernel")
     print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}")
     print(
         f"FPGA, emulated: {way.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
@@ -151,36 +161,36 @@ def run(graph: Graph, way: Way, address: str, build: Build, given: argparse.Name
     )
     for what, each in (("sent to the FPGA", host), ("computed on the CPU", work)):
         shown = ", ".join(f"{s * 1e3:.3f} at {r:.1f}/s" for r, s in zip(each.rates_hz, each.seconds, strict=True))
-        print(f"CPU-ms of a picture {what}: {shown}")
+        print(f"CPU-ms of an image {what}: {shown}")
     both = OffloadBackend(fpga, cpu, offload, MonotonicClock(), given.seed)
     titles = ("P50 ms", "P99 ms", "per s", "CPU-s/s")
     print(f"{'spell':27}{'share':>8}" + "".join(f"{title:>9}" for title in titles) + f"{'n':>8}{'late start':>12}")
     try:
         for name, rate in (("low", low), ("high", high), ("low again", low)):
-            samples = spell(both, pictures, rate, given.seconds, SETTLE_S, rng)
+            samples = spell(both, images, rate, given.seconds, SETTLE_S, rng)
             show(name, rate, samples, predict(workload, rate, offload, machine), both)
     finally:
         both.close()
 
 
 def one_side(
-    fpga: BoardBackend, cpu: ReferenceBackend, share: float, device_s: float, deadline_s: float
+    fpga: DeviceBackend, cpu: ReferenceBackend, share: float, device_s: float, deadline_s: float
 ) -> OffloadBackend:
     """All on the one side or the other, on the same way through threads and locks as later."""
-    fixed = Offload(Schedule((Point(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
+    fixed = OffloadSettings(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
     return OffloadBackend(fpga, cpu, fixed, MonotonicClock())
 
 
 def spell(
-    both: OffloadBackend, pictures: Pixels, rate: float, seconds: float, settle_s: float, rng: np.random.Generator
+    both: OffloadBackend, images: Pixels, rate: float, seconds: float, settle_s: float, rng: np.random.Generator
 ) -> Samples:
-    """Pictures at random times, in threads of their own while they are on their way."""
+    """Images at random times, in threads of their own while they are on their way."""
     arrivals = np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
     samples, lock = Samples(seconds=seconds - settle_s), threading.Lock()
 
     def one(number: int, due: float, counted: bool) -> None:
         begun = time.perf_counter()
-        both.infer(pictures[number % 256 : number % 256 + 1])
+        both.infer(images[number % 256 : number % 256 + 1])
         done = time.perf_counter()
         if counted:
             with lock:
@@ -203,13 +213,13 @@ def spell(
     return samples
 
 
-def predict(workload: Workload, rate: float, offload: Offload, machine: Machine) -> Forecast:
+def predict(workload: Workload, rate: float, offload: OffloadSettings, machine: Machine) -> PlacementForecast:
     """Of the settled part of a spell."""
-    choice = Choice(workload.ways[0], offload.schedule.share(rate))
+    choice = PlacementChoice(workload.ways[0], offload.schedule.share(rate))
     return forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine)
 
 
-def show(name: str, rate: float, samples: Samples, predicted: Forecast, both: OffloadBackend) -> None:
+def show(name: str, rate: float, samples: Samples, predicted: PlacementForecast, both: OffloadBackend) -> None:
     """Three lines: predicted, measured, the difference."""
     (prediction,), cpu_load = predicted.workloads, predicted.cpu_load
     n = samples.fpga + samples.cpu
@@ -223,7 +233,7 @@ def show(name: str, rate: float, samples: Samples, predicted: Forecast, both: Of
     apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
     print(f"{name:16}{'apart, %':11}{apart[0]:8.1f}" + "".join(f"{v:9.1f}" for v in apart[1:]))
     if (own_s := float(np.percentile(samples.late_start_s, 99))) > VOID * prediction.p99_s:
-        print(f"{'':16}VOID: pictures were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
+        print(f"{'':16}VOID: images were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
     seen = both.offloaded()
     print(f"{'':16}so far: no place {seen.no_place}, late {seen.late}, failures {seen.failures}")
     print(f"{'':16}distance of answers, measured ÷ modelled: {seen.slowness:.3f}")

@@ -1,11 +1,11 @@
-"""Pictures that arrive in pieces: from the last fragment to the answer, against waiting for the whole picture.
+"""Images that arrive in pieces: from the last fragment to the answer, against waiting for the whole image.
 
     python -m tests.bench.fpga.partial --task fashion_mnist
 
-A link brings a picture row by row, at a rate in Mbit/s of raw pixels. The device either takes each row as it comes, or
+A link brings an image row by row, at a rate in Mbit/s of raw pixels. The device either takes each row as it comes, or
 gets all of them, at the pace of its input, once the last is there. All cycles are counted in the cycle-accurate
 simulation of the RTL; the clock that turns them into microseconds is an assumption, --mhz. Uniform noise serves as
-picture, because the schedule does not depend on what a picture shows; that both ways give the reference's logits is
+image, because the schedule does not depend on what an image shows; that both ways give the reference's logits is
 checked, also with the rows missing that --lost says.
 """
 
@@ -26,7 +26,7 @@ from fpga.compiler.folding import Folding, latency
 from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.errors import HawkVisionError
 from hawkvision.integer import reference
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 from tests.bench.fpga.exact import chosen_folding, graph_of
 
 LINKS_MBIT: Final = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
@@ -42,7 +42,7 @@ class Timed:
     early: int
     """Cycles from the last row's arrival to the last logit, when rows are taken as they come."""
     late: int
-    """The same when the device waits for the whole picture."""
+    """The same when the device waits for the whole image."""
     differing: int
     """Logits that are not the reference's, of both ways."""
 
@@ -64,28 +64,28 @@ def main() -> int:
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{given.task} {given.variant}: latency of a whole picture, estimated: {latency(graph, folding):,} cycles")
+    print(f"{given.task} {given.variant}: latency of a whole image, estimated: {latency(graph, folding):,} cycles")
     show(timed, given.mhz)
     return 1 if any(link.differing or link.early > link.late for link in timed) else 0
 
 
 def measure(
-    graph: Graph, folding: Folding, mhz: float, lost: float, links: Sequence[float] = LINKS_MBIT
+    graph: IntegerGraph, folding: Folding, mhz: float, lost: float, links: Sequence[float] = LINKS_MBIT
 ) -> list[Timed]:
-    """One picture over each link, both ways, on an idle device."""
+    """One image over each link, both ways, on an idle device."""
     simulation = Simulation(graph, folding)
     at = graph.input
     rng = np.random.default_rng(0)
-    picture = rng.integers(0, 256, (1, at.height, at.width, at.channels), dtype=np.uint8)
-    mask = np.broadcast_to((rng.random((1, at.height)) >= lost)[:, :, None], picture.shape[:3])
-    expected = reference.logits(graph, reference.filled(graph, picture, mask))
+    image = rng.integers(0, 256, (1, at.height, at.width, at.channels), dtype=np.uint8)
+    mask = np.broadcast_to((rng.random((1, at.height)) >= lost)[:, :, None], image.shape[:3])
+    expected = reference.logits(graph, reference.filled(graph, image, mask))
     found = []
     for mbit in links:
         row = 8 * at.width * at.channels / mbit * mhz  # cycles; bits over Mbit/s are microseconds
         arrives = np.round(np.arange(1, at.height + 1) * row).astype(np.int64)[None]
         last = int(arrives[0, -1])
-        early = simulation.run(picture, mask, arrives=arrives)
-        late = simulation.run(picture, mask, arrives=np.full_like(arrives, last))
+        early = simulation.run(image, mask, arrives=arrives)
+        late = simulation.run(image, mask, arrives=np.full_like(arrives, last))
         differing = sum(int((run.logits != expected).sum()) for run in (early, late))
         sooner, later = (int(run.last_out[0]) + 1 - last for run in (early, late))
         found.append(Timed(mbit, last - int(arrives[0, 0]), sooner, later, differing))

@@ -24,10 +24,10 @@ from rich.console import Console
 from scipy.optimize import nnls
 
 from fpga.compiler.toolchain import find
-from fpga.reports.build_report import table as markdown_table
 from fpga.reports.energy import constants
-from fpga.simulation.cells_ecp5 import LANES
-from fpga.simulation.netlist_simulation import Activity, Netlist, Words
+from fpga.reports.pages import table as markdown_table
+from fpga.simulation.cell_layout import LANES
+from fpga.simulation.netlist_simulation import NetlistSimulation, SwitchingActivity, Words
 from hawkvision.command import run
 
 CIRCUITS: Final = Path(__file__).with_name("power")
@@ -73,7 +73,7 @@ def pj_per_cycle(microamperes: float, mhz: float, volts: float = VOLTS, without_
     return (microamperes - without_ua) * volts / mhz
 
 
-def activity(name: str, stimulus: Mapping[str, Words], cycles: int, **parameters: int) -> Activity:
+def activity(name: str, stimulus: Mapping[str, Words], cycles: int, **parameters: int) -> SwitchingActivity:
     """Switching of one of our circuits, mapped to iCE40 cells."""
     sets = "".join(f" -set {key} {value}" for key, value in parameters.items())
     chparam = f"chparam{sets} {name}; " if sets else ""
@@ -82,10 +82,10 @@ def activity(name: str, stimulus: Mapping[str, Words], cycles: int, **parameters
         folder = Path(scratch)
         (folder / f"{name}.v").write_bytes((CIRCUITS / f"{name}.v").read_bytes())
         run(find("yosys").command, ["-q", "-p", script], cpu_limit_s=120, folder=folder, title="yosys").check()
-        return Netlist(folder / f"{name}.json", name).cycles(stimulus, cycles, skip=cycles // 8)
+        return NetlistSimulation(folder / f"{name}.json", name).cycles(stimulus, cycles, skip=cycles // 8)
 
 
-def net_units(found: Activity) -> float:
+def net_units(found: SwitchingActivity) -> float:
     """Transitions a cycle, further inputs counted with their share."""
     return (found.net_toggles + BRANCH * found.branch_toggles) / found.cycles
 

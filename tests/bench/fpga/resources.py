@@ -26,9 +26,9 @@ from scipy.optimize import nnls
 from fpga.compiler.devices import FamilyName, Resources
 from fpga.compiler.emit import emit
 from fpga.compiler.folding import Folding, StageFolding
-from fpga.compiler.resource_model import TABLES, Bits, Model, absorbed, bits, of_graph
+from fpga.compiler.resource_model import TABLES, LogicBits, ResourceWeights, absorbed, bits, of_graph
 from fpga.compiler.synthesis import synthesise
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 GOAL: Final = 0.15
@@ -41,11 +41,11 @@ class Case:
     """A folded graph."""
 
     name: str
-    graph: Graph
+    graph: IntegerGraph
     folding: Folding
 
 
-def case(name: str, graph: Graph, *folds: StageFolding) -> Case:
+def case(name: str, graph: IntegerGraph, *folds: StageFolding) -> Case:
     """The stages' foldings in order."""
     names = [stage.name for stage in graph.stages]
     return Case(name, graph, Folding(stages=dict(zip(names, folds, strict=True))))
@@ -134,7 +134,7 @@ def synthesised(one: Case, family: FamilyName) -> Resources:
 
 def row(one: Case, family: FamilyName) -> NDArray[np.float64]:
     """The graph's bits of each kind, and one frame."""
-    total, lanes = np.zeros(len(Bits.__struct_fields__)), one.graph.input.channels
+    total, lanes = np.zeros(len(LogicBits.__struct_fields__)), one.graph.input.channels
     for stage in one.graph.stages:
         fold = one.folding.stages[stage.name]
         total += msgspec.structs.astuple(bits(stage, fold, lanes, family))
@@ -149,19 +149,19 @@ def fit(cases: Sequence[Case], counts: Sequence[int], family: FamilyName) -> NDA
     return np.asarray(weights, np.float64)
 
 
-def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: FamilyName) -> Model:
+def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: FamilyName) -> ResourceWeights:
     """Both fits."""
     before = [absorbed(one.graph, one.folding, family) for one in cases]
     luts, ffs = (
         fit(cases, [one.luts for one in found], family),
         fit(cases, [made.ffs + gone for made, gone in zip(found, before, strict=True)], family),
     )
-    fields = Bits.__struct_fields__
+    fields = LogicBits.__struct_fields__
 
-    def named(weights: NDArray[np.float64]) -> Bits:
-        return Bits(**{name: round(float(weight), 3) for name, weight in zip(fields, weights, strict=False)})
+    def named(weights: NDArray[np.float64]) -> LogicBits:
+        return LogicBits(**{name: round(float(weight), 3) for name, weight in zip(fields, weights, strict=False)})
 
-    return Model(
+    return ResourceWeights(
         made_by=f"python -m tests.bench.fpga.resources --family {family} --write, from {len(cases)} foldings",
         luts=named(luts),
         ffs=named(ffs),
@@ -170,7 +170,7 @@ def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: Fami
     )
 
 
-def as_toml(model: Model) -> str:
+def as_toml(model: ResourceWeights) -> str:
     """As `fpga.compiler.resource_model` reads it."""
     head = f'made_by = "{model.made_by}"\nframe_luts = {model.frame_luts}\nframe_ffs = {model.frame_ffs}\n'
     parts = [
@@ -180,7 +180,7 @@ def as_toml(model: Model) -> str:
     return head + "".join(parts)
 
 
-def estimated(one: Case, model: Model, family: FamilyName) -> Resources:
+def estimated(one: Case, model: ResourceWeights, family: FamilyName) -> Resources:
     """By a model that need not be the committed one."""
     weights, rules = row(one, family), of_graph(one.graph, one.folding, family)
     luts = float(weights @ np.append(msgspec.structs.astuple(model.luts), model.frame_luts))

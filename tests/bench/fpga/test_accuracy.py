@@ -37,6 +37,6 @@ def test_lost_points_and_differing_logits_miss_the_goal(rungs: list[Rung]) -> No
     ]
 
 
-def test_first_test_pictures_alone_are_looked_at_if_asked(tmp_path: Path) -> None:
+def test_first_test_images_alone_are_looked_at_if_asked(tmp_path: Path) -> None:
     models, data, _ = write_ladder(tmp_path)
     assert np.unique([rung.accuracy.n for rung in measure("shapes", data, 10, models)]).tolist() == [10]

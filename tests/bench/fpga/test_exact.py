@@ -14,15 +14,13 @@ SMALL = next(iter(CASES.values()))
 
 
 def test_every_way_of_streaming_is_counted_and_no_logit_differs() -> None:
-    pictures = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
-    parts = exact.measure(SMALL.graph, SMALL.folding, pictures)
-    assert [part.pictures for part in parts] == [14, 13, 13]
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    parts = exact.measure(SMALL.graph, SMALL.folding, images)
+    assert [part.images for part in parts] == [14, 13, 13]
     assert [part.differing for part in parts] == [0, 0, 0]
     estimate = interval(SMALL.graph, SMALL.folding)
     assert not exact.missed(parts, estimate)
-    assert exact.missed([dataclasses.replace(parts[0], differing=2)], estimate) == [
-        "without pauses: 2 logits differ"
-    ]
+    assert exact.missed([dataclasses.replace(parts[0], differing=2)], estimate) == ["without pauses: 2 logits differ"]
     assert len(exact.missed(parts, 2 * estimate)) == 1
 
 

@@ -16,16 +16,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fpga.backends.device import BoardBackend
+from fpga.backends.device import DeviceBackend
 from fpga.backends.reference import ReferenceBackend
 from fpga.device.device_link import UdpLink, open_link
-from fpga.device.device_protocol import MAX_ATTEMPTS, MAX_PAUSE_S, DeviceSession
-from fpga.device.framing import Frame, Hello, Reason, Run, Trouble, Welcome, encode
+from fpga.device.device_session import DeviceSession
+from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
+from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
 from hawkvision.errors import BackendError, BackendUnavailable, ConfigError
 from hawkvision.integer import reference
 from hawkvision.testing import BackendConformance
 from hawkvision.vision.backend import Backend
-from tests.fpga.small_model import GRAPH, emulated, expected, pictures
+from tests.fpga.small_model import GRAPH, emulated, expected, images
 from tests.hawkvision.integer.graphs import random_graph
 
 
@@ -33,14 +34,14 @@ from tests.hawkvision.integer.graphs import random_graph
 def not_emulated(window: int = 2, begun: threading.Event | None = None) -> Iterator[int]:
     """The port of a device that does not say that it is a program; its logits are all 0. `begun`: it has pixels."""
     at, link, stop = GRAPH.input, UdpLink.at("127.0.0.1", 0), threading.Event()
-    session = DeviceSession(GRAPH, Welcome(at.height, at.width, at.channels, GRAPH.classes, window, False, 0, 7))
+    session = DeviceSession(GRAPH, DeviceWelcome(at.height, at.width, at.channels, GRAPH.classes, window, False, 0, 7))
 
     def answer() -> None:
         while not stop.is_set():
             select.select((link,), (), (), 0.05)
             for frame in link.receive():
                 replies, work = session.receive(frame)
-                if begun is not None and isinstance(frame.message, Run):
+                if begun is not None and isinstance(frame.message, PixelRun):
                     begun.set()
                 done = None if work is None else session.finish(work, 7, np.zeros(GRAPH.classes, np.int32))
                 for reply in [*replies, *([] if done is None else [done])]:
@@ -64,22 +65,22 @@ def serial(model: Path) -> Iterator[tuple[str, str]]:
 
 
 class TestBoardBackendOverUdp(BackendConformance):
-    # A device has one session: the newer host takes it from the older, which greets it again for its next picture.
+    # A device has one session: the newer host takes it from the older, which greets it again for its next image.
     @pytest.fixture
     def make_backend(self, udp: str) -> Callable[[], Backend]:
-        return lambda: BoardBackend(GRAPH, udp)
+        return lambda: DeviceBackend(GRAPH, udp)
 
 
 class TestBoardBackendOverSerial(BackendConformance):
     @pytest.fixture
     def make_backend(self, serial: tuple[str, str]) -> Callable[[], Backend]:
         lines = itertools.cycle(serial)
-        return lambda: BoardBackend(GRAPH, next(lines))
+        return lambda: DeviceBackend(GRAPH, next(lines))
 
 
 def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> None:
-    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
-        backend.infer(pictures(2))
+    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+        backend.infer(images(2))
         counts = backend.counts()
     # The emulator was told of no folding: a multiplication a cycle.
     assert counts.cycles == {"modelled": 2 * GRAPH.multiplications}
@@ -89,23 +90,23 @@ def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> Non
 
 
 def test_rows_go_to_the_device_as_they_come(udp: str) -> None:
-    (picture,) = reference.planes(GRAPH, pictures(1))
-    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
-        rows = ((picture[row], None) for row in range(8))
-        np.testing.assert_array_equal(backend.infer_pieces(rows), expected(picture[None])[0])
+    (image,) = reference.planes(GRAPH, images(1))
+    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+        rows = ((image[row], None) for row in range(8))
+        np.testing.assert_array_equal(backend.infer_pieces(rows), expected(image[None])[0])
         # The last three rows never come.
         mask = np.repeat(np.arange(8) < 5, 8).reshape(1, 8, 8)
-        early = ((picture[row], None) for row in range(5))
-        shown = reference.filled(GRAPH, picture[None], mask)
+        early = ((image[row], None) for row in range(5))
+        shown = reference.filled(GRAPH, image[None], mask)
         np.testing.assert_array_equal(backend.infer_pieces(early), expected(shown)[0])
 
 
 def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) -> None:
-    (picture,) = reference.planes(GRAPH, pictures(1))
-    row = np.empty_like(picture[0])
+    (image,) = reference.planes(GRAPH, images(1))
+    row = np.empty_like(image[0])
 
     def camera() -> Iterator[tuple[np.ndarray, None]]:
-        for each in picture:
+        for each in image:
             row[:] = each
             yield row, None
         row[:] = 0
@@ -114,29 +115,29 @@ def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) 
     with (
         emulated(model, "--window", "1", "--clock-mhz", "0.05") as process,
         ThreadPoolExecutor() as pool,
-        contextlib.closing(BoardBackend(GRAPH, process.url)) as backend,
+        contextlib.closing(DeviceBackend(GRAPH, process.url)) as backend,
     ):
-        before = pool.submit(backend.infer_pieces, whole(picture, in_line))
+        before = pool.submit(backend.infer_pieces, whole(image, in_line))
         assert in_line.wait(10)
-        np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(picture[None])[0])
+        np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(image[None])[0])
         before.result()
 
 
-def whole(picture: np.ndarray, in_line: threading.Event) -> Iterator[tuple[np.ndarray, None]]:
-    """A picture in one piece; says when it has its place in the line."""
-    yield picture.reshape(64, 1), None
+def whole(image: np.ndarray, in_line: threading.Event) -> Iterator[tuple[np.ndarray, None]]:
+    """An image in one piece; says when it has its place in the line."""
+    yield image.reshape(64, 1), None
     in_line.set()
 
 
-def test_a_round_trip_begins_when_a_picture_is_sent_not_when_it_gets_in_line(model: Path) -> None:
-    # So slow a clock that a stalled machine does not pass for a line of pictures.
+def test_a_round_trip_begins_when_an_image_is_sent_not_when_it_gets_in_line(model: Path) -> None:
+    # So slow a clock that a stalled machine does not pass for a line of images.
     with (
         emulated(model, "--window", "1", "--clock-mhz", "0.1") as process,
-        contextlib.closing(BoardBackend(GRAPH, process.url)) as backend,
+        contextlib.closing(DeviceBackend(GRAPH, process.url)) as backend,
     ):
-        backend.infer(pictures(1))
+        backend.infer(images(1))
         before = backend.counts().seconds
-        backend.infer(pictures(8))
+        backend.infer(images(8))
         after = backend.counts().seconds
     took, worked = (after[kind] - before[kind] for kind in ("round_trip", "modelled"))
     assert took < 3 * worked, "eight in line would make (1 + 2 + … + 8) / 8 of it"
@@ -145,12 +146,12 @@ def test_a_round_trip_begins_when_a_picture_is_sent_not_when_it_gets_in_line(mod
 def test_a_device_that_takes_anothers_place_is_called_what_it_is(model: Path) -> None:
     with contextlib.ExitStack() as stack:
         with not_emulated() as port:
-            backend = stack.enter_context(contextlib.closing(BoardBackend(GRAPH, f"udp://127.0.0.1:{port}")))
-            backend.infer(pictures(1))
+            backend = stack.enter_context(contextlib.closing(DeviceBackend(GRAPH, f"udp://127.0.0.1:{port}")))
+            backend.infer(images(1))
         assert backend.counts().emulated is False
         assert set(backend.counts().cycles) == {"reported"}
         with emulated(model, "--port", str(port)):
-            backend.infer(pictures(1))
+            backend.infer(images(1))
             assert backend.counts().emulated is True
             assert set(backend.counts().cycles) == {"reported", "modelled"}
 
@@ -160,34 +161,34 @@ def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> No
         yield np.zeros((8, 1), np.uint8), None
         raise OSError("the camera is gone")
 
-    with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
+    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
         for _ in range(5):  # more than the window of 3
             with pytest.raises(OSError, match="camera"):
                 backend.infer_pieces(broken())
         with pytest.raises(BackendError, match="of 64 with 1 channels"):
             backend.infer_pieces([(np.zeros((8, 3), np.uint8), None)])
-        with pytest.raises(BackendError, match="8 pixels more than a picture's 64"):
+        with pytest.raises(BackendError, match="8 pixels more than an image's 64"):
             backend.infer_pieces([(np.zeros((8, 1), np.uint8), None)] * 9)
-        assert backend.infer(pictures(1)).shape == (1, 5)
+        assert backend.infer(images(1)).shape == (1, 5)
 
 
 def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
-    begun, in_line, (picture,) = threading.Event(), threading.Event(), reference.planes(GRAPH, pictures(1))
+    begun, in_line, (image,) = threading.Event(), threading.Event(), reference.planes(GRAPH, images(1))
 
-    def turned_away(backend: BoardBackend, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, None]]:
+    def turned_away(backend: DeviceBackend, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, None]]:
         yield np.zeros((8, 1), np.uint8), None
         assert begun.wait(10), "the device has its first pixels, so it has the only place"
-        others.append(pool.submit(backend.infer_pieces, whole(picture, in_line)))
-        assert in_line.wait(10), "another picture waits, and no more than one may"
+        others.append(pool.submit(backend.infer_pieces, whole(image, in_line)))
+        assert in_line.wait(10), "another image waits, and no more than one may"
         yield np.zeros((8, 1), np.uint8), None
 
     others: list[Future[np.ndarray]] = []
     with (
         not_emulated(window=1, begun=begun) as port,
         ThreadPoolExecutor() as pool,
-        contextlib.closing(BoardBackend(GRAPH, f"udp://127.0.0.1:{port}", most=1)) as backend,
+        contextlib.closing(DeviceBackend(GRAPH, f"udp://127.0.0.1:{port}", max_waiting=1)) as backend,
     ):
-        with pytest.raises(BackendUnavailable, match="1 pictures are waiting for the device"):
+        with pytest.raises(BackendUnavailable, match="1 images are waiting for the device"):
             backend.infer_pieces(turned_away(backend, pool))
         # Long before the first, if it were still in its place, would have to leave it.
         assert others[0].result(MAX_PAUSE_S / 2).shape == (5,)
@@ -195,15 +196,15 @@ def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
 
 def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:
     with pytest.raises(BackendError, match=f"holds the model {GRAPH.sha256[:16]}"):
-        BoardBackend(random_graph(9), udp)
+        DeviceBackend(random_graph(9), udp)
 
 
 def test_a_device_that_goes_away_fails_its_callers_and_a_new_one_is_found(model: Path) -> None:
     with emulated(model) as process:
-        backend, port = BoardBackend(GRAPH, process.url), process.port
-        backend.infer(pictures(1))
+        backend, port = DeviceBackend(GRAPH, process.url), process.port
+        backend.infer(images(1))
     with contextlib.closing(backend), emulated(model, "--port", str(port)):
-        np.testing.assert_array_equal(backend.infer(pictures(1)), ReferenceBackend(GRAPH).infer(pictures(1)))
+        np.testing.assert_array_equal(backend.infer(images(1)), ReferenceBackend(GRAPH).infer(images(1)))
 
 
 def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> None:
@@ -214,8 +215,8 @@ def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> No
         while (opened := os.dup(0)) < 1024:
             connections.callback(os.close, opened)
         connections.callback(os.close, opened)
-        with contextlib.closing(BoardBackend(GRAPH, udp)) as backend:
-            assert backend.infer(pictures(1)).shape == (1, 5)
+        with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+            assert backend.infer(images(1)).shape == (1, 5)
 
 
 def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -> None:
@@ -227,7 +228,7 @@ def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -
                 taken.append(os.dup(0))
         os.close(taken.pop())  # one is enough for the socket, not for what wakes its thread
         with pytest.raises(BackendError, match=f"{udp}: Too many open files"):
-            BoardBackend(GRAPH, udp)
+            DeviceBackend(GRAPH, udp)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in taken:
@@ -236,24 +237,24 @@ def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -
 
 def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
     with emulated(model, "--pty") as process:
-        backend = BoardBackend(GRAPH, process.url)
+        backend = DeviceBackend(GRAPH, process.url)
     for _ in range(2):
         with pytest.raises(BackendUnavailable, match=r"fpga-device: the line broke|serial:"):
-            backend.infer(pictures(1))
+            backend.infer(images(1))
     backend.close()
 
 
 def test_a_device_that_falls_silent_is_unavailable_not_a_defect(model: Path) -> None:
     with emulated(model) as process:
-        backend = BoardBackend(GRAPH, process.url, attempts=1)
+        backend = DeviceBackend(GRAPH, process.url, attempts=1)
     with contextlib.closing(backend), pytest.raises(BackendUnavailable, match="no answer after 1 attempts"):
-        backend.infer(pictures(1))
+        backend.infer(images(1))
 
 
 def test_a_backend_that_is_given_up_waits_for_no_device() -> None:
     given_up: Future[None] = Future()
     with contextlib.closing(UdpLink.at("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(BoardBackend, GRAPH, f"udp://127.0.0.1:{silent.port}", given_up=given_up)
+        opening = pool.submit(DeviceBackend, GRAPH, f"udp://127.0.0.1:{silent.port}", given_up=given_up)
         assert select.select((silent,), (), (), 10)[0]
         given_up.set_result(None)
         with pytest.raises(BackendUnavailable, match="the backend is closed"):
@@ -262,12 +263,12 @@ def test_a_backend_that_is_given_up_waits_for_no_device() -> None:
 
 
 def test_a_serial_line_has_one_host(serial: tuple[str, str]) -> None:
-    with contextlib.closing(BoardBackend(GRAPH, serial[0])), pytest.raises(BackendError, match="another has it"):
-        BoardBackend(GRAPH, serial[0])
+    with contextlib.closing(DeviceBackend(GRAPH, serial[0])), pytest.raises(BackendError, match="another has it"):
+        DeviceBackend(GRAPH, serial[0])
 
 
 def test_closing_ends_the_thread(udp: str) -> None:
-    BoardBackend(GRAPH, udp).close()
+    DeviceBackend(GRAPH, udp).close()
     assert not [thread for thread in threading.enumerate() if thread.name == "hawkvision-fpga-device"]
 
 
@@ -309,12 +310,12 @@ def test_a_device_answers_the_host_whose_session_it_is_not_the_last_to_speak() -
     device = UdpLink.at("127.0.0.1", 0)
     hosts = [UdpLink.to("127.0.0.1", device.port) for _ in range(2)]
     for session, host in enumerate(hosts):
-        host.send(encode(Frame(session, 0, Hello(bytes(32)))))
-    found: list[Frame] = []
+        host.send(encode(DeviceFrame(session, 0, HostHello(bytes(32)))))
+    found: list[DeviceFrame] = []
     while len(found) < 2:
         found += device.receive()
-    device.send(encode(Frame(0, 1, Trouble(Reason.FAILED, "for the first"))))
-    device.send(encode(Frame(1, 1, Trouble(Reason.FAILED, "for the second"))))
+    device.send(encode(DeviceFrame(0, 1, ImageTrouble(RefusalReason.FAILED, "for the first"))))
+    device.send(encode(DeviceFrame(1, 1, ImageTrouble(RefusalReason.FAILED, "for the second"))))
     for session, host in enumerate(hosts):
         assert select.select((host,), (), (), 10)[0]
         assert [frame.session for frame in host.receive()] == [session]

@@ -14,15 +14,15 @@ from fpga.device.framing import (
     MAX_CLASSES,
     MAX_FRAME,
     MAX_TEXT,
-    Decoder,
-    Frame,
-    Hello,
-    Logits,
-    Message,
-    Refuse,
-    Run,
-    Trouble,
-    Welcome,
+    DeviceFrame,
+    DeviceRefusal,
+    DeviceWelcome,
+    FrameDecoder,
+    FrameMessage,
+    HostHello,
+    ImageTrouble,
+    LogitsReply,
+    PixelRun,
     decode,
     encode,
     pixels_of_a_run,
@@ -35,38 +35,38 @@ TEXTS = st.text("abc é", max_size=MAX_TEXT // 2)
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Run:
+def runs(draw: st.DrawFn) -> PixelRun:
     channels, masked = draw(st.sampled_from([1, 3])), draw(st.booleans())
     count = draw(st.integers(1, pixels_of_a_run(channels, masked)))
     bits = np.random.default_rng(draw(U32))
     mask = bits.random(count) < 0.5 if masked else None
-    return Run(draw(U32), bits.integers(0, 256, (count, channels), dtype=np.uint8), mask, draw(U8))
+    return PixelRun(draw(U32), bits.integers(0, 256, (count, channels), dtype=np.uint8), mask, draw(U8))
 
 
 LOGITS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=1, max_size=MAX_CLASSES)
 MESSAGES = st.one_of(
-    st.builds(Hello, MODELS),
+    st.builds(HostHello, MODELS),
     runs(),
-    st.builds(Welcome, U16, U16, U8, U16, U8, st.booleans(), U32, U32),
-    st.builds(Refuse, U8, MODELS, TEXTS),
-    st.builds(Logits, U32, LOGITS.map(lambda values: np.array(values, np.int32))),
-    st.builds(Trouble, U8, TEXTS),
+    st.builds(DeviceWelcome, U16, U16, U8, U16, U8, st.booleans(), U32, U32),
+    st.builds(DeviceRefusal, U8, MODELS, TEXTS),
+    st.builds(LogitsReply, U32, LOGITS.map(lambda values: np.array(values, np.int32))),
+    st.builds(ImageTrouble, U8, TEXTS),
 )
-FRAMES = st.builds(Frame, U32, st.integers(0, (1 << 64) - 1), MESSAGES)
+FRAMES = st.builds(DeviceFrame, U32, st.integers(0, (1 << 64) - 1), MESSAGES)
 
 
-def fields(message: Message) -> list[object]:
+def fields(message: FrameMessage) -> list[object]:
     values = [getattr(message, field.name) for field in dataclasses.fields(message)]
     return [type(message), *(value.tolist() if isinstance(value, np.ndarray) else value for value in values)]
 
 
-def same(found: Frame, expected: Frame) -> bool:
+def same(found: DeviceFrame, expected: DeviceFrame) -> bool:
     head = (found.session, found.sequence) == (expected.session, expected.sequence)
     return head and fields(found.message) == fields(expected.message)
 
 
 @given(FRAMES)
-def test_a_frame_comes_back_as_it_was(frame: Frame) -> None:
+def test_a_frame_comes_back_as_it_was(frame: DeviceFrame) -> None:
     data = encode(frame)
     assert len(data) <= MAX_FRAME
     found = decode(data)
@@ -75,7 +75,7 @@ def test_a_frame_comes_back_as_it_was(frame: Frame) -> None:
 
 
 @given(FRAMES, st.data())
-def test_a_changed_byte_makes_no_frame(frame: Frame, data: st.DataObject) -> None:
+def test_a_changed_byte_makes_no_frame(frame: DeviceFrame, data: st.DataObject) -> None:
     content = bytearray(encode(frame))
     content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     assert decode(bytes(content)) is None
@@ -84,14 +84,14 @@ def test_a_changed_byte_makes_no_frame(frame: Frame, data: st.DataObject) -> Non
 @given(st.binary(max_size=200))
 def test_any_bytes_are_taken(data: bytes) -> None:
     assert decode(data) is None
-    decoder = Decoder()
+    decoder = FrameDecoder()
     decoder.feed(data)
     assert decode(b"HV\x01" + data) is None
 
 
 @given(st.lists(FRAMES, max_size=4), U32)
-def test_a_stream_cut_anywhere_gives_the_frames(frames: list[Frame], seed: int) -> None:
-    draw, stream, decoder, found = random.Random(seed), b"".join(map(encode, frames)), Decoder(), []
+def test_a_stream_cut_anywhere_gives_the_frames(frames: list[DeviceFrame], seed: int) -> None:
+    draw, stream, decoder, found = random.Random(seed), b"".join(map(encode, frames)), FrameDecoder(), []
     while stream:
         size = draw.randint(1, 400)
         found += decoder.feed(stream[:size])
@@ -102,8 +102,8 @@ def test_a_stream_cut_anywhere_gives_the_frames(frames: list[Frame], seed: int) 
 
 
 @given(st.binary(max_size=50), FRAMES, st.binary(max_size=50))
-def test_noise_around_a_frame_is_skipped(before: bytes, frame: Frame, after: bytes) -> None:
-    decoder = Decoder()
+def test_noise_around_a_frame_is_skipped(before: bytes, frame: DeviceFrame, after: bytes) -> None:
+    decoder = FrameDecoder()
     # A false beginning waits for as many bytes as its length says: a frame at most.
     found = decoder.feed(before + encode(frame) + after + bytes(MAX_FRAME))
     assert len(found) == 1
@@ -111,22 +111,22 @@ def test_noise_around_a_frame_is_skipped(before: bytes, frame: Frame, after: byt
 
 
 def test_lost_bytes_cost_the_frame_they_belong_to() -> None:
-    frame = Frame(1, 2, Trouble(3, "text"))
-    data, decoder = encode(frame), Decoder()
+    frame = DeviceFrame(1, 2, ImageTrouble(3, "text"))
+    data, decoder = encode(frame), FrameDecoder()
     assert len(decoder.feed(data[:-5] + data + data[3:] + data)) == 2
     assert decoder.skipped == 2 * len(data) - 8
 
 
 @pytest.mark.parametrize(
-    "message", [Logits(0, np.zeros(MAX_CLASSES + 1, np.int32)), Welcome(1, 1, 1, 1 << 16, 1, False, 1, 1)]
+    "message", [LogitsReply(0, np.zeros(MAX_CLASSES + 1, np.int32)), DeviceWelcome(1, 1, 1, 1 << 16, 1, False, 1, 1)]
 )
-def test_what_does_not_fit_is_refused(message: Message) -> None:
+def test_what_does_not_fit_is_refused(message: FrameMessage) -> None:
     with pytest.raises(BackendError, match="frame: "):
-        encode(Frame(0, 0, message))
+        encode(DeviceFrame(0, 0, message))
 
 
 def test_a_frame_is_laid_out_as_documented() -> None:
-    run = Run(5, np.array([[1, 2, 3], [4, 5, 6]], np.uint8), np.array([True, False]), 7)
+    run = PixelRun(5, np.array([[1, 2, 3], [4, 5, 6]], np.uint8), np.array([True, False]), 7)
     head = b"HV\x01\x02" + bytes.fromhex("0010 00000009 000000000000000a")
     body = bytes.fromhex("00000005 0002 03 01 07 80 010203040506")
-    assert encode(Frame(9, 10, run))[:-4] == head + body
+    assert encode(DeviceFrame(9, 10, run))[:-4] == head + body

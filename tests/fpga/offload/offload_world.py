@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.offload.controller import Controller, Observation
-from fpga.offload.queueing import Service
-from fpga.offload.runtime import Offload
+from fpga.offload.controller import Observation, ShareController
+from fpga.offload.queueing import ServiceTime
+from fpga.offload.runtime import OffloadSettings
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def poisson(rng: np.random.Generator, *spells: tuple[float, float]) -> list[floa
 
 
 def queue_waits(
-    rate_hz: float, service: Service, servers: int, places: int | None, n: int = 200_000, seed: int = 1
+    rate_hz: float, service: ServiceTime, servers: int, places: int | None, n: int = 200_000, seed: int = 1
 ) -> tuple[Floats, float]:
     """Waits of Poisson arrivals at a first-come-first-served queue, and the share of them that found a place."""
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def queue_waits(
 
 @dataclass
 class Record:
-    """What came of a simulation, picture by picture, and of the controller's steps."""
+    """What came of a simulation, image by image, and of the controller's steps."""
 
     arrived: list[float] = field(default_factory=list)
     latency: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Record:
     """(time, share)."""
 
     def between(self, begin: float, end: float) -> tuple[Floats, NDArray[np.bool_]]:
-        """Latencies, and which pictures the FPGA answered, of those that arrived then."""
+        """Latencies, and which images the FPGA answered, of those that arrived then."""
         chosen = [begin <= t < end for t in self.arrived]
         return np.array(self.latency)[chosen], np.array(self.on_fpga)[chosen]
 
@@ -73,9 +73,9 @@ class Record:
 class World:
     """One FPGA behind a bounded queue, `plan.cores` cores behind another, and the controller."""
 
-    def __init__(self, plan: Offload, cpu: Service, seed: int = 0) -> None:
+    def __init__(self, plan: OffloadSettings, cpu: ServiceTime, seed: int = 0) -> None:
         self.plan, self.cpu = plan, cpu
-        self.controller = Controller(plan.schedule, plan.service_s)
+        self.controller = ShareController(plan.schedule, plan.service_s)
         self.draws = random.Random(seed)
         self.record = Record()
         self._cores = [0.0] * plan.cores
@@ -86,7 +86,7 @@ class World:
         self._spacing_s = 0.0
 
     def run(self, arrivals: Sequence[float], slowness: float = 1.0, dead: bool = False) -> None:
-        """More pictures, on a device so many times slower than modelled, or one that only gives errors."""
+        """More images, on a device so many times slower than modelled, or one that only gives errors."""
         for now in arrivals:
             self._finish(now)
             self._arrivals += 1

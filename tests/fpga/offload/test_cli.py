@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 
 from fpga.compiler.devices import device
 from fpga.compiler.folding import format_folding, interval
-from fpga.compiler.folding_search import Found, slowest_that_keeps_up
+from fpga.compiler.folding_search import FoundFolding, slowest_that_keeps_up
 from fpga.offload.cli import app
 from fpga.offload.fpga_profiles import cuts, way_of_folding
-from fpga.offload.queueing import Service
+from fpga.offload.queueing import ServiceTime
 from hawkvision.errors import ConfigError
 from hawkvision.integer.onnx_writer import write
 from hawkvision.manifest import artifact_path
@@ -23,7 +23,7 @@ GRAPH = fashion_shape()
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> FoundFolding:
     return slowest_that_keeps_up(GRAPH, device("lfe5u-25f"), 1_000, 120)
 
 
@@ -35,14 +35,14 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan(cache: Path, found: Found, *words: str) -> Result:
+def plan(cache: Path, found: FoundFolding, *words: str) -> Result:
     folding = cache / "folding.json"
     folding.write_bytes(format_folding(found.folding))
     given = ["--cache-dir", str(cache), "--variant", "tiny_w4", "--folding", str(folding), "--device", "lfe5u-25f"]
     return CliRunner().invoke(app, [*given, "--cores", "2", *words], catch_exceptions=False)
 
 
-def test_plan_as_json_says_what_goes_where_and_why_not(cache: Path, found: Found) -> None:
+def test_plan_as_json_says_what_goes_where_and_why_not(cache: Path, found: FoundFolding) -> None:
     ran = plan(cache, found, "--rate", "300", "--deadline-ms", "20", "--cpu-ms", "2", "--link-mbit", "1000", "--json")
     made = json.loads(ran.stdout)
     (placed,) = made["workloads"]
@@ -54,27 +54,27 @@ def test_plan_as_json_says_what_goes_where_and_why_not(cache: Path, found: Found
     assert {r["choice"] for r in made["rejected"]} >= {"CPU"}
 
 
-def test_plan_as_text_names_estimates_and_reasons(cache: Path, found: Found) -> None:
+def test_plan_as_text_names_estimates_and_reasons(cache: Path, found: FoundFolding) -> None:
     ran = plan(cache, found, "--rate", "300", "--cpu-ms", "0.05")
     assert ran.exit_code == 0
     for words in ("an estimate", "none is better", "not chosen", "costs"):
         assert words in " ".join(ran.stdout.split())
 
 
-def test_deadline_that_nothing_keeps_is_an_exit_status(cache: Path, found: Found) -> None:
+def test_deadline_that_nothing_keeps_is_an_exit_status(cache: Path, found: FoundFolding) -> None:
     ran = plan(cache, found, "--rate", "300", "--deadline-ms", "0.1", "--cpu-ms", "2")
     assert ran.exit_code == 1
     assert "No placement keeps all bounds" in ran.stdout
 
 
-def test_rate_far_beyond_everything_is_an_exit_status(cache: Path, found: Found) -> None:
+def test_rate_far_beyond_everything_is_an_exit_status(cache: Path, found: FoundFolding) -> None:
     ran = plan(cache, found, "--rate", "1000000", "--cpu-ms", "2")
     assert ran.exit_code == 1
     assert "No placement keeps all bounds" in ran.stdout
 
 
 @pytest.mark.parametrize("option", ["--rate", "--clock-mhz", "--cpu-ms", "--host-ms"])
-def test_numbers_without_bound_are_refused(cache: Path, found: Found, option: str) -> None:
+def test_numbers_without_bound_are_refused(cache: Path, found: FoundFolding, option: str) -> None:
     ran = plan(cache, found, option, "inf")
     assert ran.exit_code == 2
     assert f"Invalid value for '{option}'" in ran.output
@@ -91,7 +91,7 @@ def test_numbers_without_bound_are_refused(cache: Path, found: Found, option: st
         (["--variant", "tiny_w9"], "no such model; build it: hawkvision models build tiny_w9"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(cache: Path, found: Found, words: list[str], says: str) -> None:
+def test_wrong_settings_are_refused_by_name(cache: Path, found: FoundFolding, words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match="(?s)" + says):
         plan(cache, found, *words)
 
@@ -101,8 +101,8 @@ def test_ladder_without_a_rung_for_fpgas_is_refused() -> None:
         CliRunner().invoke(app, ["--task", "imagenet"], catch_exceptions=False)
 
 
-def test_cuts_do_the_whole_network_between_them(found: Found) -> None:
-    cpu = Service.constant(1e-3)
+def test_cuts_do_the_whole_network_between_them(found: FoundFolding) -> None:
+    cpu = ServiceTime.constant(1e-3)
     whole = way_of_folding(GRAPH, found.folding, "w4", 120e6)
     parts = cuts(GRAPH, found.folding, whole, cpu)
     assert [part.cut for part in parts] == [stage.name for stage in GRAPH.stages[:-1]]

@@ -8,10 +8,10 @@ import functools
 import numpy as np
 import pytest
 
-from fpga.offload.controller import DEAD_BAND, FIRST_PROBE_S, STEP_DOWN, STEP_S, STEP_UP, Controller, Observation
-from fpga.offload.cost_model import Choice, forecast
-from fpga.offload.plan_search import Point, Schedule, search
-from fpga.offload.runtime import Offload, offload_of
+from fpga.offload.controller import DEAD_BAND, FIRST_PROBE_S, STEP_DOWN, STEP_S, STEP_UP, Observation, ShareController
+from fpga.offload.cost_model import PlacementChoice, forecast
+from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
+from fpga.offload.runtime import OffloadSettings, offload_of
 from tests.fpga.offload.offload_world import World, poisson
 from tests.fpga.offload.test_plan_search import machine, way, workload
 
@@ -20,8 +20,8 @@ HOST = machine(places=32)
 
 
 @functools.cache
-def plan() -> Offload:
-    """An FPGA of 500 pictures a second beside two cores of 500 each."""
+def plan() -> OffloadSettings:
+    """An FPGA of 500 images a second beside two cores of 500 each."""
     return offload_of(search([TASK], HOST), HOST)
 
 
@@ -44,7 +44,7 @@ def test_latencies_are_those_that_were_predicted() -> None:
     latency, on_fpga = here.record.between(20, 100)
     share = float(np.mean(here.record.shares(20, 100)))
     at_rate = dataclasses.replace(TASK, rate_hz=800.0)
-    (predicted,) = forecast([at_rate], [Choice(way(), share)], HOST).workloads
+    (predicted,) = forecast([at_rate], [PlacementChoice(way(), share)], HOST).workloads
     assert on_fpga.mean() == pytest.approx(predicted.fpga_share, rel=0.05)
     assert np.quantile(latency, 0.5) == pytest.approx(predicted.p50_s, rel=0.1)
     assert np.quantile(latency, 0.99) == pytest.approx(predicted.p99_s, rel=0.15)
@@ -85,12 +85,14 @@ def test_dead_fpga_gets_nothing_but_probes_and_all_is_answered() -> None:
     assert len(here.record.latency) == len(arrivals)
 
 
-def steady(share: float) -> Controller:
-    return Controller(Schedule((Point(1.0, share, 0.0, 0.0),)), 2e-3)
+def steady(share: float) -> ShareController:
+    return ShareController(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), 2e-3)
 
 
 def test_share_moves_in_bounded_steps() -> None:
-    controller = Controller(Schedule((Point(100.0, 1.0, 0.0, 0.0), Point(200.0, 0.0, 0.0, 0.0))), 2e-3)
+    controller = ShareController(
+        ShareSchedule((SchedulePoint(100.0, 1.0, 0.0, 0.0), SchedulePoint(200.0, 0.0, 0.0, 0.0))), 2e-3
+    )
     shares = [controller.step(Observation(25 if i < 40 else 50), i * STEP_S) for i in range(80)]
     steps = np.diff(shares)
     assert steps.max() <= STEP_UP + 1e-9
@@ -99,7 +101,7 @@ def test_share_moves_in_bounded_steps() -> None:
     assert shares[-1] < DEAD_BAND
 
 
-def test_pictures_late_beyond_chance_shrink_the_share_and_punctual_ones_let_it_grow() -> None:
+def test_images_late_beyond_chance_shrink_the_share_and_punctual_ones_let_it_grow() -> None:
     controller = steady(1.0)
     for i in range(40):
         controller.step(Observation(100, fpga_done=100, fpga_late=10), i * STEP_S)
@@ -120,7 +122,7 @@ def test_growth_that_had_to_be_taken_back_is_tried_ever_later() -> None:
     assert min(shares[100:]) > 0.6
 
 
-def test_one_late_picture_in_a_hundred_changes_nothing() -> None:
+def test_one_late_image_in_a_hundred_changes_nothing() -> None:
     controller = steady(1.0)
     shares = [controller.step(Observation(100, fpga_done=100, fpga_late=1), i * STEP_S) for i in range(500)]
     assert set(shares[40:]) == {1.0}

@@ -1,4 +1,4 @@
-"""The backend of two twins: every picture is answered, with the same bits, whichever side computes it or fails."""
+"""The backend of two twins: every image is answered, with the same bits, whichever side computes it or fails."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fpga.offload.calibration import (
     LEAST_PICTURES,
     TURNS,
     WARM_UP_RUNS,
+    BatchTiming,
     Calibration,
-    Timing,
     load_calibration,
     measure,
     measure_link,
@@ -29,13 +29,13 @@ from fpga.offload.calibration import (
     parse_calibration,
     save_calibration,
 )
-from fpga.offload.cost_model import Work
-from fpga.offload.plan_search import Point, Schedule
-from fpga.offload.runtime import Offload, OffloadBackend
+from fpga.offload.cost_model import CpuWork
+from fpga.offload.plan_search import SchedulePoint, ShareSchedule
+from fpga.offload.runtime import OffloadBackend, OffloadSettings
 from hawkvision.clock import ManualClock
 from hawkvision.errors import BackendError, ConfigError
 from hawkvision.integer import reference
-from hawkvision.integer.ir import Graph
+from hawkvision.integer.ir import IntegerGraph
 from hawkvision.testing import BackendConformance, random_pictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend, check_batch, check_open
@@ -47,10 +47,10 @@ GRAPH = random_graph(side=8, planes=3)
 class Twin:
     """The reference as a backend; every `fails_each`-th call fails, and so do all while it is `dead`."""
 
-    def __init__(self, graph: Graph = GRAPH, fails_each: int = 0) -> None:
+    def __init__(self, graph: IntegerGraph = GRAPH, fails_each: int = 0) -> None:
         self._graph, self._fails_each = graph, fails_each
         self.dead = self.closed = False
-        self.calls = self.pictures = 0
+        self.calls = self.images = 0
         self.wrong_by = 0.0
         self.hold: threading.Event | None = None
         self.closing = threading.Event()
@@ -75,7 +75,7 @@ class Twin:
         if failing:
             raise BackendError("the line broke")
         with self._lock:
-            self.pictures += len(batch)
+            self.images += len(batch)
         found = reference.logits(self._graph, batch) * np.float32(self._graph.logit_scale)
         return np.asarray(found + np.float32(self.wrong_by), np.float32)
 
@@ -84,8 +84,8 @@ class Twin:
         self.closing.set()
 
 
-def plan(share: float, places: int = 8) -> Offload:
-    return Offload(Schedule((Point(1.0, share, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, places, 2)
+def plan(share: float, places: int = 8) -> OffloadSettings:
+    return OffloadSettings(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, places, 2)
 
 
 class Running:
@@ -94,12 +94,12 @@ class Running:
     def __init__(self, share: float, places: int = 8, fails_each: int = 0) -> None:
         self.fpga, self.cpu, self.clock = Twin(fails_each=fails_each), Twin(), ManualClock()
         self.both = OffloadBackend(self.fpga, self.cpu, plan(share, places), self.clock)
-        self.pictures = random_pictures(self.both, 1)
+        self.images = random_pictures(self.both, 1)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds * 4)):
             self.clock.advance(0.25)
-            self.both.infer(self.pictures)
+            self.both.infer(self.images)
 
 
 class TestOffloadConforms(BackendConformance):
@@ -121,7 +121,7 @@ def test_batch_is_split_by_share_and_put_together_in_order() -> None:
     assert after.fpga - before.fpga + after.cpu - before.cpu == 200
 
 
-def test_pictures_without_a_place_are_computed_by_the_cpu() -> None:
+def test_images_without_a_place_are_computed_by_the_cpu() -> None:
     run = Running(1.0, places=3)
     run.pass_time(10)
     before = run.both.offloaded()
@@ -131,7 +131,7 @@ def test_pictures_without_a_place_are_computed_by_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("fails_each", [1, 2, 3, 7])
-def test_every_nth_failure_loses_no_picture(fails_each: int) -> None:
+def test_every_nth_failure_loses_no_image(fails_each: int) -> None:
     run = Running(1.0, fails_each=fails_each)
     batches = [random_pictures(run.both, 1 + i % 3, i) for i in range(60)]
     for batch in batches:
@@ -147,8 +147,8 @@ def test_failed_fpga_gets_nothing_until_a_probe_agrees(caplog: pytest.LogCapture
     run.pass_time(10)
     run.fpga.dead = True
     with caplog.at_level(logging.WARNING, "hawkvision.fpga"):
-        run.both.infer(run.pictures)
-    assert "the FPGA failed, all pictures go to the CPU" in caplog.text
+        run.both.infer(run.images)
+    assert "the FPGA failed, all images go to the CPU" in caplog.text
     before = run.both.offloaded()
     run.pass_time(0.75)
     assert not run.both.offloaded().fpga_up
@@ -173,7 +173,7 @@ def test_fpga_that_answers_a_probe_wrongly_stays_out() -> None:
     run = Running(1.0)
     run.pass_time(10)
     run.fpga.dead = True
-    run.both.infer(run.pictures)
+    run.both.infer(run.images)
     run.fpga.dead, run.fpga.wrong_by = False, 1.0
     answered = run.both.offloaded().fpga
     for _ in range(2_000):
@@ -198,13 +198,13 @@ def test_many_threads_and_a_failing_fpga_lose_nothing() -> None:
     assert after.fpga + after.cpu - before.fpga - before.cpu == sum(map(len, batches))
 
 
-def test_no_more_pictures_are_on_their_way_than_there_are_places() -> None:
+def test_no_more_images_are_on_their_way_than_there_are_places() -> None:
     run = Running(1.0, places=2)
     run.pass_time(10)
     run.fpga.hold = threading.Event()
     calls = run.fpga.calls
     with ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(run.both.infer, run.pictures) for _ in range(6)]
+        waiting = [pool.submit(run.both.infer, run.images) for _ in range(6)]
         for _, future in zip(range(4), as_completed(waiting, timeout=10), strict=False):
             assert future.result() is not None
         assert run.fpga.calls - calls == 2
@@ -229,7 +229,7 @@ def test_closing_does_not_wait_for_a_probe_of_a_device_that_says_nothing() -> No
     run = Running(1.0)
     run.pass_time(10)
     run.fpga.dead = True
-    run.both.infer(run.pictures)
+    run.both.infer(run.images)
     run.fpga.hold = run.fpga.closing
     run.pass_time(2)
     began = time.monotonic()
@@ -253,7 +253,7 @@ def compute(cpu_s: float) -> None:
         pass
 
 
-def test_work_is_the_cpu_time_of_pictures_that_come_at_random_several_at_once() -> None:
+def test_work_is_the_cpu_time_of_images_that_come_at_random_several_at_once() -> None:
     class Busy(Twin):
         """Takes a core for a while, and then waits far longer without one; tells how many it had at once."""
 
@@ -278,23 +278,23 @@ def test_work_is_the_cpu_time_of_pictures_that_come_at_random_several_at_once() 
 
 
 def test_a_machine_that_slows_down_meanwhile_slows_the_work_at_all_rates_alike() -> None:
-    pictures = 2 * TURNS
+    images = 2 * TURNS
 
     class Slowing(Twin):
-        """Takes a core for each picture of the second half, and next to nothing before."""
+        """Takes a core for each image of the second half, and next to nothing before."""
 
         def infer(self, batch: Pixels) -> Logits:
             with self._lock:
                 self.calls += 1
-                slow = self.calls > WARM_UP_RUNS + pictures
+                slow = self.calls > WARM_UP_RUNS + images
             if slow:
                 compute(5e-3)
             return np.zeros((len(batch), self.classes), np.float32)
 
     for _ in range(5):  # what a machine that stands still adds falls on either; one after the other would never do
         slowing = Slowing()
-        once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=pictures).seconds
-        assert slowing.calls == WARM_UP_RUNS + 2 * pictures
+        once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=images).seconds
+        assert slowing.calls == WARM_UP_RUNS + 2 * images
         if 0.2 < once / again < 5.0:
             return
     pytest.fail("one rate after the other, which leaves all of it to the second")
@@ -304,7 +304,7 @@ def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
     still_s = 1.0
 
     class Standing(Twin):
-        """Answers at once, but for one picture."""
+        """Answers at once, but for one image."""
 
         def infer(self, batch: Pixels) -> Logits:
             self.calls += 1
@@ -312,14 +312,14 @@ def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
                 compute(still_s)
             return np.zeros((len(batch), self.classes), np.float32)
 
-    found = measure_link(Standing(), 0.0, 1e12, Work.always(0.0), seconds=still_s)
-    assert found.latency_s < 0.1 * still_s / 2 / LEAST_PICTURES, "far less than that picture's share of a mean"
+    found = measure_link(Standing(), 0.0, 1e12, CpuWork.always(0.0), seconds=still_s)
+    assert found.latency_s < 0.1 * still_s / 2 / LEAST_PICTURES, "far less than that image's share of a mean"
 
 
 @given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))
 @settings(max_examples=200, deadline=None)
 def test_broken_calibrations_are_refused_or_still_sound(noise: bytes, at: int, value: int) -> None:
-    timing = Timing(batch=1, runs=2, mean_s=1e-3, variation=0.1, cpu_s=1e-3, quantiles_s=(1e-3, 2e-3))
+    timing = BatchTiming(batch=1, runs=2, mean_s=1e-3, variation=0.1, cpu_s=1e-3, quantiles_s=(1e-3, 2e-3))
     whole = bytearray(msgspec.json.encode(Calibration(backend="b", machine="m", timings=(timing,))))
     whole[at % len(whole)] = value
     for content in (noise, bytes(whole), bytes(whole[: at % len(whole)])):

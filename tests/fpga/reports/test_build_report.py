@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fpga.compiler.devices import devices
-from fpga.reports.build_report import markdown, read, summary, table
+from fpga.reports.build_report import read
+from fpga.reports.pages import markdown, summary, table
 from hawkvision.errors import CompileError
 
 REPORTS = Path(__file__).parents[3] / "fpga" / "reports"
@@ -60,7 +61,7 @@ def test_committed_page_is_that_of_its_data(path: Path) -> None:
     report = read(path)
     assert path.with_suffix(".md").read_text(encoding="utf-8") == markdown(report)
     assert report.proof.differing == 0
-    assert report.proof.pictures >= 100
+    assert report.proof.images >= 100
     assert report.simulated_cycles == pytest.approx(report.estimated_cycles, rel=0.01)
 
 

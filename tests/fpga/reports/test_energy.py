@@ -9,9 +9,9 @@ import pytest
 from fpga.compiler.device_families import FAMILIES
 from fpga.compiler.devices import FamilyName, device
 from fpga.reports.energy import BOARD_W, constants, estimate
-from fpga.simulation.netlist_simulation import Activity
+from fpga.simulation.netlist_simulation import SwitchingActivity
 
-ACTIVITY = Activity(
+ACTIVITY = SwitchingActivity(
     cycles=10_000,
     net_toggles=1e6,
     branch_toggles=3e5,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fpga.simulation.build_cache import ABANDONED_S, Bounds, mark_used, tidy
-from fpga.simulation.verilator import Design, library
+from fpga.simulation.build_cache import ABANDONED_S, CacheBounds, mark_used, tidy
+from fpga.simulation.verilator import VerilatorDesign, library
 from hawkvision.artifacts import check_ours
 from hawkvision.errors import BackendError
 
@@ -42,14 +42,14 @@ def test_what_was_used_longest_ago_makes_room_whatever_its_kind(tmp_path: Path) 
     kernel(tmp_path, "netlist-b", NOW - 8000)
     kernel(tmp_path, "kernel-c", NOW - 7000)
     simulation(tmp_path, "d", NOW - 6000)
-    tidy(tmp_path, NOW, Bounds(things=2))
+    tidy(tmp_path, NOW, CacheBounds(things=2))
     assert names(tmp_path) == {"kernel-c.so", "sim-d"}
 
 
 def test_bytes_are_bounded_as_well(tmp_path: Path) -> None:
     simulation(tmp_path, "large", NOW - 9000, size=1 << 20)
     simulation(tmp_path, "small", NOW - 8000)
-    tidy(tmp_path, NOW, Bounds(size=1 << 19))
+    tidy(tmp_path, NOW, CacheBounds(size=1 << 19))
     assert names(tmp_path) == {"sim-small"}
 
 
@@ -57,7 +57,7 @@ def test_what_was_just_asked_for_stays_beyond_the_bounds(tmp_path: Path) -> None
     simulation(tmp_path, "now", NOW - 10)
     old = simulation(tmp_path, "old", NOW - 9000)
     mark_used(old)
-    tidy(tmp_path, bounds=Bounds(things=0))
+    tidy(tmp_path, bounds=CacheBounds(things=0))
     assert names(tmp_path) == {"sim-old"}
 
 
@@ -65,7 +65,7 @@ def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / ".sim-being-built").mkdir()
     os.utime(tmp_path / "notes.txt", (0, 0))
-    tidy(tmp_path, (tmp_path / ".sim-being-built").stat().st_mtime + ABANDONED_S / 2, Bounds(things=0))
+    tidy(tmp_path, (tmp_path / ".sim-being-built").stat().st_mtime + ABANDONED_S / 2, CacheBounds(things=0))
     assert names(tmp_path) == {"notes.txt", ".sim-being-built"}
 
 
@@ -82,12 +82,12 @@ def test_many_processes_and_threads_tidy_at_once(tmp_path: Path) -> None:
         f"tidy(Path({str(tmp_path)!r}), {NOW}, Bounds(20))"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as other, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: tidy(tmp_path, NOW, Bounds(things=20)), range(8)))
+        list(pool.map(lambda _: tidy(tmp_path, NOW, CacheBounds(things=20)), range(8)))
         assert other.wait(60) == 0
     assert names(tmp_path) == {f"sim-{number}" for number in range(40, 60)}
 
 
-WIRE = Design(
+WIRE = VerilatorDesign(
     "hv_wire",
     {"hv_wire.sv": b"module hv_wire(input wire a, output wire b); assign b = a; endmodule\n"},
     b'#include "verilated.h"\nvoid vl_fatal(const char*, int, const char*, const char*) {}\n',

@@ -17,18 +17,18 @@ from fpga.compiler.emit import emit
 from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import pack, place_and_route, routed, synthesise
-from fpga.simulation.netlist_simulation import Netlist
+from fpga.simulation.netlist_simulation import NetlistSimulation
 from hawkvision.errors import CompileError
 from hawkvision.integer import reference
 from tests.fpga.simulation.test_netlist_simulation import cell, netlist
-from tests.hawkvision.integer.graphs import random_graph, random_pictures
+from tests.hawkvision.integer.graphs import random_graph, random_images
 
 LANES = 64
 Bits = list[int | str]
 SOME = settings(max_examples=15, deadline=None)
 
 
-def beats(made: Netlist, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def beats(made: NetlistSimulation, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """What port `out` shows in each cycle in which port `in` is given (LANES, n) words, after zeros."""
     streamed = made.stream(
         words,
@@ -42,7 +42,7 @@ def beats(made: Netlist, words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return streamed.words
 
 
-def circuit(folder: Path, given: Bits, out: Bits, made: dict[str, Any], **ports: Bits) -> Netlist:
+def circuit(folder: Path, given: Bits, out: Bits, made: dict[str, Any], **ports: Bits) -> NetlistSimulation:
     """A cell between two ports; the others are what a stream needs."""
     frame: dict[str, Any] = {"clk": [2], "rst": [3], "valid": [4], "taken": [5], "one": ["1"]}
     frame |= {"in": given, "out": out, **ports}
@@ -266,9 +266,9 @@ def test_smallest_family_gets_a_bitstream_of_a_netlist_that_computes_the_referen
     emitted = emit(graph, folding, tmp_path)
     narrow = {"LOGIT_BITS": emitted.logit_bits}
     made = synthesise(emitted.sources, emitted.top, tmp_path, family=chip.family, parameters=narrow)
-    pictures = random_pictures(graph, 128)
-    streamed = run_netlist(graph, made.netlist, emitted.top, pictures, per_lane=2)
-    assert (logits_of(streamed, graph.classes) == reference.logits(graph, pictures)).all()
+    images = random_images(graph, 128)
+    streamed = run_netlist(graph, made.netlist, emitted.top, images, per_lane=2)
+    assert (logits_of(streamed, graph.classes) == reference.logits(graph, images)).all()
     placed = routed(list(place_and_route(made, chip, [1])))[0]
     estimated = of_graph(graph, folding, chip.family)
     for found in (estimated, placed.resources):

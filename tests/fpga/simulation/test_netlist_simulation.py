@@ -15,10 +15,10 @@ from fpga.build import logits_of, run_netlist
 from fpga.compiler.emit import emit
 from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.synthesis import synthesise
-from fpga.simulation.netlist_simulation import Netlist, Words
+from fpga.simulation.netlist_simulation import NetlistSimulation, Words
 from hawkvision.errors import CompileError
 from hawkvision.integer import reference
-from tests.hawkvision.integer.graphs import random_graph, random_pictures
+from tests.hawkvision.integer.graphs import random_graph, random_images
 
 ALL = (1 << 64) - 1
 
@@ -27,12 +27,12 @@ def cell(kind: str, parameters: dict[str, str] | None = None, **connections: lis
     return {"type": kind, "parameters": parameters or {}, "connections": connections}
 
 
-def netlist(folder: Path, ports: dict[str, list[int]], outputs: set[str], **cells: dict[str, Any]) -> Netlist:
+def netlist(folder: Path, ports: dict[str, list[int]], outputs: set[str], **cells: dict[str, Any]) -> NetlistSimulation:
     described = {
         name: {"direction": "output" if name in outputs else "input", "bits": bits} for name, bits in ports.items()
     }
     (folder / "n.json").write_text(json.dumps({"modules": {"t": {"ports": described, "cells": cells}}}))
-    return Netlist(folder / "n.json", "t")
+    return NetlistSimulation(folder / "n.json", "t")
 
 
 def flip_flop(d: int | str, q: int, **more: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_what_is_not_modelled_is_refused_by_name(tmp_path: Path, made: dict[str,
 def test_files_that_are_no_netlist_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "n.json").write_bytes(content)
     with pytest.raises(CompileError, match=r"n\.json"):
-        Netlist(tmp_path / "n.json", "t")
+        NetlistSimulation(tmp_path / "n.json", "t")
 
 
 @pytest.mark.slow
@@ -108,9 +108,9 @@ def test_synthesised_netlist_gives_the_references_logits_in_the_estimated_cycles
     )
     emitted = emit(graph, folding, tmp_path)
     made = synthesise(emitted.sources, emitted.top, tmp_path)
-    pictures = random_pictures(graph, 192)
-    streamed = run_netlist(graph, made.netlist, emitted.top, pictures, per_lane=3)
-    assert (logits_of(streamed, graph.classes) == reference.logits(graph, pictures)).all()
+    images = random_images(graph, 192)
+    streamed = run_netlist(graph, made.netlist, emitted.top, images, per_lane=3)
+    assert (logits_of(streamed, graph.classes) == reference.logits(graph, images)).all()
     assert streamed.activity.cycles == 576
     assert streamed.activity.multiplications > 0
     assert streamed.activity.memory_accesses > 0

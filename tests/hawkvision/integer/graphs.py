@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hawkvision.integer.ir import MULTIPLIER_BITS, Conv, Graph, MaxPool, Node, Requantise, Stream
+from hawkvision.integer.ir import MULTIPLIER_BITS, ActivationShape, Conv, IntegerGraph, MaxPool, Node, Requantise
 
 
 def random_graph(
@@ -19,7 +19,7 @@ def random_graph(
     first_bits: int | None = None,
     kernel: int = 3,
     name: str = "random",
-) -> Graph:
+) -> IntegerGraph:
     """Convolutions of the given channels, pooled after those of the given numbers, then the head over all that is left.
 
     `first_bits`, if given, is the first convolution's `weight_bits`.
@@ -38,7 +38,7 @@ def random_graph(
         depth = width
     nodes.append(random_conv(rng, "head", (classes, height, height, depth), weight_bits, pad=0))
     fill = tuple(int(value) for value in rng.integers(0, 256, planes))
-    return Graph(name, Stream(side, side, planes, 8), tuple(nodes), 0.01, fill)
+    return IntegerGraph(name, ActivationShape(side, side, planes, 8), tuple(nodes), 0.01, fill)
 
 
 def random_conv(
@@ -63,14 +63,14 @@ def lively(rng: np.random.Generator, name: str, conv: Conv) -> Requantise:
     return Requantise(name, multiplier, pre_shift, shift)
 
 
-def fashion_shape(seed: int = 0, weight_bits: int = 4) -> Graph:
+def fashion_shape(seed: int = 0, weight_bits: int = 4) -> IntegerGraph:
     """The Fashion-MNIST rung's shape: 28x28, 16p 32p 32p, ten classes; random weights."""
     return random_graph(
         seed, side=28, channels=(16, 32, 32), pools=(0, 1, 2), classes=10, weight_bits=weight_bits, name="fashion_shape"
     )
 
 
-def cifar_shape(seed: int = 0, weight_bits: int = 4) -> Graph:
+def cifar_shape(seed: int = 0, weight_bits: int = 4) -> IntegerGraph:
     """The CIFAR-10 rung's shape: 32x32x3, 16p 32p 32p, ten classes; random weights."""
     return random_graph(
         seed,
@@ -84,7 +84,7 @@ def cifar_shape(seed: int = 0, weight_bits: int = 4) -> Graph:
     )
 
 
-def random_pictures(graph: Graph, n: int, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def random_images(graph: IntegerGraph, n: int, seed: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """Uniform noise (n, height, width, channels)."""
     size = (n, graph.input.height, graph.input.width, graph.input.channels)
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)

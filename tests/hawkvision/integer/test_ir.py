@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from fpga.compiler.folding import Folding, StageFolding, check_folding, cycles_of, format_folding, parse_folding
 from hawkvision.errors import CompileError
 from hawkvision.integer import reference
-from hawkvision.integer.ir import Conv, Graph, Node, Requantise, Stream, from_bytes, to_bytes
-from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_pictures
+from hawkvision.integer.ir import ActivationShape, Conv, IntegerGraph, Node, Requantise, from_bytes, to_bytes
+from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_images
 
 
-def slow_logits(graph: Graph, picture: np.ndarray) -> list[int]:
-    """One picture's logits in plain Python integers, loop by loop, as the top of `hawkvision/integer/ir.py` says."""
-    maps = picture.astype(int).tolist()
+def slow_logits(graph: IntegerGraph, image: np.ndarray) -> list[int]:
+    """One image's logits in plain Python integers, loop by loop, as the top of `hawkvision/integer/ir.py` says."""
+    maps = image.astype(int).tolist()
     for stage in graph.stages:
         conv, pad = stage.conv, stage.conv.pad
         made = []
@@ -60,15 +60,15 @@ def slow_logits(graph: Graph, picture: np.ndarray) -> list[int]:
 @pytest.mark.parametrize("weight_bits", [3, 4, 8])
 def test_reference_computes_what_the_definition_says(side: int, weight_bits: int) -> None:
     graph = random_graph(side, side=side, planes=3, channels=(3, 4), pools=(0,), classes=4, weight_bits=weight_bits)
-    pictures = random_pictures(graph, 3)
-    found = reference.logits(graph, pictures)
-    assert found.tolist() == [slow_logits(graph, picture) for picture in pictures]
+    images = random_images(graph, 3)
+    found = reference.logits(graph, images)
+    assert found.tolist() == [slow_logits(graph, image) for image in images]
 
 
 @pytest.mark.parametrize("graph", [fashion_shape(), cifar_shape(weight_bits=8)], ids=lambda graph: graph.name)
-def test_random_networks_keep_their_activations_lively(graph: Graph) -> None:
+def test_random_networks_keep_their_activations_lively(graph: IntegerGraph) -> None:
     """Else exactness would be tested on zeros."""
-    maps = random_pictures(graph, 2).astype(np.int64)
+    maps = random_images(graph, 2).astype(np.int64)
     for stage in graph.stages[:-1]:
         assert stage.requantise is not None
         maps = reference.requantise(stage.requantise, reference.convolve(stage.conv, maps))
@@ -83,8 +83,8 @@ def test_bytes_give_the_same_graph_back(seed: int, planes: int, bits: int, side:
     graph = random_graph(seed, side=side, planes=planes, weight_bits=bits)
     again = from_bytes(to_bytes(graph), "here")
     assert to_bytes(again) == to_bytes(graph)
-    pictures = random_pictures(graph, 1, seed)
-    assert (reference.logits(again, pictures) == reference.logits(graph, pictures)).all()
+    images = random_images(graph, 1, seed)
+    assert (reference.logits(again, images) == reference.logits(graph, images)).all()
 
 
 WHOLE = to_bytes(random_graph())
@@ -107,7 +107,7 @@ def test_bytes_with_a_wrong_one_are_refused_or_a_graph_that_reads_back(at: int, 
     assert to_bytes(from_bytes(to_bytes(graph), "here")) == to_bytes(graph)
 
 
-def changed(position: int, **changes: Any) -> Callable[[Graph], tuple[Node, ...]]:
+def changed(position: int, **changes: Any) -> Callable[[IntegerGraph], tuple[Node, ...]]:
     return lambda graph: tuple(
         dataclasses.replace(node, **changes) if index == position else node for index, node in enumerate(graph.nodes)
     )
@@ -132,7 +132,9 @@ def changed(position: int, **changes: Any) -> Callable[[Graph], tuple[Node, ...]
         (changed(-1 % 7, pad=1), "head: the last convolution must cover its whole input"),
     ],
 )
-def test_what_breaks_the_rules_is_refused_by_name(break_it: Callable[[Graph], tuple[Node, ...]], says: str) -> None:
+def test_what_breaks_the_rules_is_refused_by_name(
+    break_it: Callable[[IntegerGraph], tuple[Node, ...]], says: str
+) -> None:
     graph = random_graph()
     with pytest.raises(CompileError) as caught:
         dataclasses.replace(graph, nodes=break_it(graph))
@@ -142,8 +144,8 @@ def test_what_breaks_the_rules_is_refused_by_name(break_it: Callable[[Graph], tu
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"input": Stream(8, 8, 2, 8)}, "expected 1 or 3 planes"),
-        ({"input": Stream(8, 8, 1, 7)}, "expected pixels of 8 bits"),
+        ({"input": ActivationShape(8, 8, 2, 8)}, "expected 1 or 3 planes"),
+        ({"input": ActivationShape(8, 8, 1, 7)}, "expected pixels of 8 bits"),
         ({"fill": (1, 2)}, "fill: expected 1 values"),
         ({"logit_scale": 0.0}, "logit_scale: expected a positive number"),
     ],
@@ -168,7 +170,7 @@ def test_requantiser_rounds_to_nearest_and_saturates() -> None:
 
 def test_missing_pixels_show_the_row_above_or_the_fill() -> None:
     graph = random_graph(side=6)
-    pixels = random_pictures(graph, 1)
+    pixels = random_images(graph, 1)
     mask = np.ones((1, 6, 6), np.bool_)
     mask[0, 0, 1] = mask[0, 2:4, 3] = False
     out = reference.filled(graph, pixels, mask)
@@ -177,7 +179,7 @@ def test_missing_pixels_show_the_row_above_or_the_fill() -> None:
     assert (out[mask] == pixels[mask]).all()
 
 
-def test_grey_is_luminance_and_leaves_grey_pictures_as_they_are() -> None:
+def test_grey_is_luminance_and_leaves_grey_images_as_they_are() -> None:
     graph = random_graph(planes=1)
     values = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1)
     assert (reference.planes(graph, np.repeat(values, 3, axis=3)) == values).all()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hawkvision.errors import CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import GRAPH_KEY, graph_of
-from hawkvision.integer.ir import Conv, Graph, to_bytes
+from hawkvision.integer.ir import Conv, IntegerGraph, to_bytes
 from hawkvision.integer.onnx_writer import exact_in_float32, write
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.numpy_backend import NumpyBackend
@@ -22,13 +22,13 @@ from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 
-def rgb(graph: Graph, n: int = 3, seed: int = 0) -> Pixels:
+def rgb(graph: IntegerGraph, n: int = 3, seed: int = 0) -> Pixels:
     size = (n, graph.input.height, graph.input.width, 3)
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
-def expected(graph: Graph, pictures: Pixels) -> Logits:
-    whole = reference.logits(graph, reference.planes(graph, pictures))
+def expected(graph: IntegerGraph, images: Pixels) -> Logits:
+    whole = reference.logits(graph, reference.planes(graph, images))
     return whole.astype(np.float32) * np.float32(graph.logit_scale)
 
 
@@ -48,24 +48,24 @@ def test_onnxruntime_gives_the_references_logits(
     graph = random_graph(
         seed, side=side, planes=planes, channels=tuple(channels), pools=halved, weight_bits=bits, classes=3
     )
-    pictures = rgb(graph, seed=seed)
-    assert (OnnxRuntimeBackend(write(graph)).infer(pictures) == expected(graph, pictures)).all()
+    images = rgb(graph, seed=seed)
+    assert (OnnxRuntimeBackend(write(graph)).infer(images) == expected(graph, images)).all()
 
 
 def test_sums_beyond_single_precision_are_exact_too() -> None:
     graph = random_graph(3, side=10, channels=(32, 32), pools=(), kernel=9, weight_bits=8)
     assert [exact_in_float32(stage.conv, stage.taken.bits) for stage in graph.stages] == [True, False, False]
-    pictures = rgb(graph, 20)
-    assert (OnnxRuntimeBackend(write(graph)).infer(pictures) == expected(graph, pictures)).all()
+    images = rgb(graph, 20)
+    assert (OnnxRuntimeBackend(write(graph)).infer(images) == expected(graph, images)).all()
 
 
 @pytest.mark.parametrize("graph", [fashion_shape(), cifar_shape(weight_bits=8)], ids=lambda graph: graph.name)
-def test_both_cpu_backends_give_the_same_bits_at_every_extreme(graph: Graph) -> None:
+def test_both_cpu_backends_give_the_same_bits_at_every_extreme(graph: IntegerGraph) -> None:
     noise = rgb(graph, 4)
-    pictures = np.concatenate([noise, np.zeros_like(noise[:1]), np.full_like(noise[:1], 255)])
+    images = np.concatenate([noise, np.zeros_like(noise[:1]), np.full_like(noise[:1], 255)])
     model = write(graph)
     for backend in (OnnxRuntimeBackend(model), NumpyBackend(model)):
-        assert (backend.infer(pictures) == expected(graph, pictures)).all(), type(backend)
+        assert (backend.infer(images) == expected(graph, images)).all(), type(backend)
 
 
 def test_exactness_is_judged_by_every_part_of_a_sum() -> None:
