@@ -1,11 +1,8 @@
-"""Registers behind block RAMs, moved into them: what yosys does not do for ECP5, and what most limits the clock.
+"""Moves registers behind block RAMs into the block RAMs' own output registers, for ECP5.
 
-By nextpnr's tables a block RAM gives its word 5.6 ns after the clock, and the wire to the next register comes on top.
-With 2.9 ns of it that was the slowest path of the first design placed, at 117 MHz; it reached 135 MHz when its block
-RAMs used their own output registers (fashion_mnist tiny_w4, lfe5u-45f, the same seed). `hv_rom`, `hv_window` and
-`hv_pool` have nothing but a plain register behind every block RAM, so the two can be one: the same function, cycle for
-cycle, with fewer flip-flops. The netlist is changed as JSON, between yosys and nextpnr, and it is the changed one that
-is run against the reference (`fpga.simulation.netlist_simulation`).
+Yosys does not do this, and the path from a block RAM to the next register often limits the clock. The function stays
+the same cycle for cycle, with fewer flip-flops. The netlist is changed as JSON between yosys and nextpnr, and the
+changed netlist is the one that is simulated against the reference.
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ Cell = dict[str, Any]
 
 
 def absorb(netlist: Path, top: str) -> int:
-    """Rewrite yosys's JSON; returns how many flip-flops went into block RAMs.
+    """Rewrite yosys's JSON; return the number of flip-flops moved.
 
-    A block RAM takes them only if everything it gives goes into plain registers (no enable, no reset, zero at the
-    beginning) of its own clock and nowhere else, and it is not reset itself.
+    A block RAM absorbs registers only if all its outputs go to plain registers (no enable, no reset, initially zero) of
+    its own clock and nowhere else, and the RAM itself has no reset.
     """
     design = msgspec.json.decode(netlist.read_bytes())
     module = design["modules"][top]
@@ -52,7 +49,7 @@ def absorb(netlist: Path, top: str) -> int:
         for name in outputs:
             cell["connections"][name] = [after.get(bit, bit) for bit in cell["connections"].get(name, [])]
         cell["parameters"].update(REGMODE_A="OUTREG", REGMODE_B="OUTREG")
-        # Of a word of 36 bits the lower half leaves by port A: both ports get the clock that may have been one's only.
+        # The lower half of a 36-bit word leaves by port A, so both ports need the clock.
         cell["connections"].update(OCEA=["1"], OCEB=["1"], CLKA=_clock(cell), CLKB=_clock(cell))
         gone += names
     for name in gone:
@@ -62,7 +59,7 @@ def absorb(netlist: Path, top: str) -> int:
 
 
 def _read(module: Mapping[str, Any]) -> Iterator[tuple[str, list[Bit]]]:
-    """Everything that reads nets: inputs of cells, outputs of the module."""
+    """Everything that reads nets: inputs of cells, and outputs of the module."""
     for port in module["ports"].values():
         if port["direction"] == "output":
             yield "", port["bits"]
@@ -74,7 +71,7 @@ def _read(module: Mapping[str, Any]) -> Iterator[tuple[str, list[Bit]]]:
 
 def _plain(cell: Cell) -> bool:
     parameters, connections = cell["parameters"], cell["connections"]
-    enabled = parameters.get("CEMUX", "1").strip()  # yosys puts a space behind text that could be a number
+    enabled = parameters.get("CEMUX", "1").strip()  # yosys appends a space to text that could be a number
     always = enabled == "1" or (enabled == "CE" and connections.get("CE", ["0"]) == ["1"])
     never = connections.get("LSR", ["0"]) in ([], ["0"]) and parameters.get("LSRMUX", "LSR") == "LSR"
     zero = parameters.get("REGSET", "RESET") == "RESET"
@@ -86,7 +83,7 @@ def _unreset(cell: Cell) -> bool:
 
 
 def _clock(cell: Cell) -> list[Bit]:
-    """Of the port that reads; both have the same, or one has none."""
+    """The clock of the reading port; both ports have the same clock, or one has none."""
     clocks = [cell["connections"].get(port, []) for port in ("CLKB", "CLKA")]
     found = [clock for clock in clocks if clock and isinstance(clock[0], int)]
     return found[0] if found and all(clock == found[0] for clock in found) else []

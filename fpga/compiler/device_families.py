@@ -1,7 +1,7 @@
-"""What differs between families of devices on the way from Verilog to a bitstream: tools, their words, their cells.
+"""What differs between device families from Verilog to bitstream: tools, their arguments and their cells.
 
-`fpga.compiler.synthesis` has the way itself and is the same for all. A family's rules for planning lie in
-`fpga.compiler.resource_model`.
+`fpga.compiler.synthesis` runs the steps, which are the same for all families; `fpga.compiler.resource_model` has the
+rules for planning.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ BITSTREAM: Final = "design.bit"
 
 
 class DeviceFamily(ABC):
-    """One of them."""
+    """A device family."""
 
     placer: ClassVar[str]
     packer: ClassVar[str]
-    """Tools by their names in `fpga.compiler.toolchain`; yosys comes before them."""
+    """Tools by their names in `fpga.compiler.toolchain`; yosys runs before them."""
     pins: ClassVar[str]
     """The pin file in a design's folder."""
     few_pins: ClassVar[bool]
-    """Whether logits leave the chip in no more bits than they have."""
+    """Whether the package has few pins, so that logits leave the chip in only as many bits as they need."""
     placed: ClassVar[Mapping[str, str]]
-    """By field of `Resources`, nextpnr's name of what it placed; a field that is not here is as in the netlist."""
+    """nextpnr's names of placed cells, by field of `Resources`; other fields are as in the netlist."""
 
     @abstractmethod
     def script(self, sources: Sequence[str], top: str, parameters: Mapping[str, int]) -> str:
-        """For yosys, in the sources' folder: to `NETLIST`."""
+        """The yosys script, run in the sources' folder; it writes `NETLIST`."""
 
     @abstractmethod
     def refine(self, netlist: Path, top: str) -> None:
-        """Rewrite what yosys has written, if anything is to be gained by it."""
+        """Improve the netlist that yosys wrote, where possible."""
 
     @abstractmethod
     def made(self, module: NetlistModule) -> Resources:
-        """What a netlist amounts to."""
+        """The resources of a netlist."""
 
     @abstractmethod
     def clock_pin(self, device: FpgaDevice) -> str:
-        """A pin file that has the clock only."""
+        """A pin file with only the clock."""
 
     @abstractmethod
     def routed(self, seed: int) -> str:
-        """The file that a seed leads to."""
+        """The file that routing a seed writes."""
 
     @abstractmethod
     def route(self, device: FpgaDevice, seed: int, target_mhz: float) -> list[str]:
-        """What the placer is called with, in the netlist's folder."""
+        """Arguments of the placer, run in the netlist's folder."""
 
     @abstractmethod
     def pack(self, seed: int) -> list[str]:
-        """What the packer is called with: from the routed file to `BITSTREAM`."""
+        """Arguments of the packer, which turns the routed file into `BITSTREAM`."""
 
 
 class Ecp5Family(DeviceFamily):
@@ -76,22 +76,22 @@ class Ecp5Family(DeviceFamily):
         "block_rams": "DP16KD",
     }
     timing_weight: Final = 30
-    """How much the placer minds timing rather than wire length (default 10); measured to give the best clock."""
+    """The placer's weight of timing against wire length; nextpnr's default is 10."""
     comb_of: Final = {"LUT4": 1, "CCU2C": 2, "TRELLIS_DPR16X4": 6}
-    """TRELLIS_COMB that nextpnr makes of a cell: a carry cell is two, 16x4 bits of memory four and two for writing."""
+    """TRELLIS_COMB per cell: two for a carry cell; four and two for writing for 16x4 bits of memory."""
 
     def script(self, sources: Sequence[str], top: str, parameters: Mapping[str, int]) -> str:
         """`synth_ecp5`."""
-        # `-defer`, for without it yosys opens the memory files of parameters' default values.
+        # Without -defer, yosys opens the memory files named by parameters' default values.
         read = f"read_verilog -defer -sv -D ECP5_DSP {' '.join(sources)}"
         return f"{read}; {_elaborate(top, parameters)}synth_ecp5 -top {top} -json {NETLIST}"
 
     def refine(self, netlist: Path, top: str) -> None:
-        """Registers behind block RAMs go into them."""
+        """Move registers behind block RAMs into them."""
         absorb(netlist, top)
 
     def made(self, module: NetlistModule) -> Resources:
-        """Placement adds a few LUTs that only pass a signal on."""
+        """See `DeviceFamily.made`; placement adds a few LUTs that pass signals on."""
         cells = Counter(cell.type for cell in module.cells.values())
         return Resources(
             luts=sum(cells[cell] * comb for cell, comb in self.comb_of.items()),
@@ -127,10 +127,9 @@ class Ecp5Family(DeviceFamily):
 class Ice40Family(DeviceFamily):
     """Lattice iCE40 UltraPlus.
 
-    There is no memory of look-up tables, and few block RAMs. So yosys is not told where memories shall lie, and makes
-    small read-only ones of look-up tables; but those of half a row (`hv_pool`) are written or read, never both at once,
-    so they may lie in the large RAMs of one port, which nothing else could use: these cannot be initialised. What they
-    give while they are written is not looked at.
+    The family has no memory of look-up tables and few block RAMs. Yosys chooses where memories go and makes small
+    read-only ones of look-up tables. The memories of half a row (`hv_pool`) are never read and written at once, so they
+    go into the large single-port RAMs, which cannot be initialised and would otherwise be unused.
     """
 
     placer = "nextpnr-ice40"
@@ -143,15 +142,14 @@ class Ice40Family(DeviceFamily):
         "block_rams": "ICESTORM_RAM",
         "large_rams": "ICESTORM_SPRAM",
     }
-    """nextpnr does not say how many of the logic cells' flip-flops are in use; placing adds none."""
+    """nextpnr does not report flip-flops; placing adds none."""
     half_rows: Final = "c:*.upper"
     enabled_together: Final = 24
-    """Fewer flip-flops get no enable of their own but a look-up table before them, mostly in the same logic cell. Eight
-    cells share one enable: with all of them, a design of 4,834 logic cells was not placed in 300 CPU seconds; with
-    these, it was in less than one minute, with 52 MHz."""
+    """A group of fewer flip-flops gets a look-up table instead of a clock enable. Eight logic cells share one enable,
+    so many small groups would make placement fail."""
 
     def script(self, sources: Sequence[str], top: str, parameters: Mapping[str, int]) -> str:
-        """`synth_ice40`, in two parts: what memories shall become is said when it has gathered them."""
+        """`synth_ice40` in two parts; memory attributes are set between them."""
         mapped = f"synth_ice40 -dsp -device u -dffe_min_ce_use {self.enabled_together} -top {top}"
         return "; ".join(
             [
@@ -164,10 +162,10 @@ class Ice40Family(DeviceFamily):
         )
 
     def refine(self, netlist: Path, top: str) -> None:
-        """Nothing: block RAMs have no output registers here."""
+        """Do nothing: iCE40 block RAMs have no output registers."""
 
     def made(self, module: NetlistModule) -> Resources:
-        """Logic cells by nextpnr's rules; it adds about 2 % more, which break carry chains and feed them."""
+        """Logic cells by nextpnr's rules; placement adds about 2 % for carry chains."""
         cells = Counter(cell.type for cell in module.cells.values())
         flip_flops = [cell for cell in module.cells.values() if cell.type.startswith("SB_DFF")]
         tables = [cell.connections for cell in module.cells.values() if cell.type == "SB_LUT4"]

@@ -1,4 +1,4 @@
-"""Which devices a network can be built for, and what a design takes of one."""
+"""The devices that networks can be built for, and amounts of their resources."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FamilyName = Literal["ecp5", "ice40"]
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a design uses, or a device has."""
+    """Resources that a design uses, or that a device has."""
 
     luts: Count
-    """What nextpnr runs out of. ECP5: four-input look-up tables (TRELLIS_COMB) of logic, carry chains and distributed
-    memory. iCE40: logic cells, each of which is a look-up table, a flip-flop, or one behind the other."""
+    """ECP5: four-input look-up tables (TRELLIS_COMB) of logic, carry chains and distributed memory. iCE40: logic cells,
+    each a look-up table, a flip-flop, or one behind the other."""
     ffs: Count
     multipliers: Count
-    """ECP5: of 18x18 bits, iCE40: of 16x16."""
+    """ECP5: 18x18 bits; iCE40: 16x16 bits."""
     block_rams: Count
-    """ECP5: of 18 kbit, iCE40: of 4 kbit."""
+    """ECP5: 18 kbit; iCE40: 4 kbit."""
     large_rams: Count = 0
-    """iCE40 UltraPlus: of 256 kbit and one port, empty when the device starts."""
+    """iCE40 UltraPlus: 256 kbit, one port, empty at start."""
 
     def __add__(self, other: Resources) -> Resources:
         return Resources(
@@ -42,7 +42,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def fits(self, whole: Resources) -> bool:
-        """Whether there is enough of everything."""
+        """Whether `whole` has enough of everything."""
         return (
             self.luts <= whole.luts
             and self.ffs <= whole.ffs
@@ -58,16 +58,16 @@ class FpgaDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str = ""
     family: FamilyName
     option: str
-    """What nextpnr is told."""
+    """The option that selects the device in nextpnr."""
     package: str
     clock_pin: str
-    """Where the clock enters if nobody says otherwise."""
+    """The clock's default pin."""
     speed: int | None = None
-    """The speed grade, where nextpnr knows several."""
+    """The speed grade, if nextpnr distinguishes several."""
     planned_mhz: Positive
-    """The clock that planning counts on."""
+    """Clock assumed for planning."""
     target_mhz: Positive
-    """What placer and router strive for: a little more than what designs reach."""
+    """Clock that placer and router aim at, slightly above what designs reach."""
     luts: Count
     ffs: Count
     multipliers: Count
@@ -82,12 +82,12 @@ class FpgaDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def resources(self) -> Resources:
-        """All that it has."""
+        """Everything the device has."""
         return Resources(**{field: getattr(self, field) for field in Resources.__struct_fields__})
 
     @property
     def static_w(self) -> tuple[float, float, float]:
-        """What it draws with its clock stopped: low, mid, high."""
+        """Power with the clock stopped: low, mid, high."""
         typical = (self.core_v * self.core_static_ma + self.auxiliary_v * self.auxiliary_static_ma) / 1000
         low, mid, high = (typical * factor for factor in self.static_range)
         return low, mid, high
@@ -95,16 +95,16 @@ class FpgaDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @functools.cache
 def devices() -> dict[str, FpgaDevice]:
-    """All of them, by name, from `devices.toml`."""
+    """All devices by name, from `devices.toml`."""
     read = msgspec.toml.decode(TABLE.read_bytes(), type=dict[str, FpgaDevice])
     return {name: msgspec.structs.replace(device, name=name) for name, device in read.items()}
 
 
 def device(name: str) -> FpgaDevice:
-    """One of them.
+    """A device by its name.
 
     Raises:
-        CompileError: if there is none of that name; the message lists those there are.
+        CompileError: for an unknown name; the message lists the known ones.
     """
     found = devices().get(name)
     if found is None:

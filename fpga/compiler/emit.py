@@ -1,10 +1,11 @@
-"""From a graph and its folding to SystemVerilog: the parametrised modules of `fpga/rtl`, one top that joins them, and
-the memories' contents. The same graph and folding give the same bytes.
+"""Writes a graph and its folding as SystemVerilog: the modules of `fpga/rtl`, a generated top, and memory contents.
+
+The same graph and folding give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, check_folding, packs, row_slots
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import MULTIPLIER_BITS, ConvStage, IntegerGraph
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import MULTIPLIER_BITS, ConvStage
 
 TOP: Final = "hv_top"
 RTL: Final = Path(__file__).parents[1] / "rtl"
@@ -31,7 +33,7 @@ MODULES: Final = (
     "hv_stream_in.sv",
     "hv_stream_out.sv",
 )
-"""In the order in which a tool should read them, before the top."""
+"""In reading order, before the top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,15 @@ class EmittedDesign:
     sources: tuple[Path, ...]
     """SystemVerilog, in reading order; the last is the top."""
     memories: Mapping[str, Path]
-    """Contents of the read-only memories by the top's parameter that names the file; tools that read the top as it is
+    """Contents of read-only memories, by the top's parameter that names the file. Tools that use the top's defaults
     look for them in their working folder."""
     logit_bits: int
-    """Width of the last stage's sums. The top's parameter LOGIT_BITS may be as low, where a device has few pins."""
+    """Width of the last stage's sums; the top's parameter LOGIT_BITS may be this low on devices with few pins."""
     top: str = TOP
 
 
 def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> EmittedDesign:
-    """Write a design's files into a folder, which is made if need be.
+    """Write a design's files into a folder, which is created if missing.
 
     Raises:
         CompileError: if the folding does not fit the graph, or the folder cannot be written to.
@@ -68,7 +70,7 @@ def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> EmittedDesign:
 
 
 def sources(graph: IntegerGraph, folding: Folding) -> dict[str, bytes]:
-    """A design's files by name: the modules, the memories' contents, and the top as the last.
+    """A design's files by name: the modules, memory contents, and the top last.
 
     Raises:
         CompileError: if the folding does not fit the graph.
@@ -96,7 +98,7 @@ def accumulator_bits(stage: ConvStage) -> int:
 
 
 def weight_memory(stage: ConvStage, fold: StageFolding) -> bytes:
-    """A word for each beat of a position, in the order in which hv_window asks for them."""
+    """One word per beat of a position, in the order in which hv_window reads them."""
     conv, kernel = stage.conv, stage.conv.kernel
     groups, blocks = conv.channels // fold.pe, stage.taken.channels // fold.channels
     weights = conv.weights.astype(np.int64).reshape(groups, fold.pe, kernel, kernel, blocks, fold.channels)
@@ -116,13 +118,13 @@ def weight_memory(stage: ConvStage, fold: StageFolding) -> bytes:
 
 
 def _pairs(fold: StageFolding) -> tuple[list[int], list[int]]:
-    """Of the channels at once, the upper and the lower of each two that share a multiplier."""
+    """The upper and lower channels of each pair that shares a multiplier."""
     lower = list(range(fold.lut_pe, fold.pe - 1, 2))
     return [channel + 1 for channel in lower], lower
 
 
 def bias_memory(stage: ConvStage, fold: StageFolding) -> bytes:
-    """A word for each group of `lanes` channels: bias and multiplier of each."""
+    """One word per group of `lanes` channels: bias and multiplier of each channel."""
     bias = stage.conv.bias.astype(np.int64)
     multiplier = np.zeros_like(bias) if stage.requantise is None else stage.requantise.multiplier.astype(np.int64)
     mask = (1 << accumulator_bits(stage)) - 1
@@ -131,7 +133,7 @@ def bias_memory(stage: ConvStage, fold: StageFolding) -> bytes:
 
 
 def _memory(words: NDArray[np.int64], bits: int) -> bytes:
-    """Rows of numbers as the lines of a hexadecimal memory file, the first number in the low bits."""
+    """Rows of numbers as lines of a hexadecimal memory file, the first number in the low bits."""
     digits = -(-words.shape[1] * bits // 4)
     mask = (1 << bits) - 1
     lines = []
@@ -147,7 +149,18 @@ def _top(graph: IntegerGraph, folding: Folding) -> str:
     stages, at = graph.stages, graph.input
     folds = [folding.stages[stage.name] for stage in stages]
     slots = [row_slots(stage, fold) for stage, fold in zip(stages, folds, strict=True)]
-    lines = [
+    lines = [*_header(graph), *_wires(graph, folds), *_input_instance(graph, slots[0])]
+    for number, (stage, fold) in enumerate(zip(stages, folds, strict=True)):
+        lanes = at.channels if number == 0 else folds[number - 1].lanes
+        room = slots[number + 1] if number + 1 < len(stages) else OUTPUT_ROOM
+        lines += _stage_instance(number, stage, fold, lanes, slots[number], room)
+    lines += _output_instance(graph, folds[-1])
+    return "\n".join([*lines, "endmodule", ""])
+
+
+def _header(graph: IntegerGraph) -> list[str]:
+    at = graph.input
+    return [
         "// hv_top: generated by fpga/compiler/emit.py from a graph and its folding; do not edit.",
         f"// graph {graph.sha256}",
         f"// {at} in, {graph.classes} logits out; the streams are described in hv_stream_in.sv and hv_stream_out.sv",
@@ -169,79 +182,48 @@ def _top(graph: IntegerGraph, folding: Folding) -> str:
         "  wire signed [31:0] logit;",
         "  assign m_data = logit[LOGIT_BITS-1:0];",
     ]
-    widths = [8 * at.channels] + [
+
+
+def _wires(graph: IntegerGraph, folds: Sequence[StageFolding]) -> Iterator[str]:
+    """The streams between the instances."""
+    widths = [8 * graph.input.channels] + [
         fold.lanes * (accumulator_bits(stage) if stage.requantise is None else stage.given.bits)
-        for stage, fold in zip(stages, folds, strict=True)
+        for stage, fold in zip(graph.stages, folds, strict=True)
     ]
     for number, width in enumerate(widths):
-        lines += [f"  wire valid_{number}, freed_{number};", f"  wire [{width - 1}:0] data_{number};"]
+        yield f"  wire valid_{number}, freed_{number};"
+        yield f"  wire [{width - 1}:0] data_{number};"
+
+
+def _input_instance(graph: IntegerGraph, room: int) -> list[str]:
+    at = graph.input
     fill = "_".join(f"{value:02x}" for value in reversed(graph.fill))
-    lines += _instance(
-        "hv_stream_in",
-        "stream_in",
-        {
-            "H": at.height,
-            "W": at.width,
-            "C": at.channels,
-            "ROOM": slots[0],
-            "FILL": f"{8 * at.channels}'h{fill}",
-        },
-        {
-            "s_valid": "s_valid",
-            "s_ready": "s_ready",
-            "s_data": "s_data",
-            "s_mask": "s_mask",
-            "freed": "freed_0",
-            "out_valid": "valid_0",
-            "out_data": "data_0",
-        },
-    )
-    for number, (stage, fold) in enumerate(zip(stages, folds, strict=True)):
-        lanes = at.channels if number == 0 else folds[number - 1].lanes
-        room = slots[number + 1] if number + 1 < len(stages) else OUTPUT_ROOM
-        lines += _stage_instance(number, stage, fold, lanes, slots[number], room)
-    last = len(stages)
-    lines += _instance(
-        "hv_stream_out",
-        "stream_out",
-        {
-            "CLASSES": graph.classes,
-            "LANES": folds[-1].lanes,
-            "ACCW": accumulator_bits(stages[-1]),
-            "ROOM": OUTPUT_ROOM,
-        },
-        {
-            "in_valid": f"valid_{last}",
-            "in_data": f"data_{last}",
-            "freed": f"freed_{last}",
-            "m_valid": "m_valid",
-            "m_ready": "m_ready",
-            "m_data": "logit",
-            "m_last": "m_last",
-        },
-    )
-    return "\n".join([*lines, "endmodule", ""])
+    parameters: dict[str, int | str] = {
+        "H": at.height,
+        "W": at.width,
+        "C": at.channels,
+        "ROOM": room,
+        "FILL": f"{8 * at.channels}'h{fill}",
+    }
+    ports = {name: name for name in ("s_valid", "s_ready", "s_data", "s_mask")}
+    ports |= {"freed": "freed_0", "out_valid": "valid_0", "out_data": "data_0"}
+    return _instance("hv_stream_in", "stream_in", parameters, ports)
+
+
+def _output_instance(graph: IntegerGraph, fold: StageFolding) -> list[str]:
+    last = len(graph.stages)
+    accumulator = accumulator_bits(graph.stages[-1])
+    parameters = {"CLASSES": graph.classes, "LANES": fold.lanes, "ACCW": accumulator, "ROOM": OUTPUT_ROOM}
+    ports = {"in_valid": f"valid_{last}", "in_data": f"data_{last}", "freed": f"freed_{last}"}
+    ports |= {"m_valid": "m_valid", "m_ready": "m_ready", "m_data": "logit", "m_last": "m_last"}
+    return _instance("hv_stream_out", "stream_out", parameters, ports)
 
 
 def _stage_instance(
     number: int, stage: ConvStage, fold: StageFolding, lanes_in: int, slots: int, room: int
 ) -> list[str]:
-    node = stage.requantise
     parameters: dict[str, int | str] = {
-        "H": stage.taken.height,
-        "W": stage.taken.width,
-        "CIN": stage.taken.channels,
-        "COUT": stage.conv.channels,
-        "K": stage.conv.kernel,
-        "PAD": stage.conv.pad,
-        "AB": stage.taken.bits,
-        "WB": stage.conv.weight_bits,
-        "ACCW": accumulator_bits(stage),
-        "OB": stage.given.bits if node is not None else 8,
-        "PRE_SHIFT": node.pre_shift if node is not None else 0,
-        "SHIFT": node.shift if node is not None else 1,
-        "RAW": int(node is None),
-        "POOL": int(stage.pool is not None),
+        **_shape_parameters(stage),
         "IN_LANES": lanes_in,
         "TAPS": fold.taps,
         "CH": fold.channels,
@@ -263,9 +245,29 @@ def _stage_instance(
         "out_valid": f"valid_{number + 1}",
         "out_data": f"data_{number + 1}",
     }
-    # Names of nodes are free text; in the text of a design only letters, digits and the like may appear.
+    # Node names are free text; Verilog comments get only letters, digits and underscores.
     named = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in stage.name)
     return [f"  // {named}", *_instance("hv_stage", f"stage{number}", parameters, ports)]
+
+
+def _shape_parameters(stage: ConvStage) -> dict[str, int]:
+    node = stage.requantise
+    return {
+        "H": stage.taken.height,
+        "W": stage.taken.width,
+        "CIN": stage.taken.channels,
+        "COUT": stage.conv.channels,
+        "K": stage.conv.kernel,
+        "PAD": stage.conv.pad,
+        "AB": stage.taken.bits,
+        "WB": stage.conv.weight_bits,
+        "ACCW": accumulator_bits(stage),
+        "OB": stage.given.bits if node is not None else 8,
+        "PRE_SHIFT": node.pre_shift if node is not None else 0,
+        "SHIFT": node.shift if node is not None else 1,
+        "RAW": int(node is None),
+        "POOL": int(stage.pool is not None),
+    }
 
 
 def _instance(module: str, name: str, parameters: Mapping[str, int | str], ports: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Folding: how much of each stage exists in hardware at once, as a JSON file that a person can edit.
+"""Folding: how much of each stage exists in hardware at once, kept in a JSON file that people can edit.
 
-A stage multiplies `taps × channels × pe` pairs in a clock cycle: `taps` positions of the kernel (1, one column of it,
-or all), `channels` input channels, `pe` output channels. Everything else is a loop over time.
+A stage multiplies `taps × channels × pe` pairs per clock cycle: `taps` positions of the kernel (1, one column, or all),
+`channels` input channels and `pe` output channels. The rest is a loop over time.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import ConvStage, IntegerGraph
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import ConvStage
 from hawkvision.text import decode_text
 
 Count = Annotated[int, Meta(ge=1, le=4096)]
 MIN_ROW: Final = 3
-"""Cycles that a row takes at least: what the decision to begin the next one needs (`fpga/rtl/hv_window.sv`)."""
+"""Minimum cycles per row: the decision to begin the next row takes this long (`fpga/rtl/hv_window.sv`)."""
 INPUT_GAP: Final = 4
 """Cycles between two rows of pixels (`fpga/rtl/hv_stream_in.sv`)."""
 OUTPUT_ROOM: Final = 2
-"""Images whose logits wait behind the last stage: one being taken, one being made."""
+"""Images whose logits wait behind the last stage: one being read, one being produced."""
 DSP_OPERAND_BITS: Final = 18
 
 
@@ -31,28 +32,28 @@ class StageFolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """One stage's parallelism."""
 
     taps: Count = 1
-    """1, the kernel's side (a column of it at once), or all positions of it."""
+    """1, the kernel's side (one column at once), or all positions of the kernel."""
     channels: Count = 1
-    """Input channels at once: a divisor of them. All of them where `taps` is more than a column."""
+    """Input channels at once: a divisor of all; all of them if `taps` is more than a column."""
     pe: Count = 1
-    """Output channels at once: a divisor of them."""
+    """Output channels at once: a divisor of all."""
     lanes: Count = 1
     """Requantisers side by side: a divisor of `pe`."""
     lut_pe: Annotated[int, Meta(ge=0)] = 0
-    """Of `pe`, those whose multipliers are made of look-up tables instead of DSP blocks."""
+    """How many of `pe` use multipliers made of look-up tables instead of DSP blocks."""
     lut_requantise: bool = False
-    """Whether the requantisers' multipliers, one in each lane, are made of look-up tables as well."""
+    """Whether the requantisers' multipliers, one per lane, are made of look-up tables."""
     rows: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Rows of its input that it keeps, more than its kernel has; 0: as many as never make it wait (`row_slots`)."""
+    """Input rows that it keeps, more than the kernel's; 0: enough to never wait (`row_slots`)."""
 
     @property
     def multipliers(self) -> int:
-        """Multiply-accumulates in a cycle."""
+        """Multiply-accumulates per cycle."""
         return self.taps * self.channels * self.pe
 
 
 class Folding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole graph's."""
+    """The folding of a graph, by stage."""
 
     format: Literal[1] = 1
     stages: dict[str, StageFolding]
@@ -83,12 +84,12 @@ def read_folding(path: Path) -> Folding:
 
 
 def format_folding(folding: Folding) -> bytes:
-    """As indented JSON, one line end at the end."""
+    """A folding as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(folding), indent=2) + b"\n"
 
 
 def check_folding(graph: IntegerGraph, folding: Folding) -> None:
-    """Refuse what cannot be built.
+    """Refuse a folding that cannot be built.
 
     Raises:
         CompileError: naming the stage and the field.
@@ -137,12 +138,12 @@ def _check_divides(at: str, part: int, whole: int) -> None:
 
 
 def beats(stage: ConvStage, fold: StageFolding) -> int:
-    """Cycles that one group of `pe` outputs at one position takes."""
+    """Cycles for one group of `pe` outputs at one position."""
     return stage.conv.kernel**2 * stage.taken.channels // (fold.taps * fold.channels)
 
 
 def packs(stage: ConvStage) -> bool:
-    """Whether two weights share a DSP block's multiplier: `hv_mac` says how."""
+    """Whether two weights share a DSP block's multiplier (`fpga/rtl/hv_mac.sv`)."""
     return 2 * stage.conv.weight_bits + stage.taken.bits <= DSP_OPERAND_BITS
 
 
@@ -154,18 +155,17 @@ def dsp_blocks(stage: ConvStage, fold: StageFolding) -> int:
 
 
 def row_slots(stage: ConvStage, fold: StageFolding) -> int:
-    """Rows of its input that a stage keeps: `rows` of its folding, or enough.
+    """Input rows that a stage keeps: `rows` of its folding, or enough that neither side waits for the other's pipeline.
 
-    Enough are those under the kernel, one that is being written and as a rule two more, so that neither side waits for
-    the other's pipeline; twice the kernel's where it covers the whole input, so that an image comes in while another
-    is worked on.
+    Enough are the rows under the kernel, one being written and usually two more; twice the kernel's rows where the
+    kernel covers the whole input, so that one image arrives while another is processed.
     """
     kernel = stage.conv.kernel
     return fold.rows or (2 * kernel if kernel > 2 else 4)
 
 
 def row_cycles(stage: ConvStage, fold: StageFolding) -> int:
-    """Cycles from one row of a stage's output to the next, when nothing is waited for."""
+    """Cycles from one output row of a stage to the next, without waiting."""
     kernel = stage.conv.kernel
     positions = stage.convolved.width * beats(stage, fold) * (stage.conv.channels // fold.pe)
     window = kernel - 1 if fold.taps > kernel else 0  # to fill the window before the row's first position
@@ -173,30 +173,30 @@ def row_cycles(stage: ConvStage, fold: StageFolding) -> int:
 
 
 def cycles(stage: ConvStage, fold: StageFolding) -> int:
-    """Cycles that a stage is busy with one image."""
+    """Cycles that a stage needs for one image."""
     return stage.convolved.height * row_cycles(stage, fold)
 
 
 def cycles_of(graph: IntegerGraph, folding: Folding) -> Mapping[str, int]:
-    """By stage; the greatest is the graph's initiation interval, the cycles from one image to the next."""
+    """Cycles by stage; the greatest is the cycles from one image to the next."""
     return {stage.name: cycles(stage, folding.stages[stage.name]) for stage in graph.stages}
 
 
 def input_cycles(graph: IntegerGraph) -> int:
-    """Cycles in which an image's pixels come in at one a cycle."""
+    """Cycles in which an image's pixels arrive, one per cycle."""
     return graph.input.height * (graph.input.width + INPUT_GAP)
 
 
 def interval(graph: IntegerGraph, folding: Folding) -> int:
-    """The initiation interval: cycles from one image to the next when pixels are always there and logits taken."""
+    """Cycles from one image to the next (the initiation interval), if pixels are always there and logits taken."""
     return max(*cycles_of(graph, folding).values(), input_cycles(graph), graph.classes)
 
 
-# Cycles that the modules of fpga/rtl take; each file's head says so, tests/fpga/simulation/test_rtl_simulation.py
-# measures it.
+# Cycles of the modules in fpga/rtl, as stated at the top of each file and measured by
+# tests/fpga/simulation/test_rtl_simulation.py.
 _INPUT = 4
 _DECISION = 4
-"""From a row's last activation to the turn of the row that needs it."""
+"""From a row's last activation to the start of the row that needs it."""
 _SUMS = 12
 """Window, multiplier, accumulator, without the adder tree."""
 _LOGITS, _REQUANTISED = 3, 11
@@ -205,10 +205,10 @@ _OUTPUT = 3
 
 
 def latency(graph: IntegerGraph, folding: Folding) -> int:
-    """An estimate of the cycles from an image's first pixel to its last logit, the device being idle before.
+    """Estimated cycles from an image's first pixel to its last logit on an idle device.
 
-    Row by row: a row begins when the rows that it needs are there and the row before has ended. What is left out are
-    waits for free row slots, which only slow a stage down that waits for a slower one anyway.
+    A row begins when the rows that it needs are there and the row before has ended. Waits for free row slots are left
+    out; they slow down only stages that wait for a slower one anyway.
     """
     at = graph.input
     rows = [_INPUT + row * (at.width + INPUT_GAP) + at.width - 1 for row in range(at.height)]
@@ -218,7 +218,7 @@ def latency(graph: IntegerGraph, folding: Folding) -> int:
 
 
 def _rows_out(stage: ConvStage, fold: StageFolding, arrived: list[int]) -> list[int]:
-    """When a stage's rows are complete, given when those of its input are."""
+    """When a stage's output rows are complete, from when its input rows are."""
     conv, height = stage.conv, stage.taken.height
     took = row_cycles(stage, fold)
     tree = (fold.taps * fold.channels - 1).bit_length()

@@ -1,12 +1,11 @@
-"""Folding chosen by search: the least hardware that keeps up with a rate, or the highest rate that a device holds.
+"""Searches for a folding: the least hardware for a given rate, or the highest rate that a device holds.
 
-A graph is a chain, its rate that of its slowest stage, and resources add up. So the foldings of each stage that are
-fast enough are reduced to those that no other beats in every resource, and the stages are joined one by one, keeping
-again only what is not beaten: an exact search, and quick because few foldings survive. A stage's resources also depend
-on how many channels the one before hands over at once (its lanes), so what survives is kept apart by that number.
+A graph is a chain: its rate is that of its slowest stage, and resources add up. For each stage, the search keeps the
+foldings that are fast enough and not dominated in every resource. It then joins the stages one by one and again keeps
+only designs that are not dominated, so the result is exact. Resources of a stage depend on the lanes of the stage
+before, so designs are kept apart by their lanes.
 
-Resources are those of `fpga.compiler.resource_model`, with a part of the look-up tables left free, for a device that is
-full does not route.
+Part of the look-up tables stays free, because a full device does not route.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
 from fpga.compiler.folding import Folding, StageFolding, beats, check_folding, cycles, input_cycles, interval
 from fpga.compiler.resource_model import of_frame, of_stage
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import ConvStage, IntegerGraph
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import ConvStage
 
 ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.85}
-"""Of a device's look-up tables (iCE40: logic cells) and flip-flops; a design that fills more may not route, or only
-with a slow clock."""
+"""Usable share of a device's look-up tables (iCE40: logic cells) and flip-flops; fuller designs may not route, or only
+at a low clock."""
 MAX_FRONT: Final = 200
-"""Partial designs kept between stages, by lanes; beyond it only the cheapest are, and the search is no longer exact."""
+"""Partial designs kept per number of lanes; beyond it the cheapest are kept, and the search is not exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFolding:
-    """A folding and what it is estimated to be."""
+    """A folding and its estimates."""
 
     folding: Folding
     cycles: int
@@ -42,10 +42,10 @@ class FoundFolding:
 
 
 def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, mhz: float) -> FoundFolding:
-    """The cheapest folding that does `rate` images a second at a clock of `mhz`.
+    """The cheapest folding that computes `rate` images per second at a clock of `mhz`.
 
     Raises:
-        CompileError: if the device is too small for that; the message says what it could do.
+        CompileError: if the device is too small; the message says what it can do.
     """
     limit, search = int(mhz * 1e6 / rate), _FoldingSearch(graph, device)
     found = search.within(limit)
@@ -59,7 +59,7 @@ def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, 
 
 
 def fastest(graph: IntegerGraph, device: FpgaDevice) -> FoundFolding:
-    """The folding with the fewest cycles an image that the device holds, and among those the cheapest.
+    """The folding with the fewest cycles per image that the device holds; among equals, the cheapest.
 
     Raises:
         CompileError: if not even the slowest fits.
@@ -68,10 +68,10 @@ def fastest(graph: IntegerGraph, device: FpgaDevice) -> FoundFolding:
 
 
 def cost(resources: Resources, device: FpgaDevice) -> float:
-    """What makes one design dearer than another.
+    """The price of a design, for comparing designs.
 
-    Logic and its wires are what a router runs out of, so their share of the device counts in full; multipliers and
-    block RAMs are there whether they are used or not, and theirs counts a tenth.
+    Logic counts in full, as its share of the device, because routing runs out of it. Multipliers and block RAMs exist
+    whether they are used or not, and count a tenth.
     """
     logic = resources.luts / device.luts + resources.ffs / device.ffs
     blocks = resources.multipliers / device.multipliers + resources.block_rams / device.block_rams
@@ -79,9 +79,9 @@ def cost(resources: Resources, device: FpgaDevice) -> float:
 
 
 def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFolding]:
-    """The legal foldings of a stage whose multipliers are DSP blocks, look-up tables, or about half of each.
+    """The legal foldings of a stage, with multipliers in DSP blocks, look-up tables, or about half of each.
 
-    The block RAMs of iCE40 are few, and its stages keep as few rows as work.
+    Stages on iCE40 keep as few rows as possible, because block RAMs are few.
     """
     kernel, depth, channels = stage.conv.kernel, stage.taken.channels, stage.conv.channels
     for taps in sorted({1, kernel, kernel * kernel}):
@@ -104,7 +104,7 @@ def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFol
 
 @dataclass(frozen=True, slots=True)
 class _StageChoice:
-    """One way to build one stage, given how its input comes."""
+    """A folding of one stage, for given input lanes."""
 
     fold: StageFolding
     cycles: int
@@ -120,7 +120,7 @@ class _PartialDesign:
 
 
 class _FoldingSearch:
-    """A graph and a device; remembers what each stage's foldings take."""
+    """The search for one graph and device; caches the resources of each stage's foldings."""
 
     def __init__(self, graph: IntegerGraph, device: FpgaDevice) -> None:
         self._graph, self._device = graph, device
@@ -150,7 +150,7 @@ class _FoldingSearch:
         return best
 
     def within(self, limit: int) -> FoundFolding | None:
-        """The cheapest folding of at most `limit` cycles an image, None if the device holds none."""
+        """The cheapest folding of at most `limit` cycles per image; None if the device holds none."""
         graph = self._graph
         if limit < max(input_cycles(graph), graph.classes):
             return None
@@ -176,7 +176,7 @@ class _FoldingSearch:
         return FoundFolding(folding, interval(graph, folding), best.resources)
 
     def _unbeaten(self, stage: ConvStage, lanes: int, limit: int) -> list[_StageChoice]:
-        """Of each number of lanes out, the choices that no other beats, the cheapest first."""
+        """The choices that no other dominates, per number of output lanes, cheapest first."""
         kept: dict[int, list[_StageChoice]] = {}
         for choice in self._all(stage, lanes):
             others = kept.setdefault(choice.fold.lanes, [])

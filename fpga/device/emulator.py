@@ -1,9 +1,8 @@
-"""A program that stands in for an FPGA on a line: `python -m fpga.device.emulator --model FILE --port N`. It is no
-hardware.
+"""Emulates a device on a link: `python -m fpga.device.emulator --model FILE --port N`.
 
-It computes with the reference kernel and answers when the performance model says that a device would: one image at a
-time, each for the folding's interval at the given clock. It says so in its greeting (`DeviceWelcome.emulated`), and no
-time that it leads to is a measurement of anything but the host and the line.
+It computes with the integer kernel and answers when the performance model says that a device would: one image at a
+time, each for the folding's interval at the given clock. Its greeting says that it is an emulator, and its times are
+not measurements of a device.
 """
 
 from __future__ import annotations
@@ -34,19 +33,22 @@ from hawkvision.integer.ir import IntegerGraph
 DEFAULT_CLOCK_MHZ: Final = 100.0
 MIN_CLOCK_MHZ: Final = 1e-6
 MAX_CLOCK_MHZ: Final = 4000.0
-"""A greeting tells the clock in whole Hz, in 32 bits."""
+"""A greeting carries the clock in whole Hz, in 32 bits."""
 DEFAULT_WINDOW: Final = 4
 
 
 class Emulator:
-    """The device's side without a line: frames and the time in, frames out.
+    """The device's side without a link: frames and the time in, frames out.
 
     Args:
-        cycles: that each image takes.
-        window: images that it holds, the one it works on included.
+        graph: what it holds.
+        kernel: computes it.
+        cycles: per image.
+        clock_hz: the modelled clock.
+        window: images that it holds, the one in work included.
 
     Raises:
-        BackendError: if a greeting cannot say that.
+        BackendError: if a greeting cannot carry these values.
     """
 
     def __init__(
@@ -54,20 +56,20 @@ class Emulator:
     ) -> None:
         at = graph.input
         welcome = DeviceWelcome(at.height, at.width, at.channels, graph.classes, window, True, clock_hz, cycles)
-        encode(DeviceFrame(0, 0, welcome))  # now rather than when somebody greets
+        encode(DeviceFrame(0, 0, welcome))  # fails now, not at the first greeting
         self._session = DeviceSession(graph, welcome)
         self._kernel, self._cycles, self._service_s = kernel, cycles, cycles / clock_hz
         self._queue: deque[ReceivedImage] = deque()
-        """At most `window`, as the session sees to, and one that an earlier session's host has left in work."""
+        """At most `window`, bounded by the session, and one that an earlier session left in work."""
         self._done_at = 0.0
 
     @property
     def wake_at(self) -> float | None:
-        """When the image in work is done."""
+        """When the image in work is done; None if there is none."""
         return self._done_at if self._queue else None
 
     def receive(self, frame: DeviceFrame, now: float) -> list[bytes]:
-        """What to send back at once."""
+        """Handle a frame; return the frames to send back at once."""
         before = self._session.session
         replies, work = self._session.receive(frame)
         if self._session.session != before:
@@ -79,7 +81,7 @@ class Emulator:
         return replies
 
     def advance(self, now: float) -> list[bytes]:
-        """The answers to images that are done by now."""
+        """The replies to images that are done by now."""
         answers = []
         while self._queue and self._done_at <= now:
             work = self._queue.popleft()
@@ -92,10 +94,10 @@ class Emulator:
 
 
 def serve(emulator: Emulator, link: DeviceLink, stop: int) -> None:
-    """Answer until `stop` becomes readable.
+    """Serve until `stop` becomes readable.
 
     Raises:
-        BackendError: if the line is gone.
+        BackendError: if the link is broken.
     """
     clock = MonotonicClock()
     while True:
@@ -113,7 +115,7 @@ def serve(emulator: Emulator, link: DeviceLink, stop: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from a command line; 0 after SIGTERM or SIGINT, 1 for an error that was explained."""
+    """Run from a command line; return 0 after SIGTERM or SIGINT, 1 after an error."""
     arguments = _parser().parse_args(argv)
     stopped, stop = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(stop)

@@ -1,14 +1,13 @@
-"""Frames between a host and an FPGA that classifies for it: bytes in, bytes out (`fpga/device/FRAMING.md` is the
-contract).
+"""Encodes and decodes the frames between a host and a device; `fpga/device/FRAMING.md` is the specification.
 
-Numbers are unsigned and big-endian unless said otherwise.
+Numbers are unsigned and big-endian unless stated otherwise.
 
-     0       2         3      4        6             10                 18                 18+length
-     +-------+---------+------+--------+-------------+------------------+------------------+--------+
-     | "HV"  | version | type | length | session     | sequence         | payload          | CRC-32 |
-     +-------+---------+------+--------+-------------+------------------+------------------+--------+
+ 0       2         3      4        6             10                 18                 18+length
+ +-------+---------+------+--------+-------------+------------------+------------------+--------+
+ | "HV"  | version | type | length | session     | sequence         | payload          | CRC-32 |
+ +-------+---------+------+--------+-------------+------------------+------------------+--------+
 
-The CRC is that of IEEE 802.3 over everything before it. It guards against accidents on a cable, not against people.
+The CRC is that of IEEE 802.3 over everything before it. It protects from transmission errors, not from attackers.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from hawkvision.errors import BackendError
 VERSION: Final = 1
 MAGIC: Final = b"HV"
 MAX_FRAME: Final = 1200
-"""Bytes: what IPv6 over any link carries in one piece (1,280 with headers), as in the lossy transport."""
+"""Bytes: fits into 1,280 with headers, the minimum that IPv6 carries in one packet."""
 _HEAD: Final = struct.Struct("!2sBBHIQ")
 _CRC: Final = struct.Struct("!I")
 MAX_PAYLOAD: Final = MAX_FRAME - _HEAD.size - _CRC.size
 MAX_CLASSES: Final = (MAX_PAYLOAD - 4) // 4
-"""Logits are one frame."""
+"""The logits of an image fit into one frame."""
 MAX_TEXT: Final = 200
 
 
 class RefusalReason(IntEnum):
-    """Why a device says no."""
+    """Why a device refuses."""
 
     MODEL = 1
-    """It was built from another graph."""
+    """The device was built from another graph."""
     VERSION = 2
     BUSY = 3
-    """Its queue is full."""
+    """The device's queue is full."""
     MALFORMED = 4
     SESSION = 5
-    """It knows of no such session: a greeting comes first."""
+    """The device has no such session; the host must greet it first."""
     FAILED = 6
 
 
@@ -59,59 +58,59 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PixelRun:
-    """Host: some of an image's pixels, in the order of rows.
+    """Host: pixels of an image, in row order.
 
-    `behind`: how many sequence numbers before this frame's the oldest image is that the host still waits for.
+    `behind`: this frame's sequence number minus that of the oldest image that the host waits for.
     """
 
     start: int
-    """Of the first pixel, counted from the image's first."""
+    """Index of the first pixel in the image."""
     pixels: NDArray[np.uint8]
     """(count, channels)"""
     mask: NDArray[np.bool_] | None = None
-    """(count,): which of them arrived; None for all."""
+    """(count,): true where a pixel arrived; None: all."""
     behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWelcome:
-    """Device: what it is."""
+    """Device: its description."""
 
     height: int
     width: int
     channels: int
     classes: int
     window: int
-    """Images that it holds at once, the one it works on included."""
+    """Images that it holds at once, the one in work included."""
     emulated: bool
-    """A program that stands in for a device. It says so itself, so that nobody takes its times for measurements."""
+    """Whether the device is an emulator, whose times are modelled."""
     clock_hz: int
     cycles: int
-    """From one image to the next; 0 if it does not know."""
+    """Cycles from one image to the next; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRefusal:
-    """Device: no session."""
+    """Device: refusal of a session."""
 
     reason: int
     model: bytes
-    """SHA-256 of what it was built from."""
+    """SHA-256 of the graph that it was built from."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitsReply:
-    """Device: the answer to an image."""
+    """Device: the reply to an image."""
 
     cycles: int
-    """Clock cycles that it took, 0 if not counted."""
+    """Clock cycles that the image took; 0 if not counted."""
     logits: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTrouble:
-    """Device: there will be no answer to what was sent with this sequence number."""
+    """Device: there will be no reply to this sequence number."""
 
     reason: int
     text: str
@@ -122,7 +121,7 @@ FrameMessage = HostHello | PixelRun | DeviceWelcome | DeviceRefusal | LogitsRepl
 
 @dataclass(frozen=True, slots=True)
 class DeviceFrame:
-    """A message, whose session it belongs to and which image it is about (0 for none)."""
+    """A message with its session and the image's sequence number (0 for none)."""
 
     session: int
     sequence: int
@@ -135,13 +134,13 @@ _MODEL_BYTES: Final = 32
 
 
 def pixels_of_a_run(channels: int, masked: bool) -> int:
-    """How many fit into a frame."""
+    """Pixels of these channels that fit into one frame."""
     left = MAX_PAYLOAD - _RUN.size
     return (left - 1) * 8 // (8 * channels + 1) if masked else left // channels
 
 
 def encode(frame: DeviceFrame) -> bytes:
-    """A frame's bytes.
+    """Encode a frame.
 
     Raises:
         BackendError: if a value does not fit its field.
@@ -183,16 +182,16 @@ def _cut(text: str) -> bytes:
 
 
 class FrameDecoder:
-    """Frames out of a stream of bytes that may lose, add or change some.
+    """Finds frames in a byte stream that may lose, add or change bytes.
 
-    What is no frame is skipped byte by byte up to the next magic whose CRC is right. It keeps less than `MAX_FRAME`
-    bytes, and a false beginning delays what follows it by no more than that.
+    Bytes that belong to no frame are skipped up to the next frame with a correct CRC. The decoder keeps fewer than
+    `MAX_FRAME` bytes, and a false start delays what follows by no more than that.
     """
 
     def __init__(self) -> None:
         self._kept = b""
         self.skipped = 0
-        """Bytes that belonged to no frame."""
+        """Bytes skipped so far."""
 
     def feed(self, data: bytes) -> list[DeviceFrame]:
         """The frames that `data` completes."""
@@ -217,7 +216,7 @@ class FrameDecoder:
 
 
 def _size(data: bytes, at: int) -> int:
-    """Bytes of the frame that begins there, as far as is known; 0 if none does."""
+    """Size of the frame that begins there, as far as known; 0 if none begins."""
     if len(data) - at < _HEAD.size:
         return _HEAD.size
     _, version, _, length, _, _ = _HEAD.unpack_from(data, at)
@@ -225,7 +224,7 @@ def _size(data: bytes, at: int) -> int:
 
 
 def decode(data: bytes) -> DeviceFrame | None:
-    """The frame that fills `data`, such as a datagram; None if it is none."""
+    """The frame that fills `data`, for instance a datagram; None if it is none."""
     if len(data) < _HEAD.size + _CRC.size:
         return None
     magic, version, kind, length, session, sequence = _HEAD.unpack_from(data)

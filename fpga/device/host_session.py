@@ -53,14 +53,14 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """There is no session: the device will not have us, or there is none."""
+    """There is no session: no device answers, or it refuses."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageAnswered:
-    """An image's logits and, if the device counts them, its cycles."""
+    """An image's logits and its cycles (0 if the device does not count them)."""
 
     sequence: int
     cycles: int
@@ -69,12 +69,12 @@ class ImageAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ImageFailed:
-    """An image will have no answer."""
+    """An image will get no answer."""
 
     sequence: int
     why: str
     for_now: bool = True
-    """Whether there was nobody to answer; else the device, or the caller, has spoilt this very image."""
+    """Whether another attempt may succeed; False if the device or the caller spoilt this image."""
 
 
 HostEvent = SessionOpened | SessionRefused | ImageAnswered | ImageFailed
@@ -82,22 +82,22 @@ HostEvent = SessionOpened | SessionRefused | ImageAnswered | ImageFailed
 
 @dataclass(slots=True)
 class _OutgoingImage:
-    """An image that has no answer yet."""
+    """An image without an answer yet."""
 
     runs: list[PixelRun] = field(default_factory=list)
     pixels: int = 0
     due: float | None = None
-    """When to send it again, or to give it up if it is not whole; None while there is no session."""
+    """When to send it again, or to give it up if pixels are missing; None while there is no session."""
     attempts: int = 0
-    """How often it was sent, as far as there was any of it."""
+    """How often it was sent."""
 
 
 class HostSession:
-    """The host's end. It opens by itself with the first image, and again if the device has forgotten it.
+    """The host's end. It opens with the first image, and again when the device has lost the session.
 
     Args:
         graph: what the device must hold.
-        session: a number that no recent session has had; a random one will do.
+        session: a number that no recent session had, for instance a random one.
         attempts: how often an image is sent at most.
     """
 
@@ -115,38 +115,38 @@ class HostSession:
         self._hellos = 0
         self._answered_at = -math.inf
         self.device: DeviceWelcome | None = None
-        """What greeted us, while the session is open."""
+        """The device, while the session is open."""
         self.repeated = 0
-        """Images sent again."""
+        """Number of images sent again."""
 
     @property
     def room(self) -> bool:
-        """Whether another image may begin. Before the device has said how many it holds, one may."""
+        """Whether another image may begin. One may before the device has told its window."""
         window = 1 if self.device is None else self.device.window
         return len(self._images) < window and self._next - self._oldest < SPAN
 
     @property
     def wake_at(self) -> float | None:
-        """When `advance` has something to do, if nothing comes."""
+        """When to call `advance` next if nothing arrives."""
         times = [image.due for image in self._images.values() if image.due is not None]
         if self._hello_due is not None:
             times.append(self._hello_due)
         return min(times, default=None)
 
     def take(self) -> list[bytes]:
-        """What is to be sent now."""
+        """Take the frames that are to be sent now."""
         taken = list(self._out)
         self._out.clear()
         return taken
 
     def open(self, now: float) -> None:
-        """Greet the device, unless that is being done."""
+        """Greet the device, unless a greeting is under way."""
         if self.device is None and self._hello_due is None:
             self._hellos = 0
             self._hello(now)
 
     def begin(self, now: float) -> int:
-        """A new image's sequence number. Its pixels follow with `add`.
+        """Begin an image; return its sequence number. Its pixels follow by `add`.
 
         Raises:
             BackendError: if there is no `room`.
@@ -163,12 +163,12 @@ class HostSession:
         return sequence
 
     def add(self, sequence: int, pixels: Rows, mask: NDArray[np.bool_] | None, now: float) -> None:
-        """The image's next pixels (count, channels), of which `mask` (count,) says which arrived; None: all.
+        """Send the next pixels (count, channels) of an image; `mask` (count,) is true where one arrived, None: all.
 
-        An image that has failed meanwhile takes them and does nothing.
+        Pixels of an image that has failed meanwhile are ignored.
 
         Raises:
-            BackendError: if they are more than are left of the image, or of another kind.
+            BackendError: if there are too many pixels, or their shape or type is wrong.
         """
         image = self._images.get(sequence)
         if image is None:
@@ -195,11 +195,11 @@ class HostSession:
             self._arm(image, now)
 
     def drop(self, sequence: int) -> None:
-        """Nobody waits for that image any more."""
+        """Forget an image."""
         self._images.pop(sequence, None)
 
     def receive(self, frame: DeviceFrame, now: float) -> list[HostEvent]:
-        """What a frame from the device means: nothing if it is of another session, or answers what was not asked."""
+        """Handle a frame from the device; frames of other sessions and unexpected replies give no events."""
         if frame.session != self._session:
             return []
         match frame.message:
@@ -220,7 +220,7 @@ class HostSession:
         return []
 
     def advance(self, now: float) -> list[HostEvent]:
-        """Send again what is overdue, and give up what was sent often enough."""
+        """Send overdue images again; fail those that were sent often enough."""
         events: list[HostEvent] = []
         if self._hello_due is not None and self._hello_due <= now:
             if self._hellos >= MAX_ATTEMPTS:
@@ -241,7 +241,7 @@ class HostSession:
                 self._resend(sequence, image, now)
                 continue
             if self._answered_at < image.due - self._wait_s(self._attempts):
-                # Nor did others since: those that wait would only do so for as long again, one window after another.
+                # No other image was answered since, so the others would only wait as long again.
                 self.device = None
                 return [*events, SessionRefused(self._no_answer), *self._fail_all(self._no_answer)]
             del self._images[sequence]
@@ -258,7 +258,7 @@ class HostSession:
         self._hello_due = now + self._wait_s(self._hellos)
 
     def _wait_s(self, attempt: int) -> float:
-        """For an answer to the first, second, … attempt."""
+        """Seconds to wait for a reply to the first, second, … attempt."""
         slowest_s, device = 0.0, self.device
         if device is not None and device.clock_hz:
             slowest_s = min(MAX_PAUSE_S, WINDOWS * device.window * device.cycles / device.clock_hz)
@@ -275,7 +275,7 @@ class HostSession:
         self._arm(image, now)
 
     def _arm(self, image: _OutgoingImage, now: float) -> None:
-        """Expect an answer if the whole image has been sent, else its next pixels."""
+        """Expect a reply if the whole image has been sent, else its next pixels."""
         whole = image.pixels == self._area
         image.due = now + (self._wait_s(image.attempts) if whole else MAX_PAUSE_S)
 
@@ -291,7 +291,7 @@ class HostSession:
         self.device = device
         events: list[HostEvent] = [SessionOpened(device)]
         for sequence, image in list(self._images.items()):
-            # A device that forgets its session again and again makes no timer run out.
+            # Counted here too, because a device that keeps losing its session lets no timer run out.
             if image.attempts < self._attempts:
                 self._resend(sequence, image, now)
             else:
@@ -301,7 +301,7 @@ class HostSession:
 
     def _refused(self, reason: int, model: bytes, text: str) -> list[HostEvent]:
         self._hello_due = self.device = None
-        text = repr(text)  # a stranger's: no line breaks into the log
+        text = repr(text)  # escaped, because the text comes from outside and goes to the log
         if reason == RefusalReason.MODEL:
             text = f"it holds the model {model.hex()[:16]}…, expected {self._model.hex()[:16]}…"
         why = f"the device refuses: {text}"
@@ -309,7 +309,7 @@ class HostSession:
 
     def _troubled(self, sequence: int, reason: int, text: str, now: float) -> list[HostEvent]:
         if reason == RefusalReason.SESSION:
-            # It was switched off and on. Images stay, and are sent again when it has greeted us.
+            # The device was restarted. Images are sent again when it has greeted us.
             if self.device is not None:
                 self.device = None
                 for image in self._images.values():

@@ -1,8 +1,7 @@
-"""What a backend takes per image on this machine: measured here, or kept in a file from an earlier time.
+"""Measures what an image takes of a backend on this machine, or reads an earlier measurement.
 
-Time is measured on one image after the other. CPU-seconds are not: a server's images come at random, are handed
-from thread to thread, find a core at rest or at work, and what one takes depends on all of that. So they are measured
-on images that come so, at a few rates.
+Service times are measured with one image after another. CPU seconds are measured with images at random times and at
+several rates, as in a server, because they depend on whether cores rest between images.
 """
 
 from __future__ import annotations
@@ -27,23 +26,22 @@ from hawkvision.text import decode_text
 from hawkvision.vision.backend import Backend
 
 BATCHES: Final = (1, 4)
-"""Images at once: alone, and as many as the edge node's workers run together."""
+"""Batch sizes: one image, and as many as the edge node's workers run together."""
 LEAST_RUNS: Final = 50
 WARM_UP_RUNS: Final = 10
 MAX_RUNS: Final = 20_000
 IN_FLIGHT: Final = 40
-"""Images that are on their way at once, at most, while CPU-seconds are measured: more than a device's places."""
+"""Images under way at once, at most, while CPU seconds are measured; more than a device's places."""
 LEAST_PICTURES: Final = 10
-"""At each rate."""
+"""Images at each rate, at least."""
 TURNS: Final = 4
-"""In which the rates take turns while CPU-seconds are measured: what an image takes of a shared core changes within a
-minute by more than it does with the rate."""
+"""Turns of each rate while CPU seconds are measured, because a shared core's speed drifts within a minute."""
 
 Durations = Annotated[tuple[Annotated[float, Meta(gt=0.0)], ...], Meta(min_length=1, max_length=200)]
 
 
 class BatchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of one batch size: seconds per run, as equally likely values."""
+    """Timings of one batch size: seconds per run, as equally likely values."""
 
     batch: Annotated[int, Meta(ge=1)]
     runs: Annotated[int, Meta(ge=1)]
@@ -51,12 +49,12 @@ class BatchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     variation: float
     """Standard deviation ÷ mean."""
     cpu_s: float
-    """CPU-seconds of the calling thread per run, on average."""
+    """Mean CPU seconds of the calling thread per run."""
     quantiles_s: Durations
 
     @property
     def service(self) -> ServiceTime:
-        """For the queueing model."""
+        """The distribution for the queueing model."""
         return ServiceTime(self.quantiles_s)
 
 
@@ -69,7 +67,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     timings: Annotated[tuple[BatchTiming, ...], Meta(min_length=1)]
 
     def one(self, where: str) -> BatchTiming:
-        """That of one image at a time.
+        """The timing of one image at a time.
 
         Raises:
             ConfigError: if there is none.
@@ -81,7 +79,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
-    """Run noise through a backend for about `seconds` per batch size, one call at a time."""
+    """Measure a backend with noise for about `seconds` per batch size, one call at a time."""
     rng = np.random.default_rng(0)
     timings = []
     for batch in BATCHES:
@@ -112,11 +110,11 @@ def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
 def measure_work(
     backend: Backend, rates_hz: Sequence[float], seconds: float, most: int = MAX_RUNS, seed: int = 0
 ) -> CpuWork:
-    """CPU-seconds of this process per image, at each of the rates for about `seconds` or `most` images.
+    """CPU seconds of this process per image at several rates, each for about `seconds` or `most` images.
 
-    Images come at random (Poisson) and each has a thread of its own while it is on its way, as in a server. All that
-    the process does meanwhile counts, but for the calling thread: whatever else it does should rest. Rates that this
-    machine cannot keep up with are told as what they came to.
+    Images arrive at random (Poisson), and each has its own thread, as in a server. All CPU time of the process counts,
+    except the calling thread's, so nothing else should run. A rate that this machine cannot reach is reported as the
+    rate that it reached.
 
     Raises:
         BackendError: as `backend.infer`.
@@ -145,10 +143,9 @@ def measure_work(
 
 
 def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: CpuWork, seconds: float = 1.0) -> LinkModel:
-    """What the way to an idle FPGA and back takes beside the device's own time, one image after the other.
+    """The delay to an idle FPGA and back, beside the device's own time, from one image after another.
 
-    The median: one moment in which this machine stands still would make a slow link of a mean. `host` is what
-    `measure_work` found for it.
+    The median is taken, so that one pause of this machine does not count. `host` is the result of `measure_work`.
     """
     noise = np.random.default_rng(0).integers(0, 256, (16, *fpga.input_shape), dtype=np.uint8)
     for i in range(WARM_UP_RUNS):
@@ -164,10 +161,10 @@ def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: CpuWo
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read what `save_calibration` has written.
+    """Read a calibration that `save_calibration` wrote.
 
     Raises:
-        ConfigError: if it cannot be read, or is something else.
+        ConfigError: if it cannot be read, or is no calibration.
     """
     try:
         return parse_calibration(path.read_bytes(), str(path))
@@ -179,7 +176,7 @@ def parse_calibration(content: bytes, where: str) -> Calibration:
     """A calibration from JSON; `where` names it in errors.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is no calibration.
     """
     try:
         return msgspec.json.decode(decode_text(content), type=Calibration)
@@ -188,5 +185,5 @@ def parse_calibration(content: bytes, where: str) -> Calibration:
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Write as indented JSON."""
+    """Write a calibration as indented JSON."""
     write_atomic(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")

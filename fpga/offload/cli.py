@@ -19,7 +19,7 @@ from fpga.compiler.folding import Folding, parse_folding
 from fpga.compiler.folding_search import fastest, slowest_that_keeps_up
 from fpga.offload.calibration import load_calibration, measure, save_calibration
 from fpga.offload.cost_model import CpuWork, EstimateRange, FpgaProfile, LinkModel, Machine, Workload
-from fpga.offload.fpga_profiles import cuts, way_of_folding, way_of_report
+from fpga.offload.fpga_profiles import cuts, profile_of_folding, profile_of_report
 from fpga.offload.plan_search import Objective, OffloadPlan, search
 from fpga.offload.queueing import ServiceTime
 from fpga.reports import build_report as reports
@@ -86,11 +86,11 @@ def plan(
         graph, rung = _graph(name, rung, cache)
         first = number == 0
         cpu = _cpu(graph, cpu_ms if first else None, calibration if first else None, save if first else None, cache)
-        ways: tuple[FpgaProfile, ...] = ()
+        profiles: tuple[FpgaProfile, ...] = ()
         if chip is not None:
             given = (folding, report) if first else (None, None)
-            ways = _ways(name, rung, graph, chip, cpu, per_s, *given, clock_mhz)
-        workloads.append(Workload(f"{name}/{rung}", per_s, late_ms / 1e3, cpu, ways))
+            profiles = _profiles(name, rung, graph, chip, cpu, per_s, *given, clock_mhz)
+        workloads.append(Workload(f"{name}/{rung}", per_s, late_ms / 1e3, cpu, profiles))
     made = search(workloads, machine, goal, math.inf if power_w is None else power_w)
     if as_json:
         typer.echo(json.dumps(to_json(made, machine)))
@@ -146,7 +146,7 @@ def _cpu(
     return found.one("measured now").service
 
 
-def _ways(
+def _profiles(
     task: str,
     variant: str,
     graph: IntegerGraph,
@@ -163,7 +163,7 @@ def _ways(
     """
     clock_hz = (clock_mhz or CLOCK_MHZ) * 1e6
     designs: dict[str, Folding] = {}
-    ways = []
+    profiles = []
     if folding is not None:
         designs[folding.name] = parse_folding(_read(folding), str(folding))
     else:
@@ -171,18 +171,18 @@ def _ways(
         if report is not None or known.is_file():
             read = reports.read(known)
             if report is not None or read.graph_sha256 == graph.sha256:
-                built = way_of_report(graph, read)
-                ways.append(built if clock_mhz is None else replace(built, clock_hz=clock_hz))
-                ways += cuts(graph, read.folding, ways[0], cpu)
+                built = profile_of_report(graph, read)
+                profiles.append(built if clock_mhz is None else replace(built, clock_hz=clock_hz))
+                profiles += cuts(graph, read.folding, profiles[0], cpu)
         if report is None:
             best = fastest(graph, chip)
             designs["fastest"] = best.folding
             if clock_hz / best.cycles > rate:
                 designs["smallest"] = slowest_that_keeps_up(graph, chip, rate, clock_hz / 1e6).folding
     for name, design in designs.items():
-        whole = way_of_folding(graph, design, f"{variant} {name}", clock_hz)
-        ways += [whole, *(cuts(graph, design, whole, cpu) if not ways else ())]
-    return tuple(ways)
+        whole = profile_of_folding(graph, design, f"{variant} {name}", clock_hz)
+        profiles += [whole, *(cuts(graph, design, whole, cpu) if not profiles else ())]
+    return tuple(profiles)
 
 
 def _read(path: Path) -> bytes:
@@ -210,7 +210,7 @@ def to_json(made: OffloadPlan, machine: Machine) -> dict[str, Any]:
                 "rate_hz": workload.rate_hz,
                 "deadline_ms": workload.deadline_s * 1e3,
                 "cpu_ms": workload.cpu.mean_s * 1e3,
-                "design": None if choice.way is None else choice.way.name,
+                "design": None if choice.profile is None else choice.profile.name,
                 "share": choice.share,
                 "fpga_share": found.fpga_share,
                 "fpga_utilisation": found.fpga_load,
@@ -252,7 +252,7 @@ def show(made: OffloadPlan, machine: Machine, console: Console) -> None:
         f"CPU: {load:.3f} of {machine.cores} cores busy ({load / machine.cores:.1%}). "
         f"Power: {power.mid:.2f} W, from {power.low:.2f} to {power.high:.2f}: an estimate."
     )
-    known = {f"{way.name}: {way.source}" for w in made.workloads for way in w.ways if way.runnable}
+    known = {f"{profile.name}: {profile.source}" for w in made.workloads for profile in w.profiles if profile.runnable}
     console.print("; ".join(sorted({*known, *(f"{w.name} on a core: {_times(w.cpu)}" for w in made.workloads)})))
     unit = "CPU-seconds a second" if made.objective == "cpu" else "W (estimate)"
     if made.feasible:

@@ -1,21 +1,20 @@
-"""How many images go to the FPGA, decided while they come: a schedule made by the planner, corrected by what is seen.
+"""Decides at run time which share of images goes to the FPGA: the planned schedule, corrected by observations.
 
-*Feed forward.* The schedule says which share is best at which arrival rate, so all that is left is to know the rate: an
-average over `RATE_TIME_S`, thrown away when a quarter of a second differs from it by more than chance explains.
+*Schedule.* It gives the best share per arrival rate. The rate is an average over `RATE_TIME_S`, restarted when a step
+differs from it by more than chance explains.
 
-*Feedback, twice.* Answers that come one behind the other, while more are waiting, come as fast as the device can: their
-distance tells its true speed, and a device that is κ times slower than modelled at rate r is treated as one at rate κr.
-Whatever else makes images late is seen by counting late ones: if clearly more than one in a hundred is late, the
-share shrinks by `TRIM_DOWN`; after `PATIENCE_S` in which hardly any was, it grows by `TRIM_UP`. A growth that has to be
-taken back doubles the patience, so the share comes to rest where the deadline lies.
+*Feedback.* Replies that follow each other while images wait show the device's true speed; a device κ times slower than
+modelled at rate r is treated as one at rate κr. If clearly more than one image in a hundred is late, the share shrinks
+by `TRIM_DOWN`; after `PATIENCE_S` with hardly any late ones it grows by `TRIM_UP`. A growth that must be taken back
+doubles that time, so that the share settles.
 
-*Hysteresis.* The share stays where it is until the target is `DEAD_BAND` away; then it goes there, at most `STEP_DOWN`
-or `STEP_UP` per step. Down is faster: a queue that is too long grows with every image, one too short costs CPU time.
+*Hysteresis.* The share moves when the target is `DEAD_BAND` away, at most `STEP_DOWN` or `STEP_UP` per step. Down is
+faster, because a queue that is too long grows with every image.
 
-*Failure.* The share is 0 at once, and the FPGA is asked again after `FIRST_PROBE_S`, twice that, and so on to
-`LAST_PROBE_S`; once it gives the right answer, the share rises from 0 as it would after any change.
+*Failure.* The share drops to 0, and the FPGA is probed after `FIRST_PROBE_S`, twice that, and so on to `LAST_PROBE_S`.
+After a correct answer the share rises from 0.
 
-No clock, no randomness, no threads: `step` is given what was seen and the time.
+The controller has no clock, randomness or threads: `step` receives observations and the time.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from typing import Final
 from fpga.offload.plan_search import ShareSchedule
 
 STEP_S: Final = 0.25
-"""Between two decisions: at 300 images per second, 75 of them, ± 9."""
+"""Seconds between two decisions."""
 RATE_TIME_S: Final = 2.0
-"""Time constant of the arrival rate: ± 3 % at 300 per second."""
+"""Time constant of the arrival rate's average."""
 SURPRISE: Final = 4.0
-"""Standard deviations of a Poisson count: once in 16,000 quiet steps, an hour, by chance."""
+"""Standard deviations of a Poisson count beyond which the rate's average restarts."""
 SPEED_PICTURES: Final = 50.0
-"""Images over which the device's speed is averaged: at a tenth of its load, one in ten tells it."""
+"""Images over which the device's speed is averaged."""
 SPEED_BAND: Final = 0.08
-"""A change of its speed that is acted upon."""
+"""Relative change of the device's speed that is acted upon."""
 SPEED_RANGE: Final = (0.5, 20.0)
 LATE_SHARE: Final = 0.01
-"""Of images, those that a 99th percentile allows to be late."""
+"""Share of late images that a 99th percentile allows."""
 LATE_SLACK: Final = 1.5
 LATE_BURST: Final = 8
-"""More late ones than the first times those allowed, and the second, are not chance: late images come in bursts."""
+"""Late images beyond `LATE_SLACK` times the allowed number plus `LATE_BURST` are not chance; they come in bursts."""
 PATIENCE_S: Final = 5.0
 MOST_PATIENCE_S: Final = 64 * PATIENCE_S
 TRIM_DOWN: Final = 0.85
 TRIM_UP: Final = 1.15
 LEAST_TRIM: Final = 0.05
-"""Never none: without images nothing is seen."""
+"""Never 0, because without images nothing is observed."""
 DEAD_BAND: Final = 0.03
 STEP_DOWN: Final = 0.25
 STEP_UP: Final = 0.05
@@ -57,17 +56,17 @@ LAST_PROBE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What happened since the last step."""
+    """Counts since the last step."""
 
     arrivals: int
-    """Images that came, whichever side they went to."""
+    """Images that arrived, on either side."""
     fpga_done: int = 0
     fpga_late: int = 0
-    """Of those done, answered after the deadline."""
+    """Of those done: answered after the deadline."""
     spaced: int = 0
-    """Of those done, answered when the device had been busy since the answer before."""
+    """Of those done: answered while the device had been busy since the reply before."""
     spacing_s: float = 0.0
-    """The time between these and the answers before them, summed."""
+    """Sum of the times from the reply before to each of these."""
 
 
 @dataclass
@@ -75,7 +74,7 @@ class ShareController:
     """Decides the share of one workload.
 
     Args:
-        schedule: the best share by arrival rate, as planned.
+        schedule: the planned share by arrival rate.
         service_s: the modelled time from one image to the next.
     """
 
@@ -84,13 +83,13 @@ class ShareController:
     share: float = 0.0
     rate_hz: float = 0.0
     slowness: float = 1.0
-    """κ, measured; acted upon in steps of `SPEED_BAND`."""
+    """κ, as measured; acted upon in steps of `SPEED_BAND`."""
     trim: float = 1.0
     failed: bool = False
     _then: float | None = None
     _moving: bool = False
     _steps: int = 0
-    """Since the rate's average was begun."""
+    """Steps since the rate's average restarted."""
     _acted_slowness: float = 1.0
     _seen: int = 0
     _late: int = 0
@@ -105,7 +104,7 @@ class ShareController:
         return self._then is None or now - self._then >= STEP_S
 
     def step(self, seen: Observation, now: float) -> float:
-        """The share from now on; `now` in seconds on any clock that does not go back."""
+        """Take a step and return the new share; `now` is in seconds of any monotonic clock."""
         elapsed_s = now - self._then if self._then is not None else 0.0
         self._then = now
         if elapsed_s > 0:
@@ -119,14 +118,14 @@ class ShareController:
         return self.share
 
     def fail(self, now: float) -> None:
-        """The FPGA gave an error, or a wrong answer: nothing goes there until a probe succeeds."""
+        """Stop sending to the FPGA until a probe succeeds."""
         if not self.failed:
             self._probe_after_s = FIRST_PROBE_S
         self.failed, self.share, self._moving = True, 0.0, True
         self._probe_at = now + self._probe_after_s
 
     def probe_due(self, now: float) -> bool:
-        """Whether to ask a failed FPGA again; true once for each time."""
+        """Whether to probe a failed FPGA now; true once for each probe."""
         if not self.failed or now < self._probe_at:
             return False
         self._probe_after_s = min(LAST_PROBE_S, self._probe_after_s * 2)
@@ -134,13 +133,13 @@ class ShareController:
         return True
 
     def recover(self) -> None:
-        """A probe succeeded."""
+        """Resume after a successful probe."""
         self.failed = False
         self._probe_at = math.inf
 
     def _watch_rate(self, arrivals: int, elapsed_s: float) -> None:
         found = arrivals / elapsed_s
-        # At least one image's worth of doubt: from a rate of 0, the first one is no surprise.
+        # A deviation of at least one image, so that the first image after a pause is no surprise.
         deviation = math.sqrt(max(self.rate_hz, 1 / elapsed_s) / elapsed_s)
         if self._steps and abs(found - self.rate_hz) > SURPRISE * deviation:
             self._steps = 0
@@ -156,7 +155,7 @@ class ShareController:
         self.slowness += weight * (found - self.slowness)
         self.slowness = min(max(self.slowness, SPEED_RANGE[0]), SPEED_RANGE[1])
         if abs(self.slowness / self._acted_slowness - 1) > SPEED_BAND:
-            # What was late may have been so because of this: begin from the plan.
+            # Late images may have been caused by this, so the trim starts again.
             self._acted_slowness, self.trim = self.slowness, 1.0
             self._forget()
 
@@ -176,7 +175,7 @@ class ShareController:
             self._forget()
 
     def _forget(self) -> None:
-        """Begin to count late images anew: those before a change tell nothing of what comes after it."""
+        """Restart the count of late images, because those before a change say nothing about the time after it."""
         self._seen = self._late = 0
         self._watched_s = 0.0
 

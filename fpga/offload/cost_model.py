@@ -1,20 +1,20 @@
-"""What a placement costs and how long its images take: one model of the CPU, one of the FPGA, one of what joins them.
+"""Predicts what a placement costs and how long its images take: models of the CPU, the FPGA and the link.
 
     image ─┬─ share ──→ link → FPGA queue → stages → link ─┬─→ answer
-             │               │ no place                 (cut)│
-             └─ 1 − share ──→┴→ CPU queue → cores ←──────────┘→ answer
+           │               │ no place                 (cut)│
+           └─ 1 − share ──→┴→ CPU queue → cores ←──────────┘→ answer
 
-*CPU*: service times measured in this process (`fpga.offload.calibration`), a queue in front of the cores (M/G/c). What
-the host does for an image that it sends to the FPGA is work of the same cores. CPU-seconds are measured at a few
-rates, for a core that rests between two images takes longer for each than one that they keep awake.
+*CPU*: measured service times (`fpga.offload.calibration`) and one queue for all cores (M/G/c). Sending images to the
+FPGA is work of the same cores. CPU seconds are measured at several rates, because a core that rests between images
+takes longer for each.
 
-*FPGA*: cycles from the compiler (`fpga.compiler.folding`) ÷ clock: constant service in a queue of bounded length
-(M/D/1/K); what finds no place goes to the CPU. A link slower than the device takes its place as what images wait for:
-of constant service times in a row, only the longest makes a queue (Friedman, Operations Research 1965).
+*FPGA*: the compiler's cycles ÷ clock, a constant service time in a bounded queue (M/D/1/K); images without a place go
+to the CPU. A link slower than the device replaces it as the bottleneck: of constant service times in a row, only the
+longest forms a queue (Friedman, Operations Research 1965).
 
-*Power*: static draw, joules per image, watts per busy core. All three are estimates with a low, mid and high value.
+*Power*: static power, joules per image, watts per busy core; all are estimates with a low, mid and high value.
 
-Images come at random (Poisson). What one side passes to the other is not quite so; the model takes it as if.
+Arrivals are random (Poisson), and those that one side passes to the other are treated as random too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOTHING: Final = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
 
 @dataclass(frozen=True, slots=True)
 class EstimateRange:
-    """A number that was not measured: low, mid, high."""
+    """A number that was not measured: its low, mid and high value."""
 
     low: float
     mid: float
@@ -61,98 +61,95 @@ ZERO: Final = EstimateRange(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class CpuWork:
-    """CPU-seconds that an image takes of this machine, by how many of them come in a second.
-
-    Straight lines between what was measured; the ends hold beyond them, so nothing is extrapolated.
-    """
+    """CPU seconds per image, by arrival rate: linear between measurements, constant beyond them."""
 
     rates_hz: tuple[float, ...]
-    """Ascending."""
+    """In ascending order."""
     seconds: tuple[float, ...]
 
     @classmethod
     def always(cls, seconds: float) -> CpuWork:
-        """The same at every rate."""
+        """The same CPU seconds at every rate."""
         return cls((0.0,), (seconds,))
 
     def at(self, rate_hz: float) -> float:
-        """Of each image, when so many come."""
+        """CPU seconds per image at a rate."""
         return float(np.interp(rate_hz, self.rates_hz, self.seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """What lies between host and FPGA."""
+    """The link between host and FPGA."""
 
     bytes_per_s: float
     latency_s: float
-    """One way, beside the transfer itself."""
+    """One-way delay beside the transfer."""
     host: CpuWork
-    """Of the host, for an image that is sent: packing, sending, receiving, checking."""
+    """The host's work per image that it sends: packing, sending, receiving, checking."""
 
 
 @dataclass(frozen=True)
 class FpgaProfile:
-    """A network, or its first stages, as an FPGA design that can be loaded."""
+    """A network, or its first stages, as a design that the FPGA can load."""
 
     name: str
     interval_cycles: int
-    """From one image to the next."""
+    """Cycles from one image to the next."""
     latency_cycles: int
-    """Of an image that finds the device idle; at least the interval's share that it is busy for."""
+    """Cycles of an image on an idle device."""
     clock_hz: float
     bytes_in: int
     bytes_out: int
     resources: Resources = NOTHING
     joules: EstimateRange = ZERO
-    """Per image, beside what is drawn without any."""
+    """Energy per image, beside static power."""
     clock_w: EstimateRange = ZERO
-    """Of the clock network of the loaded design, beside the device's static draw."""
+    """Power of the loaded design's clock network, beside the device's static power."""
     source: str = ""
-    """Where the figures come from."""
+    """The source of these figures."""
     cut: str | None = None
-    """The last stage on the FPGA, if the CPU does the others; None for the whole network."""
+    """The last stage on the FPGA, if the CPU computes the others; None for the whole network."""
     rest: ServiceTime | None = None
-    """What the CPU then does."""
+    """The CPU's service time for those others."""
 
     @property
     def runnable(self) -> bool:
-        """Whether `fpga.offload.runtime` can do it. It gives whole images to either side: cuts are a cost model."""
+        """Whether the runtime supports it: it gives whole images to either side, so cuts are only modelled."""
         return self.cut is None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Images of one task, asked of one rung."""
+    """Images of one task for one variant."""
 
     name: str
     rate_hz: float
     deadline_s: float
-    """99 of 100 images are to be answered by then."""
+    """Deadline for 99 of 100 images."""
     cpu: ServiceTime
-    """Of one image on one core, by the twin that gives the same bits."""
-    ways: tuple[FpgaProfile, ...] = ()
+    """Service time of one image on one core."""
+    profiles: tuple[FpgaProfile, ...] = ()
     work: CpuWork | None = None
-    """What that takes with all that is around it; None: the service times and no more."""
+    """CPU seconds of an image with everything around it; None: the service time alone."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to compute with."""
+    """The machine that computes."""
 
     cores: int
     core_w: EstimateRange
-    """Of a core while it is busy."""
+    """Power of a busy core."""
     link: LinkModel
     device: FpgaDevice | None = None
     places: int = 16
-    """Images that may be on their way through one FPGA design at once."""
+    """Images under way through one FPGA design at once, at most."""
     board_w: EstimateRange = ZERO
-    """Regulators, memory, PHY: whatever comes with the chip."""
+    """Power of the board beside the chip."""
 
     @property
     def idle_fpga_w(self) -> EstimateRange:
-        """What a device with any design loaded draws."""
+        """Power of an idle device with a design loaded."""
         return self.board_w if self.device is None else EstimateRange(*self.device.static_w) + self.board_w
 
 
@@ -160,23 +157,23 @@ class Machine:
 class PlacementChoice:
     """Where one workload's images go."""
 
-    way: FpgaProfile | None
+    profile: FpgaProfile | None
     share: float
-    """Of the images, those that are sent to the FPGA."""
+    """Share of images sent to the FPGA."""
 
     def __str__(self) -> str:
-        if self.way is None:
+        if self.profile is None:
             return "CPU"
-        cut = "" if self.way.cut is None else f" up to {self.way.cut}"
-        return f"{self.share:.1%} FPGA {self.way.name}{cut}"
+        cut = "" if self.profile.cut is None else f" up to {self.profile.cut}"
+        return f"{self.share:.1%} FPGA {self.profile.name}{cut}"
 
 
 @dataclass(frozen=True)
 class PlacementCost:
-    """What a choice costs, whatever else runs; costs of several add up."""
+    """The cost of a choice alone; costs of several choices add up."""
 
     cpu_load: float
-    """CPU-seconds per second."""
+    """CPU seconds per second."""
     fpga_w: EstimateRange
     resources: Resources
     link_load: float
@@ -197,69 +194,69 @@ FREE: Final = PlacementCost(0.0, ZERO, NOTHING, 0.0, False)
 
 @dataclass(frozen=True)
 class WorkloadForecast:
-    """What comes of one workload."""
+    """The prediction for one workload."""
 
     p50_s: float
     p99_s: float
     fpga_share: float
-    """Of the images, those that the FPGA answers: what was sent there and found a place."""
+    """Share of images that the FPGA answers: sent there and not turned away."""
     fpga_load: float
-    """Share of the time that the FPGA, or the link to it, is busy."""
+    """Share of time in which the FPGA, or its link, is busy."""
     fpga_mean_s: float
-    """Mean latency of the images that the FPGA answers; 0 if there are none."""
+    """Mean latency of images that the FPGA answers; 0 if there are none."""
 
 
 @dataclass(frozen=True)
 class PlacementForecast:
-    """What comes of a placement."""
+    """The prediction for a placement."""
 
     workloads: tuple[WorkloadForecast, ...]
     cpu_load: float
-    """CPU-seconds per second, of `Machine.cores`."""
+    """CPU seconds per second, of `Machine.cores`."""
     watts: EstimateRange
 
 
-def service_s(way: FpgaProfile, link: LinkModel) -> float:
+def service_s(profile: FpgaProfile, link: LinkModel) -> float:
     """Time from one image to the next at the slowest of link in, device and link out."""
-    return max(way.interval_cycles / way.clock_hz, max(way.bytes_in, way.bytes_out) / link.bytes_per_s)
+    return max(profile.interval_cycles / profile.clock_hz, max(profile.bytes_in, profile.bytes_out) / link.bytes_per_s)
 
 
-def idle_latency_s(way: FpgaProfile, link: LinkModel) -> float:
-    """From giving an image to the link until its logits are back, if nothing else is there."""
-    moved = (way.bytes_in + way.bytes_out) / link.bytes_per_s
-    device_s = max(way.latency_cycles, way.interval_cycles) / way.clock_hz
+def idle_latency_s(profile: FpgaProfile, link: LinkModel) -> float:
+    """Seconds from an image given to the idle link to its logits."""
+    moved = (profile.bytes_in + profile.bytes_out) / link.bytes_per_s
+    device_s = max(profile.latency_cycles, profile.interval_cycles) / profile.clock_hz
     return moved + 2 * link.latency_s + device_s + link.host.at(0.0)
 
 
 def fpga_queue(workload: Workload, choice: PlacementChoice, machine: Machine) -> WaitingTime:
     """The queue in front of a choice's FPGA design."""
-    if choice.way is None:
+    if choice.profile is None:
         return NO_WAITING
-    service = ServiceTime.constant(service_s(choice.way, machine.link))
+    service = ServiceTime.constant(service_s(choice.profile, machine.link))
     return one_server(workload.rate_hz * choice.share, service, machine.places)
 
 
 def cost(workload: Workload, choice: PlacementChoice, machine: Machine) -> PlacementCost:
-    """What a choice takes of the machine. A core is taken to be as awake as this workload's images keep it."""
-    rate, way = workload.rate_hz, choice.way
+    """What a choice takes of the machine; cores count as awake as this workload alone keeps them."""
+    rate, profile = workload.rate_hz, choice.profile
     each_s = workload.cpu.mean_s if workload.work is None else workload.work.at(rate)
-    if way is None:
+    if profile is None:
         return PlacementCost(rate * each_s, ZERO, NOTHING, 0.0, False)
     sent = _sent_hz(workload, choice, machine)
-    sent_s = machine.link.host.at(rate) + (0.0 if way.rest is None else way.rest.mean_s)
-    link_load = sent * max(way.bytes_in, way.bytes_out) / machine.link.bytes_per_s
+    sent_s = machine.link.host.at(rate) + (0.0 if profile.rest is None else profile.rest.mean_s)
+    link_load = sent * max(profile.bytes_in, profile.bytes_out) / machine.link.bytes_per_s
     cpu_load = (rate - sent) * each_s + sent * sent_s
-    return PlacementCost(cpu_load, way.clock_w + way.joules * sent, way.resources, link_load, True)
+    return PlacementCost(cpu_load, profile.clock_w + profile.joules * sent, profile.resources, link_load, True)
 
 
 def watts(total: PlacementCost, machine: Machine) -> EstimateRange:
-    """The power of a placement: of the FPGA, if it has one, and of busy cores."""
+    """Power of a placement: the FPGA, if used, and busy cores."""
     idle = machine.idle_fpga_w if total.on_fpga else ZERO
     return idle + total.fpga_w + machine.core_w * total.cpu_load
 
 
 def forecast(workloads: Sequence[Workload], choices: Sequence[PlacementChoice], machine: Machine) -> PlacementForecast:
-    """What comes of a placement; latencies are infinite where a queue would grow without bound."""
+    """Predict a placement; latencies are infinite where a queue grows without bound."""
     streams = [
         stream for w, choice in zip(workloads, choices, strict=True) for stream in _cpu_streams(w, choice, machine)
     ]
@@ -273,35 +270,35 @@ def forecast(workloads: Sequence[Workload], choices: Sequence[PlacementChoice], 
 
 
 def _cpu_streams(workload: Workload, choice: PlacementChoice, machine: Machine) -> list[tuple[float, ServiceTime]]:
-    """Rates, and service times, of what the cores are given."""
+    """Rates and service times of the work that the cores get."""
     sent = _sent_hz(workload, choice, machine)
     streams = []
     if workload.rate_hz > sent:
         streams.append((workload.rate_hz - sent, workload.cpu))
-    if sent and choice.way is not None:
+    if sent and choice.profile is not None:
         if host_s := machine.link.host.at(workload.rate_hz):
             streams.append((sent, ServiceTime.constant(host_s)))
-        if choice.way.rest is not None:
-            streams.append((sent, choice.way.rest))
+        if choice.profile.rest is not None:
+            streams.append((sent, choice.profile.rest))
     return streams
 
 
 def _sent_hz(workload: Workload, choice: PlacementChoice, machine: Machine) -> float:
-    """Images per second that the FPGA is given, and has a place for."""
-    return workload.rate_hz * choice.share * fpga_queue(workload, choice, machine).taken if choice.way else 0.0
+    """Images per second that the FPGA gets and has a place for."""
+    return workload.rate_hz * choice.share * fpga_queue(workload, choice, machine).taken if choice.profile else 0.0
 
 
 def _predict(workload: Workload, choice: PlacementChoice, machine: Machine, cpu_queue: WaitingTime) -> WorkloadForecast:
     queue = fpga_queue(workload, choice, machine)
-    on_fpga = choice.share * queue.taken if choice.way is not None else 0.0
+    on_fpga = choice.share * queue.taken if choice.profile is not None else 0.0
     parts: list[tuple[float, LatencyDistribution]] = []
     fpga_mean_s = fpga_load = 0.0
-    if choice.way is not None and on_fpga:
-        busy_s = service_s(choice.way, machine.link)
-        delay_s = max(0.0, idle_latency_s(choice.way, machine.link) - busy_s)
-        if choice.way.rest is not None:
-            # Two waits in a row are not independent; their means add up, which is all that a cost model needs.
-            delay_s += cpu_queue.mean_s + choice.way.rest.mean_s
+    if choice.profile is not None and on_fpga:
+        busy_s = service_s(choice.profile, machine.link)
+        delay_s = max(0.0, idle_latency_s(choice.profile, machine.link) - busy_s)
+        if choice.profile.rest is not None:
+            # Two waits in a row are not independent, but their means add up, which suffices for costs.
+            delay_s += cpu_queue.mean_s + choice.profile.rest.mean_s
         latency = LatencyDistribution(delay_s, queue, ServiceTime.constant(busy_s))
         parts.append((on_fpga, latency))
         fpga_mean_s, fpga_load = latency.mean_s, workload.rate_hz * on_fpga * busy_s
@@ -313,7 +310,7 @@ def _predict(workload: Workload, choice: PlacementChoice, machine: Machine, cpu_
 
 
 def fits(used: Resources, device: FpgaDevice) -> bool:
-    """Whether a device holds that much."""
+    """Whether a device holds these resources."""
     return (
         used.luts <= device.luts
         and used.ffs <= device.ffs
@@ -323,7 +320,7 @@ def fits(used: Resources, device: FpgaDevice) -> bool:
 
 
 def shortage(used: Resources, device: FpgaDevice) -> str | None:
-    """Why a device cannot hold that much, or None."""
+    """Why a device does not hold these resources, or None."""
     wants: Mapping[str, tuple[int, int]] = {
         "LUTs": (used.luts, device.luts),
         "flip-flops": (used.ffs, device.ffs),

@@ -90,13 +90,13 @@ def _plan(
     if not (cycles and clock_hz):
         raise ConfigError("fpga-offload: the device does not say how fast it is; expected fpga_report")
     bytes_in, bytes_out = transfer_bytes(graph)
-    way = FpgaProfile(graph.name, cycles, cycles, clock_hz, bytes_in, bytes_out)
+    profile = FpgaProfile(graph.name, cycles, cycles, clock_hz, bytes_in, bytes_out)
     device_s = cycles / clock_hz
     service = measure(cpu, "fpga-ref", MEASURE_S).one("measured now").service
     host, work = (measure_work(side, [load / device_s for load in LOADS], WORK_S, WORK_IMAGES) for side in (fpga, cpu))
     link = measure_link(fpga, device_s, UNLIMITED_BYTES_PER_S, host, MEASURE_S)
     machine = Machine(cores, ZERO, link, places=PLACES)
-    workload = Workload(graph.name, FIRST_RATE_HZ, deadline_s, service, (way,), work)
+    workload = Workload(graph.name, FIRST_RATE_HZ, deadline_s, service, (profile,), work)
     settings = offload_of(search([workload], machine), machine)
     log.info(
         "fpga-offload: an image takes %.3f ms of a core here, or %.3f ms of a core and %.3f ms of the device there; "

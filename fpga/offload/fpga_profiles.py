@@ -1,4 +1,4 @@
-"""The FPGA in the performance model, from what the compiler knows: reports of builds, or foldings not yet built."""
+"""FPGA profiles for the cost model, from reports of builds or from foldings that are not built."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hawkvision.integer.ir import IntegerGraph
 
 BYTES_PER_LOGIT: Final = 4
 FRAMING_BYTES: Final = 64
-"""About what goes around an image's pixels, and around its logits."""
+"""Approximate bytes around an image's pixels, and around its logits."""
 
 UNBUILT_PJ: Final = EstimateRange(8.0, 18.0, 33.0)
-"""Picojoules per multiply-accumulate, beside the static draw, of designs without a report of their own: an estimate,
-from the simulated switching of one design of the 4-bit Fashion-MNIST network on an LFE5U-45F."""
+"""Energy per multiply-accumulate beside static power, for designs without a report: an estimate from the simulated
+switching of a 4-bit Fashion-MNIST design on an LFE5U-45F."""
 
 
 def transfer_bytes(graph: IntegerGraph) -> tuple[int, int]:
@@ -25,8 +25,8 @@ def transfer_bytes(graph: IntegerGraph) -> tuple[int, int]:
     return graph.input.elements + FRAMING_BYTES, graph.classes * BYTES_PER_LOGIT + FRAMING_BYTES
 
 
-def way_of_report(graph: IntegerGraph, report: BuildReport) -> FpgaProfile:
-    """A design that was built: its own cycles, median clock, resources and estimated energy.
+def profile_of_report(graph: IntegerGraph, report: BuildReport) -> FpgaProfile:
+    """A built design: its own cycles, median clock, resources and estimated energy.
 
     Raises:
         CompileError: if the report is about another graph.
@@ -48,11 +48,11 @@ def way_of_report(graph: IntegerGraph, report: BuildReport) -> FpgaProfile:
     )
 
 
-def way_of_folding(graph: IntegerGraph, folding: Folding, name: str, clock_hz: float) -> FpgaProfile:
-    """A design that was not built: cycles by the performance model, resources and energy estimated.
+def profile_of_folding(graph: IntegerGraph, folding: Folding, name: str, clock_hz: float) -> FpgaProfile:
+    """A design that is not built: modelled cycles, estimated resources and energy.
 
     Raises:
-        CompileError: if the graph cannot be folded like this.
+        CompileError: if the folding does not fit the graph.
     """
     check_folding(graph, folding)
     bytes_in, bytes_out = transfer_bytes(graph)
@@ -70,9 +70,9 @@ def way_of_folding(graph: IntegerGraph, folding: Folding, name: str, clock_hz: f
 
 
 def cuts(graph: IntegerGraph, folding: Folding, whole: FpgaProfile, cpu: ServiceTime) -> tuple[FpgaProfile, ...]:
-    """The same design with only its first stages on the FPGA, for each place where the chain could be cut.
+    """The same design with only its first stages on the FPGA, for each place where the chain can be cut.
 
-    What the CPU does then takes its part of the multiplications of the time that it takes for all: an estimate.
+    The CPU's time for the rest is estimated from its share of the multiplications.
     """
     busy, found = cycles_of(graph, folding), []
     resources, lanes, done = of_frame(graph), graph.input.channels, 0
@@ -101,9 +101,9 @@ def cuts(graph: IntegerGraph, folding: Folding, whole: FpgaProfile, cpu: Service
 
 
 def latency(graph: IntegerGraph, folding: Folding, stages: int) -> int:
-    """Cycles from an image's first pixel to the last value of its `stages`-th stage on an idle device: an estimate.
+    """Estimated cycles from an image's first pixel to the last value of stage number `stages`, on an idle device.
 
-    The slowest stage sets the pace of the rows; each one behind it still has to do the rows under its last window.
+    The slowest stage sets the pace; each stage behind it still computes the rows under its last window.
     """
     chosen = graph.stages[:stages]
     busy = [cycles_of(graph, folding)[stage.name] for stage in chosen]

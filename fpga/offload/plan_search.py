@@ -1,11 +1,9 @@
-"""The search for a plan: the cheapest placement that keeps every deadline, the power budget and the device's bounds.
+"""Searches for a plan: the cheapest placement that keeps every deadline, the power budget and the device's bounds.
 
-Each workload has a list of choices: all on the CPU, or one of its FPGA designs with a share of 1/40 to 40/40. What
-breaks a bound even if nothing else ran leaves the list first, for more work never shortens a wait. Costs (CPU-seconds,
-joules, resources) add up, so whole placements are ordered by cost before any latency is computed, and the first in that
-order that keeps the deadlines is the best. With few of them, every placement is looked at. With more, partial
-placements are extended workload by workload and only `WIDTH` of them kept: the cheapest, and a quarter by how little of
-the device they take; then the plan says so, beside a lower bound of the cost that no placement can go below.
+Each workload has a list of choices: the CPU alone, or an FPGA design with a share of 1/40 to 40/40. Choices that break
+a bound on their own are removed. Costs add up, so placements are sorted by cost first; the first that keeps the
+deadlines is the best. With many workloads, only `WIDTH` partial placements are kept (the cheapest, and a quarter by
+their use of the device); the plan then says that it may not be the best, and gives a lower bound of the cost.
 """
 
 from __future__ import annotations
@@ -31,19 +29,19 @@ from fpga.offload.cost_model import (
 from hawkvision.errors import ConfigError
 
 Objective: TypeAlias = Literal["cpu", "energy"]
-"""What is to be small: CPU-seconds per second, or watts (mid estimate) of cores and FPGA together."""
+"""What to minimise: CPU seconds per second, or watts (mid estimate) of cores and FPGA together."""
 
 SHARES: Final = tuple(i / 40 for i in range(1, 41))
 WIDTH: Final = 7_000
-"""Partial placements kept: two workloads of two designs each make 6,561."""
+"""Partial placements kept; enough for two workloads of two designs each."""
 MAX_FORECASTS: Final = 2_000
-"""Placements whose latencies are computed: at 2 ms each, 4 s."""
+"""Placements whose latencies are computed, at most."""
 MAX_WORKLOADS: Final = 16
 
 
 @dataclass(frozen=True)
 class RejectedChoice:
-    """What was not chosen although it would have cost less, or is what one would ask for, and why."""
+    """A choice that was not taken, and why."""
 
     workload: str
     choice: str
@@ -52,21 +50,21 @@ class RejectedChoice:
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """A placement, what comes of it, and why it is this one."""
+    """A placement, its prediction, and the reasons for it."""
 
     objective: Objective
     workloads: tuple[Workload, ...]
     choices: tuple[PlacementChoice, ...]
     forecast: PlacementForecast
     cost: float
-    """CPU-seconds per second, or watts."""
+    """CPU seconds per second, or watts."""
     bound: float
-    """No placement within the bounds can cost less than this."""
+    """Lower bound of the cost of all placements within the bounds."""
     feasible: bool
-    """False: nothing keeps all bounds, and this is the placement whose slowest workload comes nearest its deadline."""
+    """False if no placement keeps all bounds; this one's slowest workload then comes nearest its deadline."""
     exhaustive: bool
     looked_at: int
-    """Whole placements."""
+    """Number of whole placements compared."""
     rejected: tuple[RejectedChoice, ...]
 
 
@@ -79,7 +77,7 @@ class _PartialPlan:
 def search(
     workloads: Sequence[Workload], machine: Machine, objective: Objective = "cpu", power_w: float = math.inf
 ) -> OffloadPlan:
-    """The cheapest placement; if nothing keeps all bounds, one that says so.
+    """The cheapest placement; if none keeps all bounds, one that says so.
 
     Raises:
         ConfigError: if there is no workload, or more than `MAX_WORKLOADS`.
@@ -120,7 +118,7 @@ def search(
 
 
 def schedule(workload: Workload, machine: Machine, objective: Objective, rates: Sequence[float]) -> ShareSchedule:
-    """The best share at each of several arrival rates (ascending), for `fpga.offload.controller`."""
+    """The best share at each of several ascending arrival rates."""
     points = []
     for rate in rates:
         at_rate = replace(workload, rate_hz=rate)
@@ -131,9 +129,11 @@ def schedule(workload: Workload, machine: Machine, objective: Objective, rates: 
 
 
 def _cheapest(workload: Workload, machine: Machine, objective: Objective) -> PlacementChoice:
-    """What `search` would choose for one workload, without the reasons."""
+    """The choice of `search` for one workload, without the reasons."""
     priced = [(cost(workload, choice, machine), choice) for choice in _choices(workload)]
-    kept = [(own, c) for own, c in priced if (c.way is None or c.way.runnable) and _keeps(own, machine, math.inf)]
+    kept = [
+        (own, c) for own, c in priced if (c.profile is None or c.profile.runnable) and _keeps(own, machine, math.inf)
+    ]
     kept.sort(key=lambda pair: _price(pair[0], machine, objective))
     for _, choice in kept:
         if forecast([workload], [choice], machine).workloads[0].p99_s <= workload.deadline_s:
@@ -143,7 +143,7 @@ def _cheapest(workload: Workload, machine: Machine, objective: Objective) -> Pla
 
 @dataclass(frozen=True, slots=True)
 class SchedulePoint:
-    """What was planned for an arrival rate."""
+    """The plan for one arrival rate."""
 
     rate_hz: float
     share: float
@@ -153,16 +153,16 @@ class SchedulePoint:
 
 @dataclass(frozen=True)
 class ShareSchedule:
-    """Shares by arrival rate, straight lines between; the ends hold beyond them."""
+    """Shares by arrival rate: linear between points, constant beyond them."""
 
     points: tuple[SchedulePoint, ...]
 
     def share(self, rate_hz: float) -> float:
-        """Of the images, those to be sent to the FPGA."""
+        """Share of images for the FPGA at a rate."""
         return self._between(rate_hz, [point.share for point in self.points])
 
     def fpga_mean_s(self, rate_hz: float) -> float:
-        """Mean latency that is predicted on the FPGA side."""
+        """Predicted mean latency on the FPGA at a rate."""
         return self._between(rate_hz, [point.fpga_mean_s for point in self.points])
 
     def _between(self, rate_hz: float, values: Sequence[float]) -> float:
@@ -177,8 +177,11 @@ class ShareSchedule:
 
 
 def _choices(workload: Workload) -> list[PlacementChoice]:
-    shares = ((way, SHARES if way.runnable else SHARES[-1:]) for way in workload.ways)
-    return [PlacementChoice(None, 0.0), *(PlacementChoice(way, share) for way, each in shares for share in each)]
+    shares = ((profile, SHARES if profile.runnable else SHARES[-1:]) for profile in workload.profiles)
+    return [
+        PlacementChoice(None, 0.0),
+        *(PlacementChoice(profile, share) for profile, each in shares for share in each),
+    ]
 
 
 def _possible(
@@ -189,7 +192,7 @@ def _possible(
     for choice in _choices(workload):
         own = cost(workload, choice, machine)
         reason = _broken(own, machine, power_w)
-        if choice.way is not None and not choice.way.runnable:
+        if choice.profile is not None and not choice.profile.runnable:
             (alone,) = forecast([workload], [choice], machine).workloads
             reason = (
                 f"cost model only, for the runtime gives whole images to either side: {own.cpu_load:.3g} CPU-seconds "
@@ -208,7 +211,7 @@ def _possible(
 
 
 def _keeps(total: PlacementCost, machine: Machine, power_w: float) -> bool:
-    """Whether a placement of this cost keeps all bounds but the deadlines: `_broken` without the words."""
+    """Whether a placement keeps all bounds but the deadlines; `_broken` without the reason."""
     return (
         (machine.device is None or fits(total.resources, machine.device))
         and total.cpu_load < machine.cores
@@ -218,7 +221,7 @@ def _keeps(total: PlacementCost, machine: Machine, power_w: float) -> bool:
 
 
 def _broken(total: PlacementCost, machine: Machine, power_w: float) -> str | None:
-    """The bound that a placement of this cost breaks, or None; deadlines are looked at later."""
+    """The bound that a placement breaks, or None; deadlines are not checked here."""
     if _keeps(total, machine, power_w):
         return None
     if machine.device is not None and (short := shortage(total.resources, machine.device)):
@@ -245,7 +248,7 @@ def _narrowed(ordered: list[_PartialPlan]) -> list[_PartialPlan]:
 def _bound(
     lists: Sequence[Sequence[tuple[PlacementChoice, PlacementCost]]], machine: Machine, objective: Objective
 ) -> float:
-    """The sum of each workload's cheapest choice, the FPGA's idle power left out."""
+    """Sum of each workload's cheapest choice, without the FPGA's idle power."""
     if not all(lists):
         return math.inf
     if objective == "cpu":
@@ -272,12 +275,12 @@ def _nearest(
 
 
 def _nearest_choices(workloads: Sequence[Workload], machine: Machine) -> list[PlacementChoice]:
-    """Where nothing keeps all bounds: workload by workload, what comes nearest its deadline, the device's size kept."""
+    """If nothing keeps all bounds: workload by workload, the choice nearest its deadline that the device holds."""
     chosen: list[PlacementChoice] = []
     for number, workload in enumerate(workloads):
         best: tuple[float, float, PlacementChoice] | None = None
         for choice in _choices(workload):
-            if choice.way is not None and not choice.way.runnable:
+            if choice.profile is not None and not choice.profile.runnable:
                 continue
             upto, tried = workloads[: number + 1], [*chosen, choice]
             total = FREE
@@ -301,7 +304,7 @@ def _worth_telling(
     machine: Machine,
     objective: Objective,
 ) -> tuple[RejectedChoice, ...]:
-    """Why not, of the extremes: the CPU alone, each design with all images, and with a little more than was chosen."""
+    """Reasons against the extremes: the CPU alone, and each design with all images."""
     told = list(rejected)
     for workload, chosen in zip(workloads, choices, strict=True):
         own = _price(cost(workload, chosen, machine), machine, objective)
@@ -318,7 +321,7 @@ def _worth_telling(
 
 
 def _summary(rejected: Sequence[RejectedChoice]) -> tuple[RejectedChoice, ...]:
-    """The least and the greatest share of each run of rejections: forty lines of a kind say no more than two."""
+    """The first and last of each group of similar rejections."""
     kept: list[RejectedChoice] = []
     groups: dict[tuple[str, str, str], list[RejectedChoice]] = {}
     for each in rejected:

@@ -1,23 +1,20 @@
-"""Waiting times, from queueing theory: what the planner predicts latencies with.
+"""Waiting times from queueing theory, with which the planner predicts latencies.
 
-*One server, Poisson arrivals* (M/G/1; M/D/1 where the service is constant). The work V in the system has an atom p₀ of
-being empty and a density v with
+*One server, Poisson arrivals* (M/G/1; M/D/1 for constant service). The work V in the system is empty with probability
+p₀ and has a density v with
 
     v(x) = λ p₀ P(S > x) + λ ∫₀ˣ v(y) P(S > x − y) dy
 
-(level crossing; Brill and Posner, Operations Research 1977), whose solution is the geometric sum of equilibrium service
-times of Pollaczek and Khinchine. Arrivals see this V, and on a grid it is a recursion, that of Panjer (ASTIN Bulletin
-1981), exact but for the width of the grid, for any distribution of service times.
+(level crossing; Brill and Posner, Operations Research 1977). Its solution is the geometric sum of equilibrium service
+times of Pollaczek and Khinchine. Arrivals see this V. On a grid it is Panjer's recursion (ASTIN Bulletin 1981), exact
+up to the width of the grid, for any distribution of service times.
 
-*A bounded queue* takes images only while V ≤ B, which for constant service is a bound on their number. Below B the
-same equation holds, so V keeps its shape there, for loads above one as well, and only p₀ changes: that everything taken
-is served, (1 − p₀) = λ E[S] P(V ≤ B), gives it.
+*A bounded queue* accepts images only while V ≤ B, which for constant service bounds their number. Below B the same
+equation holds, for loads above one as well; only p₀ changes, and follows from (1 − p₀) = λ E[S] P(V ≤ B).
 
-*Several servers* (M/G/c): an image waits with the probability of Erlang's C formula (1917), and one that waits does so
-as in an M/G/1 queue that serves c times as fast (Nozaki and Ross, J. Applied Probability 1978; its mean is that of Lee
-and Longton 1959). This one is an approximation; exact for c = 1.
-
-`tests/fpga/offload/test_queueing.py` holds all three against simulation.
+*Several servers* (M/G/c): an image waits with the probability of Erlang's C formula (1917); if so, it waits as in an
+M/G/1 queue that serves c times as fast (Nozaki and Ross, J. Applied Probability 1978; the mean is that of Lee and
+Longton 1959). This is an approximation, exact for c = 1.
 """
 
 from __future__ import annotations
@@ -35,27 +32,27 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 CELLS: Final = 8
-"""Of the grid, in a mean service time: M/D/1's 99th percentile moves by less than 0.5 % with twice as many."""
+"""Grid cells per mean service time."""
 MAX_CELLS: Final = 2048
-"""Waits are followed up to 256 service times; what waits longer counts as never served."""
+"""Cells at most: waits of up to 256 service times; longer ones count as never served."""
 MAX_ATOMS: Final = 200
 _LARGE: Final = 1e200
 
 
 @dataclass(frozen=True)
 class ServiceTime:
-    """A distribution of service times: equally likely values in seconds, sorted; one value if it is constant."""
+    """A distribution of service times: equally likely values in seconds, sorted; one value if constant."""
 
     atoms: tuple[float, ...]
 
     @classmethod
     def constant(cls, seconds: float) -> ServiceTime:
-        """Always the same."""
+        """A constant service time."""
         return cls((seconds,))
 
     @classmethod
     def measured(cls, seconds: Sequence[float]) -> ServiceTime:
-        """Quantiles of a sample, its mean kept."""
+        """Quantiles of a sample with its mean."""
         ordered = np.sort(np.asarray(seconds, np.float64))
         if len(ordered) <= MAX_ATOMS:
             return cls(tuple(ordered.tolist()))
@@ -65,7 +62,7 @@ class ServiceTime:
 
     @classmethod
     def spread(cls, mean_s: float, variation: float) -> ServiceTime:
-        """Log-normal, of the given mean and coefficient of variation: what is assumed where only these are known."""
+        """Log-normal with the given mean and coefficient of variation, for when only these are known."""
         if variation == 0:
             return cls.constant(mean_s)
         sigma, normal = math.sqrt(math.log1p(variation**2)), NormalDist()
@@ -74,7 +71,7 @@ class ServiceTime:
 
     @property
     def mean_s(self) -> float:
-        """The mean."""
+        """Mean in seconds."""
         return math.fsum(self.atoms) / len(self.atoms)
 
     @property
@@ -83,12 +80,12 @@ class ServiceTime:
         return float(np.std(self.atoms)) / self.mean_s if self.mean_s else 0.0
 
     def scaled(self, factor: float) -> ServiceTime:
-        """All of it `factor` times as long."""
+        """The distribution with all times multiplied by `factor`."""
         return ServiceTime(tuple(atom * factor for atom in self.atoms))
 
 
 def mixed(parts: Sequence[tuple[float, ServiceTime]]) -> ServiceTime:
-    """One stream made of several, by their rates (any unit, not all zero)."""
+    """The service time of several streams together, weighted by their rates (any unit, not all zero)."""
     total = math.fsum(rate for rate, _ in parts)
     values = np.concatenate([np.array(service.atoms) for _, service in parts])
     weights = np.concatenate([np.full(len(s.atoms), rate / total / len(s.atoms)) for rate, s in parts])
@@ -105,19 +102,19 @@ class WaitingTime:
 
     step_s: float
     below: Floats
-    """P(wait ≤ (k + ½) · step), k from 0; what is missing to 1 at the end waits longer than the grid reaches."""
+    """P(wait ≤ (k + ½) · step) for k from 0; the rest up to 1 waits longer than the grid reaches."""
     taken: float = 1.0
-    """Share of arrivals that find a place; the rest do not wait at all, for they are turned away."""
+    """Share of arrivals that find a place; the others are turned away at once."""
 
     def cdf(self, seconds: Floats) -> Floats:
-        """P(wait ≤ t) of those taken."""
+        """P(wait ≤ t) of accepted images."""
         edges = (np.arange(len(self.below)) + 0.5) * self.step_s
         found: Floats = np.where(seconds < 0, 0.0, np.interp(seconds, edges, self.below))
         return found
 
     @property
     def mean_s(self) -> float:
-        """Mean wait of those taken; infinite if the queue is not stable."""
+        """Mean wait of accepted images; infinite if the queue is not stable."""
         if self.below[-1] < 0.999:
             return math.inf
         return float((1.0 - self.below).sum()) * self.step_s
@@ -125,12 +122,12 @@ class WaitingTime:
 
 NO_WAITING: Final = WaitingTime(1e-9, np.ones(1))
 ENDLESS: Final = WaitingTime(1.0, np.zeros(1))
-"""Of a queue that grows without bound."""
+"""The wait of a queue that grows without bound."""
 
 
 @lru_cache(maxsize=4096)
 def one_server(rate_hz: float, service: ServiceTime, places: int | None = None) -> WaitingTime:
-    """Poisson arrivals at one server; with `places`, at most so many are in the system, the one served included."""
+    """Poisson arrivals at one server; `places` bounds the images in the system, the one in service included."""
     mean = service.mean_s
     load = rate_hz * mean
     if load == 0:
@@ -141,19 +138,19 @@ def one_server(rate_hz: float, service: ServiceTime, places: int | None = None) 
     residual = _residual(service, step)
     cells = MAX_CELLS if places is None else min(MAX_CELLS, (places - 1) * CELLS + 1)
     if load * residual[0] >= 1:
-        # More than the grid can tell, and only possible with `places`: they are all taken again as soon as one is free.
+        # Beyond what the grid resolves, and only possible with `places`: each free place is taken again at once.
         return WaitingTime(step, np.where(np.arange(cells) < cells - 1, 0.0, 1.0), taken=1 / load)
     work, empty = _work(load, residual, cells, 1 / (1 - load) if places is None else math.inf)
     if places is None:
         return WaitingTime(step, np.cumsum(work) * (1 - load) / empty)
-    # The last cell straddles the bound: half of it is taken. The atom of an empty system is in the first.
+    # The last cell straddles the bound, so half of it is accepted. The first holds the atom of an empty system.
     work[-1] = empty if cells == 1 else work[-1] / 2
     total = work.sum()
     return WaitingTime(step, np.cumsum(work) / total, taken=float(total / (empty + load * total)))
 
 
 def several_servers(rate_hz: float, service: ServiceTime, servers: int) -> WaitingTime:
-    """Poisson arrivals at `servers` of a kind with one queue."""
+    """Poisson arrivals at `servers` equal servers with one queue."""
     if servers == 1:
         return one_server(rate_hz, service)
     load = rate_hz * service.mean_s / servers
@@ -167,7 +164,7 @@ def several_servers(rate_hz: float, service: ServiceTime, servers: int) -> Waiti
 
 
 def erlang_c(servers: int, erlangs: float) -> float:
-    """Probability that all of `servers` are busy under a load of `erlangs` < servers (A. K. Erlang 1917)."""
+    """Probability that all `servers` are busy under a load of `erlangs` < servers (Erlang 1917)."""
     blocked = 1.0
     for n in range(1, servers + 1):
         blocked = erlangs * blocked / (n + erlangs * blocked)
@@ -175,7 +172,7 @@ def erlang_c(servers: int, erlangs: float) -> float:
 
 
 def _residual(service: ServiceTime, step: float) -> Floats:
-    """Equilibrium service time: P(it lies within half a step of k · step), k from 0 while there is any."""
+    """Equilibrium service time: P(it lies within half a step of k · step), for k from 0."""
     cells = min(MAX_CELLS, math.ceil(service.atoms[-1] / step + 0.5) + 1)
     edges = np.maximum((np.arange(cells + 1) - 0.5) * step, 0.0)
     whole = np.minimum(np.array(service.atoms)[:, None], edges).mean(axis=0)
@@ -184,9 +181,9 @@ def _residual(service: ServiceTime, step: float) -> Floats:
 
 
 def _work(load: float, residual: Floats, cells: int, total: float) -> tuple[Floats, float]:
-    """The work in the system by cell, and the atom of an empty system, which is in the first; both up to a factor.
+    """The work in the system by cell, and the atom of an empty system in the first cell, both up to a factor.
 
-    Ends early where all of `total`, the sum for an atom of 1, is found but for a millionth.
+    It ends early when all but a millionth of `total`, the sum for an atom of 1, is found.
     """
     work, empty = np.zeros(cells), 1.0
     factor = load / (1 - load * residual[0])
@@ -207,7 +204,7 @@ def _work(load: float, residual: Floats, cells: int, total: float) -> tuple[Floa
 
 @dataclass(frozen=True, eq=False)
 class LatencyDistribution:
-    """Distribution of the time from arrival to answer: delay + wait + service, the three independent."""
+    """Distribution of the time from arrival to answer: delay + wait + service, assumed independent."""
 
     delay_s: float
     waiting: WaitingTime
@@ -224,7 +221,9 @@ class LatencyDistribution:
 
 
 def quantile(parts: Sequence[tuple[float, LatencyDistribution]], probability: float) -> float:
-    """Of images that take one of several ways, with weights that sum to one; infinite if too many never arrive."""
+    """Quantile of the latency of images that take one of several ways, with weights that sum to one; infinite if too
+    many are never served.
+    """
     parts = [(weight, latency) for weight, latency in parts if weight > 0]
     low = 0.0
     high = max(p.delay_s + p.service.atoms[-1] + len(p.waiting.below) * p.waiting.step_s for _, p in parts)

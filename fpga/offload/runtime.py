@@ -1,12 +1,11 @@
-"""The backend that does what was planned: each image goes to the FPGA or to its bit-exact twin on the CPU.
+"""The offload backend: each image goes to the FPGA, or to the CPU, which gives the same bits.
 
     image → drawn by share ─┬─ FPGA, if it has a place ── error? ─→ CPU
-                              └─ CPU
+                            └─ CPU
 
-Images are drawn independently, so that a random stream stays random on both sides, as the model has it. Whatever
-goes wrong on the FPGA is counted and logged, and its images are computed on the CPU: none is lost, and none is
-answered differently, for both sides give the same bits. A failed FPGA is probed in the background and must give the
-CPU's logits.
+Images are drawn independently, so that arrivals stay random on both sides, as the model assumes. Errors of the FPGA are
+counted and logged, and its images are computed on the CPU, so none is lost. A failed FPGA is probed in the background
+and must give the CPU's logits.
 
 Callers wait in their own threads; to keep the FPGA busy there must be as many as it has places, plus the cores.
 """
@@ -42,47 +41,46 @@ T = TypeVar("T")
 log = logging.getLogger("hawkvision.fpga")
 
 RATES: Final = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
-"""Arrival rates that a schedule is made for, as multiples of what the FPGA can do."""
+"""Arrival rates of the schedule, as multiples of the FPGA's rate."""
 HEADROOM: Final = 0.8
-"""Of the deadline, what shares are planned for: the arrival rate is known to a few percent only, and close to what the
-FPGA can do a few percent more of it make twice the wait."""
+"""Share of the deadline that is planned for: near the FPGA's rate, a small error of the rate doubles the wait."""
 
 
 @dataclass(frozen=True)
 class OffloadSettings:
-    """What the runtime is told of a plan: one workload's."""
+    """A plan for one workload, as the runtime needs it."""
 
     schedule: ShareSchedule
     service_s: float
-    """Modelled time from one image to the next on the FPGA."""
+    """Modelled seconds from one image to the next on the FPGA."""
     travel_s: float
-    """Modelled time that an image spends on the FPGA's side beside that, if nobody is before it."""
+    """Modelled seconds on the FPGA's side beside that, without a queue."""
     deadline_s: float
     places: int
     cores: int
 
 
 def offload_of(plan: OffloadPlan, machine: Machine) -> OffloadSettings:
-    """What to run of a plan for one workload, whatever the rate becomes.
+    """The runtime's settings from a plan for one workload, for all arrival rates.
 
     Raises:
-        ConfigError: if it has several workloads, or no FPGA design that can be run.
+        ConfigError: if the plan has several workloads, or no FPGA design of a whole network.
     """
     if len(plan.workloads) != 1:
         raise ConfigError(f"offload: expected a plan for one workload, got {len(plan.workloads)}")
     workload = plan.workloads[0]
-    way = plan.choices[0].way or next((way for way in workload.ways if way.runnable), None)
-    if way is None or not way.runnable:
+    profile = plan.choices[0].profile or next((profile for profile in workload.profiles if profile.runnable), None)
+    if profile is None or not profile.runnable:
         raise ConfigError(f"offload: {workload.name}: expected an FPGA design of the whole network, there is none")
-    busy_s = service_s(way, machine.link)
-    travel_s = max(0.0, idle_latency_s(way, machine.link) - busy_s)
-    only = replace(workload, deadline_s=workload.deadline_s * HEADROOM, ways=(way,))
+    busy_s = service_s(profile, machine.link)
+    travel_s = max(0.0, idle_latency_s(profile, machine.link) - busy_s)
+    only = replace(workload, deadline_s=workload.deadline_s * HEADROOM, profiles=(profile,))
     shares = schedule(only, machine, plan.objective, [multiple / busy_s for multiple in RATES])
     return OffloadSettings(shares, busy_s, travel_s, workload.deadline_s, machine.places, machine.cores)
 
 
 class OffloadBackend:
-    """A `Backend` of two: `fpga` and its twin `cpu`, both given away to it.
+    """A backend that owns two others and shares images between them.
 
     Raises:
         BackendError: if the two differ in input shape or classes.
@@ -97,7 +95,7 @@ class OffloadBackend:
         self._draws = random.Random(seed)  # noqa: S311 - which side computes an image is no secret
         self._lock = threading.Lock()
         self._cores = threading.Semaphore(plan.cores)
-        # One thread for each place waits for the FPGA's part of a batch, and one probes.
+        # One thread per place waits for the FPGA's part of a batch, and one probes.
         self._threads = ThreadPoolExecutor(plan.places + 1, thread_name_prefix="hawkvision-offload")
         self._probing = self._closed = False
         self._outstanding = 0
@@ -144,7 +142,7 @@ class OffloadBackend:
         return (FpgaCollector(self.counts), OffloadCollector(self.offloaded))
 
     def offloaded(self) -> OffloadCounts:
-        """What went where so far, and what is decided now."""
+        """Counts of both sides, and the current decision."""
         with self._lock:
             now, controller = self._tally, self._controller
             return OffloadCounts(
@@ -165,12 +163,12 @@ class OffloadBackend:
     def close(self) -> None:
         """See `Backend.close`."""
         self._closed = True
-        self._fpga.close()  # before the threads: one may wait for a device that says nothing
+        self._fpga.close()  # before the threads, because one may wait for a silent device
         self._threads.shutdown(wait=True)
         self._cpu.close()
 
     def _draw(self, n: int) -> NDArray[np.bool_]:
-        """Which of `n` new images the FPGA gets; their places are taken with that."""
+        """Draw which of `n` new images the FPGA gets, and reserve their places."""
         now = self._clock.now()
         with self._lock:
             self._tally.arrivals += n
@@ -190,7 +188,7 @@ class OffloadBackend:
     def _start(self, work: Callable[..., T], *of: Pixels) -> Future[T]:
         try:
             return self._threads.submit(work, *of)
-        except RuntimeError:  # closed since `infer` looked
+        except RuntimeError:  # closed meanwhile
             raise BackendError("the offload backend is closed") from None
 
     def _seen(self) -> Observation:
@@ -222,7 +220,7 @@ class OffloadBackend:
         with self._lock:
             self._tally.fpga += n
             self._tally.late += n if answered - sent > self._plan.deadline_s else 0
-            # It had reached the device when the answer before this one left it: the device was busy in between.
+            # The image had reached the device before the last reply left it, so the device was busy in between.
             if sent + self._plan.travel_s <= self._answered_at:
                 self._tally.spaced += n
                 self._tally.spacing_s += answered - self._answered_at
@@ -249,7 +247,7 @@ class OffloadBackend:
         return logits
 
     def _probe(self) -> None:
-        """Ask a failed FPGA for what the CPU knows."""
+        """Compare a failed FPGA's answer with the CPU's."""
         image = np.full((1, *self.input_shape), 128, np.uint8)
         try:
             right = np.array_equal(self._fpga.infer(image), self._cpu.infer(image))
@@ -270,7 +268,7 @@ class OffloadBackend:
 
 @dataclass(slots=True)
 class _RunningCounts:
-    """Running sums; `OffloadCounts` and `Observation` say what they are."""
+    """Running sums for `OffloadCounts` and `Observation`."""
 
     arrivals: int = 0
     fpga: int = 0
@@ -285,5 +283,5 @@ class _RunningCounts:
     cpu_cpu_s: float = 0.0
 
     def copy(self) -> _RunningCounts:
-        """As it is now."""
+        """A copy."""
         return replace(self)

@@ -1,7 +1,7 @@
-"""What a build came to, as JSON for programs and Markdown for people; every figure says how it was come by.
+"""The report of a build, as a JSON file.
 
-Counted by the tools: resources, clock. Simulated: cycles, logits of the netlist, switching. Estimated: energy, with its
-range. Nothing here ran on a board.
+Resources and clock are counted by the tools; cycles, logits and switching are simulated; energy is estimated, with its
+range. Nothing ran on a board.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Cycles = Annotated[int, Meta(ge=1)]
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the placer."""
+    """A run of the placer."""
 
     seed: int
     mhz: float | None
-    """None: it led to no design."""
+    """None if it gave no design."""
     why_not: str | None = None
     cpu_s: float
 
 
 class NetlistProof(msgspec.Struct, frozen=True, kw_only=True):
-    """The synthesised netlist against the integer reference."""
+    """The comparison of the netlist's logits with the integer reference."""
 
     images: int
     images_from: str
     logits: int
     differing: int
     cycles_per_image: float
-    """Simulated, from image to image."""
+    """Simulated cycles from one image to the next."""
     cells: dict[str, int]
 
 
 class SwitchingCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Activity per inference, counted in the netlist on those images."""
+    """Activity per inference, counted in the netlist on the same images."""
 
     inferences: int
     net_toggles: float
@@ -55,7 +55,7 @@ class SwitchingCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one build."""
+    """The report of one build."""
 
     format: Literal[1] = 1
     task: str
@@ -66,15 +66,15 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     tools: dict[str, str]
     folding: Folding
     multipliers_in_use: int
-    """Multiply-accumulates a cycle when all stages are busy."""
+    """Multiply-accumulates per cycle when all stages are busy."""
     multiplications: int
     """Multiply-accumulates per inference."""
     available: Resources
     estimated: Resources
-    """By `fpga.compiler.resource_model`, before synthesis."""
+    """Estimated by `fpga.compiler.resource_model` before synthesis."""
     synthesised: Resources
     placed: Resources
-    """Of the best seed, as nextpnr counts."""
+    """Placed by the best seed, as nextpnr counts."""
     target_mhz: float
     seeds: tuple[SeedResult, ...]
     median_mhz: Positive
@@ -83,11 +83,11 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     pins: str
     stage_cycles: dict[str, Cycles]
     estimated_cycles: Cycles
-    """From one image to the next."""
+    """Modelled cycles from one image to the next."""
     simulated_cycles: Cycles
     """The same, measured in the RTL simulation."""
     latency_cycles: Cycles
-    """From an image's first pixel to its last logit, measured in the RTL simulation on an idle device."""
+    """Cycles from an image's first pixel to its last logit on an idle device, measured in the RTL simulation."""
     proof: NetlistProof
     switching: SwitchingCounts
     energy: EnergyEstimate
@@ -100,26 +100,26 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Inferences a second at the median clock."""
+        """Inferences per second at the median clock."""
         return self.median_mhz * 1e6 / self.simulated_cycles
 
     @property
     def family(self) -> FamilyName:
-        """The device's; a report may be older than the table of devices."""
+        """The device's family; ECP5 if the device is no longer known."""
         device = devices().get(self.device)
         return "ecp5" if device is None else device.family
 
     @property
     def latency_us(self) -> float:
-        """At the median clock, pixels coming one a cycle."""
+        """Latency at the median clock, with one pixel per cycle."""
         return self.latency_cycles / self.median_mhz
 
 
 def read(path: Path) -> BuildReport:
-    """A report that `write` has written.
+    """Read a report.
 
     Raises:
-        CompileError: if it is something else.
+        CompileError: if the file cannot be read, or is no report.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=BuildReport)
@@ -130,10 +130,10 @@ def read(path: Path) -> BuildReport:
 
 
 def check_graph(report: BuildReport, graph: IntegerGraph, where: str) -> None:
-    """Refuse a report about another graph; `where` names it.
+    """Refuse a report about another graph; `where` names the report.
 
     Raises:
-        CompileError: if it is about another.
+        CompileError: naming both graphs.
     """
     if report.graph_sha256 != graph.sha256:
         raise CompileError(
@@ -147,7 +147,7 @@ def encode_report(report: BuildReport) -> bytes:
 
 
 def _rounded(report: BuildReport) -> object:
-    """More than five digits say more than is known."""
+    """Round floats to five digits."""
 
     def shorten(value: object) -> object:
         if isinstance(value, float):

@@ -1,12 +1,11 @@
-"""What an inference costs in energy: an estimate with a low, a mid and a high value, never a measurement.
+"""Estimates the energy of an inference: a low, a mid and a high value, never a measurement.
 
     E = toggles·e_toggle + branches·e_branch + multiplications·e_multiply + accesses·e_memory
         + cycles·(flip_flops·e_flip_flop + e_clock) + P_static · cycles / f
 
-Activity is counted in the netlist on real images (`fpga.simulation.netlist_simulation`); the constants, with ranges
-and sources, lie in `power.toml`; static power is the device's typical standby current. Low, mid and high take all low,
-all mid and all high constants together, so the range is wider than independent errors would make it. Glitches are
-missed, and the pins' power depends on the board: what is estimated is the chip's core.
+Activity is counted in the netlist on real images; constants, with ranges and sources, lie in `power.toml`; static power
+is the device's typical standby current. The low value takes all low constants together, and so on, so the range is
+wider than independent errors would make it. Glitches and the power of the pins are left out.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from fpga.simulation.netlist_simulation import SwitchingActivity
 
 TABLE: Final = Path(__file__).with_name("power.toml")
 OWN: Final[Mapping[FamilyName, Path]] = {"ice40": Path(__file__).with_name("power_ice40.toml")}
-"""Constants that are another family's own, in place of those of the same name."""
+"""Constants of another family, which replace those of the same name."""
 BOARD_W: Final = (0.5, 1.5, 2.5)
-"""What a small board draws beside the chip's core (regulators, oscillator, Ethernet PHY): an assumption."""
+"""Power of a small board beside the chip's core (regulators, oscillator, Ethernet PHY); assumed."""
 
 Positive = Annotated[float, Meta(gt=0)]
 Range = tuple[Positive, Positive, Positive]
@@ -34,7 +33,7 @@ Range = tuple[Positive, Positive, Positive]
 
 
 class EnergyConstant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One constant and why it has its value."""
+    """A constant and the reason for its value."""
 
     unit: str
     values: Range
@@ -55,7 +54,7 @@ class EnergyConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class ImageEnergy(msgspec.Struct, frozen=True, kw_only=True):
-    """One corner of the estimate, per inference."""
+    """Energy per inference at one corner of the estimate."""
 
     nets_uj: float
     """Toggles and branches."""
@@ -79,7 +78,7 @@ class EnergyEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def constants(family: FamilyName = "ecp5") -> EnergyConstants:
-    """A family's."""
+    """The constants of a family."""
     table = msgspec.toml.decode(TABLE.read_bytes(), type=EnergyConstants)
     if family not in OWN:
         return table
@@ -88,14 +87,14 @@ def constants(family: FamilyName = "ecp5") -> EnergyConstants:
 
 
 def estimate(activity: SwitchingActivity, inferences: float, device: FpgaDevice, mhz: float) -> EnergyEstimate:
-    """The energy of one inference, if `activity` is that of `inferences` of them, one after the other at `mhz`."""
+    """Energy per inference, if `activity` is that of `inferences` of them back to back at `mhz`."""
     return EnergyEstimate(
         **{name: _energy(activity, inferences, device, mhz, at) for at, name in enumerate(("low", "mid", "high"))}
     )
 
 
 def dynamic_pj(activity: SwitchingActivity, at: int, table: EnergyConstants) -> dict[str, float]:
-    """The activity's energy at the constants' own voltage, by part; `at` chooses low, mid or high (0, 1, 2)."""
+    """Energy of an activity at the constants' voltage, by part; `at` selects low, mid or high (0, 1, 2)."""
     each_cycle = activity.flip_flops * table.flip_flop.values[at] + table.clock.values[at]
     return {
         "nets": activity.net_toggles * table.toggle.values[at] + activity.branch_toggles * table.branch.values[at],

@@ -14,7 +14,7 @@ from fpga.reports.energy import BOARD_W, constants
 
 
 def write(report: BuildReport, folder: Path, name: str) -> tuple[Path, Path]:
-    """Both files, `<name>.json` and `<name>.md`."""
+    """Write `<name>.json` and `<name>.md`; return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     data, page = folder / f"{name}.json", folder / f"{name}.md"
     data.write_bytes(encode_report(report))
@@ -37,7 +37,7 @@ def markdown(report: BuildReport) -> str:
 
 
 def summary(reports: Sequence[BuildReport]) -> str:
-    """Several reports as one page: what was reached, and how far estimates made before synthesis were off."""
+    """Several reports as one page: results, and errors of the estimates made before synthesis."""
     reached, estimates = [], []
     for report in reports:
         mid = report.energy.mid

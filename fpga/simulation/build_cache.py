@@ -1,8 +1,7 @@
-"""What was compiled for this machine and is kept: how much of it at most, and whether it may be loaded.
+"""The cache of what was compiled for this machine: its bounds, and the removal of what was used longest ago.
 
-All of it lies in `<cache>/fpga`, under names that are hashes of what it was made of: simulations (`sim-*/`),
-Verilator's own part of them (`verilated*.o`) and kernels (`kernel-*.so`, `netlist-*.so`). What is missing is
-made again.
+Everything lies in `<cache>/fpga` under names that are hashes of the inputs: simulations (`sim-*/`), Verilator's own
+objects (`verilated*.o`) and kernels (`kernel-*.so`, `netlist-*.so`). Whatever is missing is built again.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from pathlib import Path
 from typing import Final
 
 KEPT: Final = 256
-"""Things at most. This project's own tests make some 80, a device in use one."""
+"""Entries at most."""
 KEPT_BYTES: Final = 1 << 29
-"""… and so much of them: half a gibibyte, a thousand simulations of the ladders' small networks."""
+"""Bytes at most."""
 IN_USE_S: Final = 3600.0
-"""What was asked for so recently stays whatever it takes: someone may be about to load it, which takes a second."""
+"""Entries used this recently are never removed: a process may be about to load them."""
 ABANDONED_S: Final = 86_400.0
-"""After so long an unfinished build has no one who works on it."""
+"""Age after which an unfinished build counts as abandoned."""
 KINDS: Final = ("sim-*", "kernel-*.so", "netlist-*.so", "verilated*.o")
 UNFINISHED: Final = (".sim-*", ".runtime-*", ".gone-*")
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBounds:
-    """Of what is kept."""
+    """Bounds of the cache."""
 
     things: int = KEPT
     size: int = KEPT_BYTES
@@ -47,17 +46,16 @@ class _CacheEntry:
 
 
 def mark_used(thing: Path) -> None:
-    """Note that it was wanted now; where the cache cannot be written to, nothing is removed either."""
+    """Note that an entry is used now. A cache that cannot be written to is never tidied, so errors are ignored."""
     with suppress(OSError):
         os.utime(thing)
 
 
 def tidy(folder: Path, now: float | None = None, bounds: CacheBounds | None = None) -> None:
-    """Remove what killed builds have left, and of what is kept, beyond the bounds, that which was used longest ago.
+    """Remove abandoned builds, and the entries used longest ago beyond the bounds.
 
-    `now` is a file system's time; None asks the clock. Two processes never do it at once: the second leaves it to the
-    first. A thing is renamed before it is taken apart, so another process finds it whole or not at all; and it can take
-    apart what others have loaded, which stays in their memory.
+    `now` is a time of the file system; None takes the clock's. Of two processes, the second leaves the work to the
+    first. An entry is renamed before it is removed, so other processes see it whole or not at all.
     """
     now, bounds = time.time() if now is None else now, bounds or CacheBounds()
     with _alone(folder) as alone:
@@ -73,7 +71,7 @@ def tidy(folder: Path, now: float | None = None, bounds: CacheBounds | None = No
             if count <= bounds.things and size <= bounds.size:
                 return
             with suppress(OSError):
-                # Looked at again: it may have been wanted since.
+                # Checked again, because it may have been used since.
                 if now - thing.path.stat().st_mtime > bounds.in_use_s:
                     _remove(thing.path)
                     count, size = count - 1, size - thing.size
@@ -81,7 +79,7 @@ def tidy(folder: Path, now: float | None = None, bounds: CacheBounds | None = No
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Whether no other process tidies the folder meanwhile, nor will."""
+    """Whether this process may tidy the folder; no other process does meanwhile."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -90,7 +88,7 @@ def _alone(folder: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another has it, or the file system knows no locks
+        except OSError:  # another process has the lock, or the file system has no locks
             yield False
         else:
             yield True

@@ -106,13 +106,13 @@ class PendingCell:
 
 
 class CellLayout:
-    """Cells by kind, their nets numbered."""
+    """The cells of a netlist by kind, with their nets numbered."""
 
     def __init__(self, module: NetlistModule, cells: Mapping[str, AddCell]) -> None:
-        """`cells` says, by type, how a cell is added.
+        """`cells` has, by type, the function that adds a cell.
 
         Raises:
-            CompileError: if a cell, or the way it is used, is not modelled.
+            CompileError: if a cell, or its use, is not modelled.
         """
         self.module = module
         self._numbers: dict[Bit, int] = {"0": ZERO, "1": ONE, "x": ZERO, "z": ZERO}
@@ -145,42 +145,42 @@ class CellLayout:
         return found
 
     def named(self) -> list[int]:
-        """The netlist's own nets, without constants and what lies inside cells."""
+        """The netlist's own nets, without constants and nets inside cells."""
         return sorted({net for net in self._numbers.values() if net > ONE})
 
     def inside(self) -> int:
-        """A wire within a cell, of no account for power."""
+        """A new net inside a cell, which does not count for power."""
         self.nets += 1
         return self.nets - 1
 
     def one(self, cell: NetlistCell, port: str) -> int:
-        """The net at a port of one bit; nothing connected reads as zero."""
+        """The net at a one-bit port; unconnected ports read as zero."""
         bits = cell.connections.get(port, [])
         return self.net(bits[0]) if bits else ZERO
 
     def many(self, cell: NetlistCell, ports: Iterable[str]) -> list[int]:
-        """The nets at several ports of one bit."""
+        """The nets at several one-bit ports."""
         return [self.one(cell, port) for port in ports]
 
     def read(self, *nets: int) -> None:
-        """Count the inputs that nets drive."""
+        """Count an input for each of these nets."""
         self.sinks.update(nets)
 
     def clocked(self, name: str, net: int, inverted: bool) -> None:
-        """Insist on one clock."""
+        """Refuse a second clock, and falling edges."""
         if inverted or (self.clock is not None and net != self.clock):
             raise CompileError(f"netlist: cell {name}: expected one clock and its rising edge")
         self.clock = net
 
     def combinational(self, kind: int, inputs: Sequence[int], out: int, init: int = 0, **fields: int) -> None:
-        """A cell whose output follows its inputs."""
+        """Add a cell whose output follows its inputs."""
         nets = (ctypes.c_int32 * 4)(*inputs)
         op = CellOp(kind=kind, out=out, inputs=nets, init=init, **fields)
         gives = (out, fields["more"]) if "more" in fields else (out,)
         self.work.append(PendingCell(op, (*inputs, fields.get("carry_in", ZERO)), gives))
 
     def ordered(self) -> list[CellOp]:
-        """Every combinational cell after those that drive it.
+        """All combinational cells, each after those that drive it.
 
         Raises:
             CompileError: if they form a loop.
@@ -209,4 +209,4 @@ class CellLayout:
 
 
 AddCell = Callable[[CellLayout, str, NetlistCell], None]
-"""Adds a cell of some name to a layout."""
+"""Adds a named cell to a layout."""

@@ -1,7 +1,7 @@
-"""The cells of iCE40 netlists, in the terms of `netlist_cells`: the kernel knows them only as what ECP5 has as well.
+"""What the cells of iCE40 netlists compute, in the terms of the kernel, which knows ECP5's cells.
 
-A block RAM of 4 kbit is laid out as one of ECP5's with as many words, a large RAM as one of its first 1,024 words, and
-a multiplier of 16x16 bits as one of 18x18 with flip-flops behind each half of the product that has a register.
+A 4 kbit block RAM becomes one of ECP5's with as many words, a large RAM one with its first 1,024 words, and a 16x16
+multiplier an 18x18 one with flip-flops behind each half of the product that has a register.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from hawkvision.errors import CompileError
 
 INVERT: Final = 0x5555
 BOTH: Final = 0x8888
-"""Tables of gates, of the first and of the first two inputs."""
+"""Look-up tables that invert the first input, and that join the first two by AND."""
 SLICES: Final = {0: (1, 0), 1: (2, 0), 2: (4, 1), 3: (8, 3)}
-"""By mode of a block RAM: how many words a row of 16 bits holds, bit by bit in turn; which pin, and which in each so
-many, has a word's first bit."""
+"""By mode of a block RAM: how many words share a row of 16 bits, interleaved bit by bit; and the pin of a word's first
+bit."""
 ADDRESS_FROM: Final = {0: 4, 1: 3, 2: 2, 3: 1}
-"""Where the address begins, among those of the kernel's port of as many words."""
+"""First address bit in the kernel's port of as many words."""
 WIDTHS: Final = {0: 18, 1: 9, 2: 4, 3: 2}
-"""What the kernel calls that port's width."""
+"""The kernel's width of that port."""
 LARGE_WORDS_LOG2: Final = 10
 OPERANDS: Final = {"A": 1, "B": 2}
 MIDDLE: Final = 4
 SUM: Final = 8
-"""The kernel's flags of a multiplier: registers of the operands, behind the partial products, and behind their sum."""
+"""The kernel's flags of a multiplier: registers of the operands, behind the partial products, and behind the sum."""
 NEEDS_ZERO: Final = (
     *("IRSTTOP", "IRSTBOT", "ORSTTOP", "ORSTBOT", "OLOADTOP", "OLOADBOT", "ADDSUBTOP", "ADDSUBBOT"),
     *("OHOLDTOP", "OHOLDBOT", "AHOLD", "BHOLD"),
@@ -63,7 +63,7 @@ def _carry(layout: CellLayout, _name: str, cell: NetlistCell) -> None:
 
 
 def _both(layout: CellLayout, one: int, other: int) -> int:
-    """A net that is high where two are."""
+    """The AND of two nets."""
     if ZERO in (one, other):
         return ZERO
     if ONE in (one, other):
@@ -88,14 +88,14 @@ def _flip_flop(sets: bool, enabled: bool, resets: bool) -> AddCell:
         reset = layout.one(cell, "S" if sets else "R") if resets else ZERO
         data = layout.one(cell, "D")
         layout.read(*(net for net in (data, enable, reset) if net > ONE))
-        gated = _both(layout, enable, reset)  # they reset only where they are enabled
+        gated = _both(layout, enable, reset)  # a reset acts only while enabled
         layout.flip_flops.append(FlipFlop(layout.one(cell, "Q"), data, enable, gated, SETS if sets else 0))
 
     return add
 
 
 def _enable(layout: CellLayout, cell: NetlistCell, *ports: str) -> int:
-    """All of several ports that are high if nothing is connected."""
+    """The AND of several ports that are high if unconnected."""
     nets = [layout.one(cell, port) if cell.connections.get(port) else ONE for port in ports]
     return _both(layout, *nets)
 
@@ -107,7 +107,7 @@ def _block_ram(layout: CellLayout, name: str, cell: NetlistCell) -> None:
         raise CompileError(f"netlist: cell {name}: a block RAM whose ports differ in width is not modelled")
     contents = _contents(cell, mode)
     masked = zip(cell.connections.get("MASK", []), cell.connections["WDATA"], strict=False)
-    # Bits that nobody uses are never written; they would be written with the zero that they hold.
+    # Unused bits are never written; they would be written with the zero that they hold.
     unused = ("1", "0")
     masks = {layout.net(mask) for mask, data in masked if (mask, data) != unused or contents.any()} or {ZERO}
     if len(masks) > 1:
@@ -130,11 +130,11 @@ def _block_ram(layout: CellLayout, name: str, cell: NetlistCell) -> None:
 def _fill_port(
     layout: CellLayout, cell: NetlistCell, side: str, port: RamPort, mode: int, enable: int, written: int
 ) -> list[int]:
-    """Address and enable of the kernel's port; returns the nets of its data, 36 of them."""
+    """Fill address and enable of the kernel's port; return the 36 nets of its data."""
     words, first = SLICES[mode]
     address = [layout.net(bit) for bit in cell.connections[f"{side}ADDR"]][: 8 + mode]
     low = ADDRESS_FROM[mode]
-    # Of a word of 16 bits both bytes are written or none: the kernel has their enables below the address.
+    # Both bytes of a 16-bit word are written, or none; the kernel has their enables below the address.
     port.address[:] = [*([written] * low), *address, *([ZERO] * (14 - low - len(address)))]
     port.enable, port.width = enable, WIDTHS[mode]
     layout.read(*(net for net in (*address, enable) if net > ONE))
@@ -143,7 +143,7 @@ def _fill_port(
 
 
 def _contents(cell: NetlistCell, mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
-    """The kernel's 1,024 cells of 18 bits: word w of a mode lies in row w mod 256, in the slices w div 256."""
+    """The kernel's 1,024 cells of 18 bits: word w of a mode lies in row w mod 256, in slices w div 256."""
     words, _ = SLICES[mode]
     cells = np.zeros(1024, np.uint32)
     for word in range(256 * words):
@@ -202,7 +202,7 @@ def _multiplier(layout: CellLayout, name: str, cell: NetlistCell) -> None:
 
 
 def _multiplier_registers(layout: CellLayout, name: str, cell: NetlistCell) -> int:
-    """Which there are before the last ones, as the kernel's flags."""
+    """The registers before the output registers, as the kernel's flags."""
     middle = {cell.number(f"{field}_REG") for field in ("TOP_8x8_MULT", "BOT_8x8_MULT")}
     middle.add(cell.number("PIPELINE_16x16_MULT_REG1"))
     inside = (MIDDLE if middle == {1} else 0) | (SUM if cell.number("PIPELINE_16x16_MULT_REG2") else 0)
@@ -224,7 +224,7 @@ def _multiplier_registers(layout: CellLayout, name: str, cell: NetlistCell) -> i
 
 
 def _half(layout: CellLayout, name: str, cell: NetlistCell, half: str, nets: list[int]) -> list[int]:
-    """Where half a product appears: at its pins, or before the register that comes before them."""
+    """Nets of half a product: at its pins, or before its output register."""
     select = cell.number(f"{half}OUTPUT_SELECT")
     if select == 3:
         return nets

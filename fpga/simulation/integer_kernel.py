@@ -1,9 +1,8 @@
-"""The integer network as something that can serve: the bits of `hawkvision.integer.reference`, hundreds of times as
-fast.
+"""Computes an integer graph fast on the CPU, with the same bits as `hawkvision.integer.reference`.
 
-`integer_kernel.cpp` is compiled once for this machine's processor, by whatever C++ compiler the system has. Where there
-is none, NumPy does the same in single precision, whose products and sums are exact below 2^24; a warning says so, and
-`how` and the log say which of the two it is. Either is held against `hawkvision.integer.reference` when it is made.
+`integer_kernel.cpp` is compiled once per machine by the system's C++ compiler. Without a compiler, NumPy computes the
+same in single precision, which is exact below 2^24, and a warning says so. Each kernel is checked against the reference
+when it is created.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from fpga.simulation.build_cache import mark_used, tidy
 from hawkvision.compiled import Recipe, open_library
 from hawkvision.errors import BackendError, CompileError
 from hawkvision.integer import reference
-from hawkvision.integer.ir import Conv, ConvStage, IntegerGraph
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import Conv, ConvStage
 from hawkvision.integer.reference import Mask
 from hawkvision.manifest import cache_dir
 from hawkvision.types import Pixels
@@ -32,23 +32,23 @@ log = logging.getLogger("hawkvision.fpga")
 SOURCE: Final = Path(__file__).with_name("integer_kernel.cpp")
 FLAGS: Final = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared", "-Wno-psabi")
 EXACT_BELOW: Final = 1 << 24
-"""Integers that single precision holds."""
+"""Integers below it are exact in single precision."""
 
 KernelKind: TypeAlias = Literal["compiled", "numpy"]
 
 
 class IntegerKernel:
-    """A graph's logits, by compiled code or NumPy. May be called from several threads at once.
+    """Computes a graph's logits. May be called from several threads at once.
 
     Args:
         graph: the network.
         folder: where compiled code is kept; None takes `fpga` in the cache folder.
-        how: which one to use; None takes compiled code if it can be had.
-        native: whether code may use all that this very processor can do; else any of its kind runs it, more slowly.
+        kind: the kernel to use; None takes compiled code if possible, else NumPy.
+        native: whether compiled code may use all instructions of this processor, or only those of its architecture.
 
-    Raises: CompileError: if `how` is "compiled" and it cannot be had. BackendError: if it gives other logits than
-        `hawkvision.integer.reference`: a defect of the compiler, or ours. Or if another user may have written the
-        compiled code that is kept.
+    Raises:
+        CompileError: if `kind` is "compiled" and the code cannot be compiled. BackendError: if the kernel's logits
+        differ from the reference's, or another user may have written the cached code.
     """
 
     def __init__(
@@ -74,13 +74,12 @@ class IntegerKernel:
         log.info("fpga-ref: %s kernel for %s", self.kind, graph.name)
 
     def logits(self, images: Pixels, mask: Mask | None = None) -> NDArray[np.int32]:
-        """Logits (n, classes) of images (n, height, width, planes), RGB or what the input stream carries.
+        """Logits (n, classes) of images (n, height, width, planes), in RGB or in the planes of the input stream.
 
-        Where `mask` (n, height, width) says that a pixel did not arrive, `hawkvision.integer.reference.filled` says
-        what is there.
+        Pixels where `mask` (n, height, width) is false get the values of `hawkvision.integer.reference.filled`.
 
         Raises:
-            BackendError: if the arrays are others.
+            BackendError: if shapes or types do not fit.
         """
         at = self._graph.input
         fits = images.shape[1:] in ((at.height, at.width, at.channels), (at.height, at.width, 3))
@@ -101,7 +100,7 @@ class IntegerKernel:
 
 
 class _KernelLayer(ctypes.Structure):
-    """As `Layer` in `integer_kernel.cpp`."""
+    """`Layer` in `integer_kernel.cpp`."""
 
     _fields_ = [
         *(
@@ -128,7 +127,7 @@ class _KernelLayer(ctypes.Structure):
 
 
 class _KernelNetwork(ctypes.Structure):
-    """As `Network` in `integer_kernel.cpp`."""
+    """`Network` in `integer_kernel.cpp`."""
 
     _fields_ = [
         ("count", ctypes.c_int32),
@@ -195,7 +194,7 @@ def _whole_vectors(values: NDArray[np.int32], lanes: int) -> NDArray[np.int32]:
 
 
 def _laid_out(conv: Conv, lanes: int) -> NDArray[np.int8]:
-    """(vectors, kernel rows, groups, lanes, 4), as drawn at the top of `integer_kernel.cpp`."""
+    """Weights as (vectors, kernel rows, groups, lanes, 4), as drawn at the top of `integer_kernel.cpp`."""
     rows = conv.weights.reshape(conv.channels, conv.kernel, -1)
     rows = np.pad(rows, ((0, -conv.channels % lanes), (0, 0), (0, -rows.shape[2] % 4)))
     grouped = rows.reshape(-1, lanes, conv.kernel, rows.shape[2] // 4, 4)
@@ -203,11 +202,11 @@ def _laid_out(conv: Conv, lanes: int) -> NDArray[np.int8]:
 
 
 def _library(folder: Path, native: bool) -> ctypes.CDLL:
-    """`integer_kernel.cpp` for this processor, or its kind, compiled if that has not been done.
+    """The compiled kernel for this processor or its architecture, from the cache or built now.
 
     Raises:
-        CompileError: if there is no compiler that can, or nowhere to put the result.
-        BackendError: if another user may have written what is there.
+        CompileError: if there is no working compiler, or no place for the result.
+        BackendError: if another user may have written the cached code.
     """
     recipe = Recipe(
         name="kernel",
@@ -237,7 +236,7 @@ def _native() -> str:
 
 @functools.cache
 def _processor() -> str:
-    """What `native` stands for: a cache that moves to another machine must not crash there."""
+    """The processor that native code is for; code must not be loaded on another one."""
     kinds = ("flags", "Features", "model name", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -248,9 +247,7 @@ def _processor() -> str:
 
 
 class _NumpyKernel:
-    """`hawkvision.integer.reference` with one matrix product per convolution, in the shortest floating point that is
-    exact.
-    """
+    """The reference with one matrix product per convolution, in the shortest exact floating point."""
 
     def __init__(self, graph: IntegerGraph) -> None:
         self._graph = graph
@@ -264,7 +261,7 @@ class _NumpyKernel:
             sums = _product(stage.conv, factor, maps)
             if stage.requantise is None:
                 return sums.reshape(len(sums), -1)
-            # As in the compiled kernel: the maximum first, for requantisation never decreases.
+            # The maximum is taken first, as in the compiled kernel: requantisation never decreases.
             if stage.pool is not None:
                 sums = _pooled(sums)
             maps = reference.requantise(stage.requantise, sums.astype(np.int64))

@@ -1,10 +1,8 @@
-"""The synthesised netlist, run: what the cells of the device compute, and how often every net of them toggles.
+"""Simulates a synthesised netlist: what the device's cells compute, and how often each net toggles.
 
-Yosys's netlist of ECP5 or iCE40 cells is run by `netlist_kernel.c` as 64 copies of the chip at once, each on its own
-images. It knows nothing of the RTL, of Verilator or of the integer graph: that its logits are the reference's is
-evidence for all of them.
-
-Cells are evaluated without delays, so a net toggles at most once a cycle; glitches, which cost energy too, are missed.
+`netlist_kernel.c` runs yosys's netlist as 64 copies of the chip at once, each on its own images. It shares nothing with
+the RTL, Verilator or the integer graph, so equal logits are evidence for all of them. Cells have no delays: a net
+toggles at most once per cycle, and glitches are missed.
 """
 
 from __future__ import annotations
@@ -46,13 +44,13 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class SwitchingActivity:
-    """What switched, on average over the copies of the chip, in `cycles` clock cycles."""
+    """Switching in `cycles` clock cycles, averaged over the copies of the chip."""
 
     cycles: int
     net_toggles: float
-    """Transitions of all nets, the clock left out."""
+    """Transitions of all nets except the clock."""
     branch_toggles: float
-    """Transitions, times the inputs beyond the first that each net drives."""
+    """Transitions of each net times the inputs beyond the first that it drives."""
     multiplications: float
     """Multiplier blocks whose operands changed, summed over cycles."""
     memory_accesses: float
@@ -63,7 +61,7 @@ class SwitchingActivity:
 
 @dataclass(frozen=True, slots=True)
 class NetlistRun:
-    """What a netlist gave back."""
+    """The results of a run."""
 
     words: Words
     """(LANES, results)."""
@@ -96,10 +94,10 @@ class _StreamStruct(ctypes.Structure):
 
 
 class NetlistSimulation:
-    """A netlist, laid out and ready to run. One thread at a time.
+    """A netlist ready to run, for one thread at a time.
 
     Raises:
-        CompileError: if a cell, or the way it is used, is not modelled, or there is no C compiler.
+        CompileError: if a cell, or its use, is not modelled, or there is no C compiler.
     """
 
     def __init__(self, path: Path, top: str) -> None:
@@ -112,7 +110,7 @@ class NetlistSimulation:
         self._library = _library()
 
     def _state(self) -> tuple[_NetlistStruct, Mapping[str, Words]]:
-        """Registers and memories as after configuration; what must outlive the calls is kept in the mapping."""
+        """State after configuration, and its arrays; they must outlive the calls."""
         layout = self._layout
         parts: dict[str, Any] = {
             "op": (CellOp * len(self._order))(*self._order),
@@ -160,17 +158,14 @@ class NetlistSimulation:
         counted: tuple[int, int],
         limit: int,
     ) -> NetlistRun:
-        """Push words (LANES, beats) through, without pause, until each lane has given `results`.
+        """Stream words (LANES, beats) through without pause until each lane has `results` results.
 
         Args:
-            words: what the `inputs` ports carry together, the first port in the lowest bits.
-            results: words of the `outputs` ports to wait for.
-            inputs: ports.
-            outputs: ports.
-            handshake: ports: reset, input valid, input ready, output valid, output ready.
-            counted: activity counts from the cycle in which the first lane had given the first of these numbers of
-                results until it had given the second.
-            limit: cycles after which waiting ends.
+            words: values of the `inputs` ports together, the first port in the lowest bits. results: words of the
+            `outputs` ports per lane. inputs: names of ports. outputs: names of ports. handshake: ports for reset, input
+            valid, input ready, output valid, output ready. counted: activity counts from the cycle in which the first
+            lane has the first of these numbers of results to the cycle in which it has the second.
+            limit: cycles at most.
 
         Raises:
             CompileError: if results are missing after `limit` cycles.
@@ -201,7 +196,9 @@ class NetlistSimulation:
         return NetlistRun(taken, int(ended), self._activity(arrays, cycles.value))
 
     def cycles(self, stimulus: Mapping[str, Words], cycles: int, skip: int = 0) -> SwitchingActivity:
-        """Run freely, `stimulus` giving each port's nets their words (cycles, bits); the first `skip` do not count."""
+        """Run without handshake; `stimulus` has the words (cycles, bits) of ports. The first `skip` cycles do not
+        count.
+        """
         state, arrays = self._state()
         nets = np.array([net for port in stimulus for net in self.nets(port)], np.int32)
         given = [np.asarray(words, np.uint64).reshape(cycles, -1) for words in stimulus.values()]

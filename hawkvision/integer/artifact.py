@@ -1,6 +1,6 @@
-"""The integer graph that a built model file carries in its metadata: what an edge node compares devices with.
+"""Reads the integer graph that a built model file carries in its metadata.
 
-Runtime-light: it reads with ONNX Runtime, which every node has, not with the onnx package.
+It uses ONNX Runtime, which every node has, not the onnx package.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hawkvision.integer.ir import IntegerGraph, from_bytes
 from hawkvision.onnx_runtime import ort
 
 GRAPH_KEY: Final = "hawkvision.fpga.graph"
-"""Metadata: the bytes of `hawkvision.integer.ir.to_bytes` in base64."""
+"""Metadata key of the graph: `hawkvision.integer.ir.to_bytes` in base64."""
 
 
 def graph_of(model: Path | bytes) -> IntegerGraph:
-    """The integer graph of a model that `hawkvision.integer.onnx_writer` wrote: the file, or its bytes.
+    """The integer graph of a model that `hawkvision.integer.onnx_writer` wrote, given as a file or its bytes.
 
     Raises:
-        CompileError: if it is no readable model, or carries no graph.
+        CompileError: if the model cannot be read, or carries no graph.
     """
     where = "model" if isinstance(model, bytes) else str(model)
     text = _metadata(model, where).get(GRAPH_KEY)
@@ -37,7 +37,7 @@ def graph_of(model: Path | bytes) -> IntegerGraph:
 
 def _metadata(model: Path | bytes, where: str) -> dict[str, str]:
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # it is read, not run
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # the model is read, not run
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     try:

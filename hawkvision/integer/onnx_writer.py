@@ -1,10 +1,10 @@
-"""Writes an integer graph as a plain ONNX model that any runtime computes exactly, and that carries the graph along.
+"""Writes an integer graph as a plain ONNX model that any runtime computes exactly; the model carries the graph along.
 
     image, uint8 RGB (n, height, width, 3)  →  logits, float32 (n, classes) = integer logits · logit_scale
 
-Sums of products are whole numbers in float32, which is exact, in whatever order a runtime adds, as long as every part
-of them is below 2^24; layers that could reach more are computed by `ConvInteger`. `Requantise` is a float64 product,
-which is exact up to 2^53. Maxima are taken before it, on a quarter of the values: it never falls, so they are the same.
+Sums below 2^24 are computed in float32, which is exact in any order of addition; layers with larger sums use
+`ConvInteger`. `Requantise` is a float64 product, exact up to 2^53. Maxima are taken before it, on a quarter of the
+values, because it never decreases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from hawkvision.integer.artifact import GRAPH_KEY
-from hawkvision.integer.ir import KEPT_BITS, Conv, ConvStage, IntegerGraph, Requantise, to_bytes
+from hawkvision.integer.ir import IntegerGraph, to_bytes
+from hawkvision.integer.nodes import KEPT_BITS, Conv, ConvStage, Requantise
 from hawkvision.integer.reference import LUMINANCE
 from hawkvision.onnx_graph import GraphWriter
 
@@ -25,11 +26,11 @@ PRODUCER: Final = "hawkvision.fpga"
 EXACT: Final = 1 << 24
 """Whole numbers below it are exact in float32."""
 _MIDDLE: Final = 128
-"""What an unsigned byte has in the place of a signed one's zero."""
+"""The zero of signed weights that are stored as unsigned bytes."""
 
 
 def write(graph: IntegerGraph) -> bytes:
-    """The model's bytes, always the same for the same graph."""
+    """The model's bytes; always the same for the same graph."""
     writer = _IntegerOnnxWriter(graph.name, PRODUCER)
     x = writer.planes(graph.input.channels)
     *inner, last = graph.stages
@@ -43,7 +44,7 @@ def write(graph: IntegerGraph) -> bytes:
 
 
 def exact_in_float32(conv: Conv, activation_bits: int) -> bool:
-    """Whether no part of a sum leaves the whole numbers that float32 holds."""
+    """Whether every partial sum is exact in float32."""
     low, high = conv.accumulator_range(activation_bits)
     return max(-low, high) < EXACT
 
@@ -55,7 +56,7 @@ class _IntegerOnnxWriter(GraphWriter):
         return self.node("Cast", [x], output, to=to)
 
     def whole(self, x: str, output: str) -> str:
-        """Non-negative numbers without their fractions, as float32. Casts cut off, and every runtime has them."""
+        """Non-negative numbers without their fractions, as float32; casts truncate, and every runtime has them."""
         return self.cast(self.cast(x, f"{output}.int", TensorProto.INT32), output, TensorProto.FLOAT)
 
     def clip(self, x: str, output: str, greatest: int, kind: type[np.floating[Any]] = np.float32) -> str:
@@ -64,14 +65,12 @@ class _IntegerOnnxWriter(GraphWriter):
         return self.node("Clip", [x, low, self.constant(at, np.array(greatest, kind))], output)
 
     def planes(self, channels: int) -> str:
-        """The image as float planes; of grey networks its luminance, as `hawkvision.integer.reference.luminance`
-        rounds it.
-        """
+        """The image as float planes; for grey networks its luminance, rounded as in `reference.luminance`."""
         x = self.cast("image", "image.float", TensorProto.FLOAT)
         x = self.node("Transpose", [x], "image.planes", perm=[0, 3, 1, 2])
         if channels == 3:
             return x
-        # In 256ths, which float32 holds exactly.
+        # in 256ths, which float32 holds exactly
         weights = self.constant("luminance.weight", np.array(LUMINANCE, np.float32).reshape(1, 3, 1, 1) / 256)
         half = self.constant("luminance.half", np.array([0.5], np.float32))
         return self.whole(self.node("Conv", [x, weights, half], "luminance", kernel_shape=[1, 1]), "grey")
@@ -87,13 +86,13 @@ class _IntegerOnnxWriter(GraphWriter):
         return self.requantised(kept, stage.requantise, stage.name)
 
     def kept(self, x: str, stage: ConvStage, node: Requantise) -> tuple[str, bool]:
-        """What `pre_shift` leaves of the sums, as float32, and whether these are whole numbers."""
+        """The sums after `pre_shift`, as float32, and whether they are whole numbers."""
         conv, name, scale = stage.conv, stage.name, 2.0**-node.pre_shift
         kernel = conv.weights.transpose(0, 3, 1, 2)
         how = {"kernel_shape": [conv.kernel] * 2, "pads": [conv.pad] * 4}
         greatest = (1 << KEPT_BITS) - 1
         if exact_in_float32(conv, stage.taken.bits):
-            # A power of two moves no digit, so it may as well stand in the weights.
+            # A power of two is exact, so the weights may include it.
             weights = self.constant(f"{name}.weight", (kernel * scale).astype(np.float32))
             bias = self.constant(f"{name}.bias", (conv.bias * scale).astype(np.float32))
             sums = self.node("Conv", [x, weights, bias], f"{name}.sums", **how)
@@ -104,7 +103,7 @@ class _IntegerOnnxWriter(GraphWriter):
         return self.whole(self.clip(shifted, f"{name}.clipped", greatest, np.float64), f"{name}.kept"), True
 
     def requantised(self, kept: str, node: Requantise, name: str) -> str:
-        """Activations from the whole numbers that were kept; float64 holds their products exactly."""
+        """Activations from the shifted sums; float64 holds the products exactly."""
         factors = (node.multiplier * 2.0**-node.shift).reshape(1, -1, 1, 1)
         x = self.cast(kept, f"{name}.exact", TensorProto.DOUBLE)
         x = self.node("Mul", [x, self.constant(f"{name}.multiplier", factors)], f"{name}.scaled")
@@ -112,9 +111,9 @@ class _IntegerOnnxWriter(GraphWriter):
         return self.clip(self.whole(x, f"{name}.nearest"), f"{name}.activation", (1 << node.bits) - 1)
 
     def head(self, x: str, stage: ConvStage, logit_scale: float) -> None:
-        """The logits: a matrix product over all that is left, and what its units are worth."""
+        """The logits: a matrix product over all that is left, times the logit scale."""
         conv, name = stage.conv, stage.name
-        inside = slice(conv.pad, conv.kernel - conv.pad)  # what lies further out meets padding only
+        inside = slice(conv.pad, conv.kernel - conv.pad)  # the rest meets padding only
         rows = conv.weights[:, inside, inside].transpose(0, 3, 1, 2).reshape(conv.channels, -1)
         x = self.node("Flatten", [x], "features", axis=1)
         if exact_in_float32(conv, stage.taken.bits):
@@ -131,8 +130,8 @@ class _IntegerOnnxWriter(GraphWriter):
     ) -> str:
         """Accumulators as int32.
 
-        Weights go as unsigned bytes around 128: of signed ones ONNX Runtime adds pairs of products in 16 bits on CPUs
-        that have AVX2 and no more, and those saturate.
+        Weights are unsigned bytes around 128: for signed ones, ONNX Runtime adds pairs of products in 16 bits on CPUs
+        with AVX2 only, and these saturate.
         """
         narrow = self.cast(x, f"{name}.bytes", TensorProto.UINT8)
         bytes_ = self.constant(f"{name}.weight", (weights.astype(np.int16) + _MIDDLE).astype(np.uint8))

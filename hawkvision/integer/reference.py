@@ -1,4 +1,4 @@
-"""What an integer graph means, in NumPy: the RTL, the compiled kernel and every device must give these integers."""
+"""The meaning of an integer graph, in NumPy: the RTL, the compiled kernel and every device give these integers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.integer.ir import KEPT_BITS, Conv, IntegerGraph, Requantise
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import KEPT_BITS, Conv, Requantise
 from hawkvision.types import Pixels
 
 Maps = NDArray[np.int64]
 """(n, height, width, channels)."""
 Mask = NDArray[np.bool_]
-"""(n, height, width): which pixels arrived."""
+"""(n, height, width): true where a pixel arrived."""
 LUMINANCE: Final = (77, 150, 29)
-"""Red, green and blue in a grey value, in 256ths (ITU-R BT.601); a grey image keeps its values."""
+"""Weights of red, green and blue in a grey value, in 256ths (ITU-R BT.601); grey images keep their values."""
 
 
 def logits(graph: IntegerGraph, pixels: Pixels) -> NDArray[np.int32]:
@@ -36,7 +37,7 @@ def convolve(conv: Conv, maps: Maps) -> Maps:
     padded = np.pad(maps, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     height, width = padded.shape[1] - kernel + 1, padded.shape[2] - kernel + 1
     total = np.broadcast_to(conv.bias.astype(np.int64), (len(maps), height, width, conv.channels)).copy()
-    # Float64 holds these sums exactly (below 2^32), and its matrix product is many times faster than int64's.
+    # float64 holds these sums exactly (below 2^32), and its matrix product is much faster than int64's.
     for y in range(kernel):
         for x in range(kernel):
             window = padded[:, y : y + height, x : x + width].astype(np.float64)
@@ -52,7 +53,7 @@ def requantise(node: Requantise, accumulators: Maps) -> Maps:
 
 
 def pool(maps: Maps) -> Maps:
-    """(n, height // 2, width // 2, channels)."""
+    """The maximum of each 2x2: (n, height // 2, width // 2, channels)."""
     n, height, width, channels = maps.shape
     even = maps[:, : height // 2 * 2, : width // 2 * 2]
     pooled: Maps = even.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
@@ -60,10 +61,9 @@ def pool(maps: Maps) -> Maps:
 
 
 def filled(graph: IntegerGraph, pixels: Pixels, mask: Mask) -> Pixels:
-    """Images (n, height, width, channels) whose missing pixels show what the input stage puts there.
+    """Images (n, height, width, channels) with missing pixels filled as the input stage fills them.
 
-    That is the pixel above, which may itself be a copy, and the graph's `fill` in the first row: the nearest rows
-    that a stream which never waits can know of.
+    A missing pixel repeats the pixel above, which may itself be filled; in the first row it is the graph's `fill`.
     """
     out = pixels.copy()
     above = np.broadcast_to(np.array(graph.fill, np.uint8), out[:, 0].shape)
@@ -74,11 +74,11 @@ def filled(graph: IntegerGraph, pixels: Pixels, mask: Mask) -> Pixels:
 
 
 def planes(graph: IntegerGraph, images: Pixels) -> Pixels:
-    """What the hardware's input stream carries of RGB images (n, height, width, 3): (n, height, width, 1 or 3)."""
+    """The planes of the input stream, (n, height, width, 1 or 3), from RGB images (n, height, width, 3)."""
     return images if graph.input.channels == 3 else luminance(images)
 
 
 def luminance(images: Pixels) -> Pixels:
-    """Grey images (n, height, width, 1) of RGB ones (n, height, width, 3), in integers."""
+    """Grey images (n, height, width, 1) from RGB images (n, height, width, 3), in integers."""
     red, green, blue = (images[..., i].astype(np.uint32) * weight for i, weight in enumerate(LUMINANCE))
     return ((red + green + blue + 128) >> 8).astype(np.uint8)[..., None]

@@ -1,10 +1,10 @@
-"""Turns real scales into a `Requantise` node: which shifts and 9-bit multipliers come nearest to them, harmlessly.
+"""Turns real scales into a `Requantise` node: the nearest shifts and 9-bit multipliers.
 
-A real accumulator is `a · step`, and becomes `round(a · ratio)` with `ratio = step / step of the activations`. The
-hardware has `(a >> pre_shift) · multiplier >> shift`, so that `multiplier = ratio · 2^(pre_shift + shift)`. `pre_shift`
-is the least that keeps every accumulator which does not saturate anyway within 17 bits; `shift` is the greatest that
-keeps the greatest multiplier within 9 bits. So the channel of the greatest ratio is off by at most 1/512 of it, one of
-an n times smaller ratio by n/512. What `pre_shift` drops is rounded, not cut off, by half of it added to the bias.
+A real accumulator `a · step` becomes `round(a · ratio)` with `ratio = step / step of the activations`. The hardware
+computes `(a >> pre_shift) · multiplier >> shift`, so `multiplier = ratio · 2^(pre_shift + shift)`. `pre_shift` is the
+smallest that keeps every accumulator that does not saturate within 17 bits; `shift` is the largest that keeps the
+largest multiplier within 9 bits. So the channel with the largest ratio is off by at most 1/512, and one with an n times
+smaller ratio by n/512. Half of what `pre_shift` drops is added to the bias, so that it rounds instead of truncating.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.errors import CompileError
-from hawkvision.integer.ir import KEPT_BITS, MULTIPLIER_BITS, Conv, Requantise
+from hawkvision.integer.nodes import KEPT_BITS, MULTIPLIER_BITS, Conv, Requantise
 
 WORST_ERROR: Final = 1 / 16
-"""Of a channel's scale: eight-bit activations of such a channel are off by 16 at most, one in sixteen."""
+"""Largest accepted relative error of a channel's scale."""
 
 Reals = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def rescaled(
         CompileError: if no shifts and multipliers come near enough, or a bias is beyond 32 bits.
     """
     at = f"{where}: {name}"
-    # A channel without weights has a constant for its sum, which any step can tell: the greatest costs nothing.
+    # A channel without weights has a constant sum; the largest step represents it exactly.
     empty = ~weights.reshape(len(weights), -1).any(axis=1)
     steps = np.where(empty, steps[~empty].max(initial=0.0) or output_step, steps)
     ratios = steps / output_step
@@ -53,7 +53,7 @@ def rescaled(
         raise CompileError(f"{at}: the scales of its sums and activations are too far apart")
     conv = Conv(name, weights, whole_bias(bias, steps, at), weight_bits, pad)
     greatest = (1 << output_bits) - 1
-    # Where the last channel saturates; beyond it, and beyond the greatest sum there is, 17 bits need not reach.
+    # The sum at which the last channel saturates; 17 bits need not reach beyond it, or beyond the largest sum.
     saturating = float((greatest + 0.5) / ratios.min()) * (1 + WORST_ERROR)
     needed = min(saturating, float(max(conv.accumulator_range(input_bits)[1], 0)))
     pre_shift = max(0, int(needed).bit_length() - KEPT_BITS)
@@ -78,14 +78,14 @@ def rescaled(
 
 
 def whole_bias(bias: Reals, steps: Reals, at: str, rounding: int = 0) -> NDArray[np.int32]:
-    """Biases in units of the accumulators, `rounding` added.
+    """Biases in units of the accumulators, plus `rounding`.
 
     Raises:
         CompileError: if one is beyond 32 bits.
     """
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         units = np.round(bias / steps) + rounding
-    # Compared this way round, because NaN is never less.
+    # compared this way round because NaN is never less
     if not (np.abs(units) < 2.0**31).all():
         raise CompileError(f"{at}: a bias is beyond 32 bits in units of its sums")
     return units.astype(np.int32)

@@ -73,9 +73,9 @@ PLACE = """
 import sys
 from pathlib import Path
 from fpga.compiler.devices import Resources, device
-from fpga.compiler.synthesis import Synthesised, place_and_route
+from fpga.compiler.synthesis import SynthesisResult, place_and_route
 nothing = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
-made = Synthesised(Path(sys.argv[1], "netlist.json"), {}, nothing, 0.0, "")
+made = SynthesisResult(Path(sys.argv[1], "netlist.json"), {}, nothing, 0.0, "")
 attempts = place_and_route(made, device("lfe5u-25f"), [1], cpu_limit_s=int(sys.argv[2]))
 print(type(next(iter(attempts))).__name__)
 """

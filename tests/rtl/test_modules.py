@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hawkvision.integer import reference
-from hawkvision.integer.ir import Requantise
+from hawkvision.integer.nodes import Requantise
 from tests.rtl.bench import Bench, fields, joined, signed
 
 RANDOM = np.random.default_rng(2)

@@ -50,7 +50,7 @@ from fpga.offload.cost_model import (
     forecast,
     service_s,
 )
-from fpga.offload.fpga_profiles import way_of_folding
+from fpga.offload.fpga_profiles import profile_of_folding
 from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
 from fpga.offload.queueing import ServiceTime
 from fpga.offload.runtime import OffloadBackend, OffloadSettings, offload_of
@@ -103,14 +103,14 @@ def main() -> int:
     given = parser.parse_args()
     graph = random_graph(side=32, planes=3, channels=CHANNELS, pools=(1, 3, 4), classes=10, name="wide")
     found = slowest_that_keeps_up(graph, device("lfe5u-85f"), FPGA_RATE_HZ, CLOCK_HZ / 1e6)
-    way = way_of_folding(graph, found.folding, "wide", CLOCK_HZ)
-    way = dataclasses.replace(way, latency_cycles=way.interval_cycles)  # the emulator has no pipeline
+    profile = profile_of_folding(graph, found.folding, "wide", CLOCK_HZ)
+    profile = dataclasses.replace(profile, latency_cycles=profile.interval_cycles)  # the emulator has no pipeline
     with tempfile.TemporaryDirectory() as folder:
         model, folding = Path(folder) / "wide.onnx", Path(folder) / "folding.json"
         model.write_bytes(write(graph))
         folding.write_bytes(format_folding(found.folding))
         with emulator(model, folding) as address:
-            run(graph, way, address, DesignInfo(found.folding, CLOCK_HZ), given)
+            run(graph, profile, address, DesignInfo(found.folding, CLOCK_HZ), given)
     return 0
 
 
@@ -134,29 +134,29 @@ def emulator(model: Path, folding: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def run(graph: IntegerGraph, way: FpgaProfile, address: str, build: DesignInfo, given: argparse.Namespace) -> None:
+def run(graph: IntegerGraph, profile: FpgaProfile, address: str, build: DesignInfo, given: argparse.Namespace) -> None:
     """Measure both sides idle, plan, run the three spells, print."""
     cpu = ReferenceBackend(graph)
     fpga = DeviceBackend(graph, address, build)
     images = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
     rng = np.random.default_rng(given.seed)
-    device_s, deadline_s = way.interval_cycles / way.clock_hz, given.deadline_ms / 1e3
+    device_s, deadline_s = profile.interval_cycles / profile.clock_hz, given.deadline_ms / 1e3
     sides = [one_side(fpga, cpu, share, device_s, deadline_s) for share in (1.0, 0.0)]
     there, here = (spell(side, images, IDLE_RATE_HZ, IDLE_S, 2.0, rng) for side in sides)
     host, work = (measure_work(side, [load / device_s for load in WORK_LOADS], WORK_S) for side in sides)
     around_s = max(0.0, float(np.median(there.latency_s)) - device_s - host.at(0.0))
     link = LinkModel(LOOPBACK_BYTES_PER_S, around_s / 2, host)
     machine = Machine(1, NO_WATTS, link, places=PLACES)
-    capacity = 1 / service_s(way, link)
+    capacity = 1 / service_s(profile, link)
     low, high = given.low * capacity, given.high * capacity
     alone = ServiceTime.measured(here.latency_s)
-    workload = Workload("wide", low, deadline_s, alone, (way,), work)
+    workload = Workload("wide", low, deadline_s, alone, (profile,), work)
     offload = offload_of(search([workload], machine), machine)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} at the start")
     print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.kernel} kernel")
     print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}")
     print(
-        f"FPGA, emulated: {way.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
+        f"FPGA, emulated: {profile.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
         f"{link.latency_s * 1e3:.3f} ms each way"
     )
     for what, each in (("sent to the FPGA", host), ("computed on the CPU", work)):
@@ -215,7 +215,7 @@ def spell(
 
 def predict(workload: Workload, rate: float, offload: OffloadSettings, machine: Machine) -> PlacementForecast:
     """Of the settled part of a spell."""
-    choice = PlacementChoice(workload.ways[0], offload.schedule.share(rate))
+    choice = PlacementChoice(workload.profiles[0], offload.schedule.share(rate))
     return forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine)
 
 

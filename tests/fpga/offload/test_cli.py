@@ -12,7 +12,7 @@ from fpga.compiler.devices import device
 from fpga.compiler.folding import format_folding, interval
 from fpga.compiler.folding_search import FoundFolding, slowest_that_keeps_up
 from fpga.offload.cli import app
-from fpga.offload.fpga_profiles import cuts, way_of_folding
+from fpga.offload.fpga_profiles import cuts, profile_of_folding
 from fpga.offload.queueing import ServiceTime
 from hawkvision.errors import ConfigError
 from hawkvision.integer.onnx_writer import write
@@ -103,7 +103,7 @@ def test_ladder_without_a_rung_for_fpgas_is_refused() -> None:
 
 def test_cuts_do_the_whole_network_between_them(found: FoundFolding) -> None:
     cpu = ServiceTime.constant(1e-3)
-    whole = way_of_folding(GRAPH, found.folding, "w4", 120e6)
+    whole = profile_of_folding(GRAPH, found.folding, "w4", 120e6)
     parts = cuts(GRAPH, found.folding, whole, cpu)
     assert [part.cut for part in parts] == [stage.name for stage in GRAPH.stages[:-1]]
     rests = [part.rest.mean_s for part in parts if part.rest is not None]

@@ -13,7 +13,7 @@ from fpga.offload.cost_model import PlacementChoice, forecast
 from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
 from fpga.offload.runtime import OffloadSettings, offload_of
 from tests.fpga.offload.offload_world import World, poisson
-from tests.fpga.offload.test_plan_search import machine, way, workload
+from tests.fpga.offload.test_plan_search import machine, profile, workload
 
 TASK = workload(300, 20, 2)
 HOST = machine(places=32)
@@ -44,7 +44,7 @@ def test_latencies_are_those_that_were_predicted() -> None:
     latency, on_fpga = here.record.between(20, 100)
     share = float(np.mean(here.record.shares(20, 100)))
     at_rate = dataclasses.replace(TASK, rate_hz=800.0)
-    (predicted,) = forecast([at_rate], [PlacementChoice(way(), share)], HOST).workloads
+    (predicted,) = forecast([at_rate], [PlacementChoice(profile(), share)], HOST).workloads
     assert on_fpga.mean() == pytest.approx(predicted.fpga_share, rel=0.05)
     assert np.quantile(latency, 0.5) == pytest.approx(predicted.p50_s, rel=0.1)
     assert np.quantile(latency, 0.99) == pytest.approx(predicted.p99_s, rel=0.15)

@@ -79,7 +79,7 @@ def test_many_processes_and_threads_tidy_at_once(tmp_path: Path) -> None:
         simulation(tmp_path, f"{number:02}", NOW - 9000 + number)
     program = (
         "from pathlib import Path; from fpga.simulation.build_cache import *; "
-        f"tidy(Path({str(tmp_path)!r}), {NOW}, Bounds(20))"
+        f"tidy(Path({str(tmp_path)!r}), {NOW}, CacheBounds(20))"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as other, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: tidy(tmp_path, NOW, CacheBounds(things=20)), range(8)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hawkvision.integer.ir import MULTIPLIER_BITS, ActivationShape, Conv, IntegerGraph, MaxPool, Node, Requantise
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.nodes import MULTIPLIER_BITS, ActivationShape, Conv, MaxPool, Node, Requantise
 
 
 def random_graph(

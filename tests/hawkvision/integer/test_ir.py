@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fpga.compiler.folding import Folding, StageFolding, check_folding, cycles_of, format_folding, parse_folding
 from hawkvision.errors import CompileError
 from hawkvision.integer import reference
-from hawkvision.integer.ir import ActivationShape, Conv, IntegerGraph, Node, Requantise, from_bytes, to_bytes
+from hawkvision.integer.ir import IntegerGraph, from_bytes, to_bytes
+from hawkvision.integer.nodes import ActivationShape, Conv, Node, Requantise
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_images
 
 

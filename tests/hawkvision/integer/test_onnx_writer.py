@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hawkvision.errors import CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import GRAPH_KEY, graph_of
-from hawkvision.integer.ir import Conv, IntegerGraph, to_bytes
+from hawkvision.integer.ir import IntegerGraph, to_bytes
+from hawkvision.integer.nodes import Conv
 from hawkvision.integer.onnx_writer import exact_in_float32, write
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.numpy_backend import NumpyBackend
