@@ -34,28 +34,42 @@ def absorb(netlist: Path, top: str) -> int:
         if cell["type"] == "TRELLIS_FF" and _plain(cell)
     }
     gone: list[str] = []
-    for cell in list(cells.values()):
-        if cell["type"] != "DP16KD":
-            continue
-        outputs = [name for name, way in cell["port_directions"].items() if way == "output"]
-        given = [bit for name in outputs for bit in cell["connections"].get(name, []) if uses[bit]]
-        behind = [registers.get(bit) for bit in given]
-        if not given or None in behind or any(uses[bit] != 1 for bit in given) or not _unreset(cell):
-            continue
-        names = [name for name in behind if name is not None]
-        if any(cells[name]["connections"]["CLK"] != _clock(cell) for name in names):
-            continue
-        after = {bit: cells[name]["connections"]["Q"][0] for bit, name in zip(given, names, strict=True)}
-        for name in outputs:
-            cell["connections"][name] = [after.get(bit, bit) for bit in cell["connections"].get(name, [])]
-        cell["parameters"].update(REGMODE_A="OUTREG", REGMODE_B="OUTREG")
-        # The lower half of a 36-bit word leaves by port A, so both ports need the clock.
-        cell["connections"].update(OCEA=["1"], OCEB=["1"], CLKA=_clock(cell), CLKB=_clock(cell))
-        gone += names
+    for ram in [cell for cell in cells.values() if cell["type"] == "DP16KD"]:
+        behind = _registers_behind(ram, registers, uses, cells)
+        _take_over(ram, {bit: cells[name]["connections"]["Q"][0] for bit, name in behind.items()})
+        gone += behind.values()
     for name in gone:
         del cells[name]
     netlist.write_bytes(msgspec.json.encode(design))
     return len(gone)
+
+
+def _registers_behind(
+    ram: Cell, registers: Mapping[Bit, str], uses: Mapping[Bit, int], cells: Mapping[str, Cell]
+) -> dict[Bit, str]:
+    """The register behind each output that is used; none if not all of them can move."""
+    given = [bit for name in _outputs(ram) for bit in ram["connections"].get(name, []) if uses[bit]]
+    behind = {bit: registers[bit] for bit in given if bit in registers and uses[bit] == 1}
+    if len(behind) != len(given) or not _unreset(ram):
+        return {}
+    if any(cells[name]["connections"]["CLK"] != _clock(ram) for name in behind.values()):
+        return {}
+    return behind
+
+
+def _take_over(ram: Cell, after: Mapping[Bit, Bit]) -> None:
+    """Give a block RAM output registers that drive `after` in place of its outputs."""
+    if not after:
+        return
+    for name in _outputs(ram):
+        ram["connections"][name] = [after.get(bit, bit) for bit in ram["connections"].get(name, [])]
+    ram["parameters"].update(REGMODE_A="OUTREG", REGMODE_B="OUTREG")
+    # The lower half of a 36-bit word leaves by port A, so both ports need the clock.
+    ram["connections"].update(OCEA=["1"], OCEB=["1"], CLKA=_clock(ram), CLKB=_clock(ram))
+
+
+def _outputs(ram: Cell) -> list[str]:
+    return [name for name, direction in ram["port_directions"].items() if direction == "output"]
 
 
 def _read(module: Mapping[str, Any]) -> Iterator[tuple[str, list[Bit]]]:

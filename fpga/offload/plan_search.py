@@ -63,7 +63,7 @@ class OffloadPlan:
     feasible: bool
     """False if no placement keeps all bounds; this one's slowest workload then comes nearest its deadline."""
     exhaustive: bool
-    looked_at: int
+    compared: int
     """Number of whole placements compared."""
     rejected: tuple[RejectedChoice, ...]
 
@@ -86,8 +86,31 @@ def search(
         raise ConfigError(f"plan: expected 1 to {MAX_WORKLOADS} workloads, got {len(workloads)}")
     rejected: list[RejectedChoice] = []
     lists = [_possible(workload, machine, power_w, rejected) for workload in workloads]
-    exhaustive = True
-    partials = [_PartialPlan((), FREE)]
+    partials, exhaustive = _combined(workloads, lists, machine, objective, power_w, rejected)
+    bound, compared = _bound(lists, machine, objective), len(partials)
+    for tried, partial in enumerate(partials[:MAX_FORECASTS]):
+        found = forecast(workloads, partial.choices, machine)
+        if all(p.p99_s <= w.deadline_s for p, w in zip(found.workloads, workloads, strict=True)):
+            price = _price(partial.cost, machine, objective)
+            exhaustive = exhaustive or (tried == 0 and price <= bound)
+            kept = _explained(rejected, workloads, partial.choices, machine, objective)
+            return OffloadPlan(
+                objective, tuple(workloads), partial.choices, found, price, bound, True, exhaustive, compared, kept
+            )
+    exhaustive = exhaustive and compared <= MAX_FORECASTS
+    return _nearest(workloads, machine, objective, bound, exhaustive, compared, tuple(rejected))
+
+
+def _combined(
+    workloads: Sequence[Workload],
+    lists: Sequence[Sequence[tuple[PlacementChoice, PlacementCost]]],
+    machine: Machine,
+    objective: Objective,
+    power_w: float,
+    rejected: list[RejectedChoice],
+) -> tuple[list[_PartialPlan], bool]:
+    """Placements of all workloads within the bounds, cheapest first, and whether these are all of them."""
+    exhaustive, partials = True, [_PartialPlan((), FREE)]
     for workload, choices in zip(workloads, lists, strict=True):
         grown = [
             _PartialPlan((*p.choices, choice), total)
@@ -102,19 +125,7 @@ def search(
             together = "with what the others need, none of its choices fits within the bounds"
             rejected.append(RejectedChoice(workload.name, "any", together))
             break
-    bound = _bound(lists, machine, objective)
-    looked_at = len(partials)
-    for tried, partial in enumerate(partials[:MAX_FORECASTS]):
-        found = forecast(workloads, partial.choices, machine)
-        if all(p.p99_s <= w.deadline_s for p, w in zip(found.workloads, workloads, strict=True)):
-            price = _price(partial.cost, machine, objective)
-            exhaustive = exhaustive or (tried == 0 and price <= bound)
-            kept = _worth_telling(rejected, workloads, partial.choices, machine, objective)
-            return OffloadPlan(
-                objective, tuple(workloads), partial.choices, found, price, bound, True, exhaustive, looked_at, kept
-            )
-    exhaustive = exhaustive and looked_at <= MAX_FORECASTS
-    return _nearest(workloads, machine, objective, bound, exhaustive, looked_at, tuple(rejected))
+    return partials, exhaustive
 
 
 def schedule(workload: Workload, machine: Machine, objective: Objective, rates: Sequence[float]) -> ShareSchedule:
@@ -195,7 +206,7 @@ def _possible(
         if choice.profile is not None and not choice.profile.runnable:
             (alone,) = forecast([workload], [choice], machine).workloads
             reason = (
-                f"cost model only, for the runtime gives whole images to either side: {own.cpu_load:.3g} CPU-seconds "
+                f"cost model only, for the runtime gives whole images to either side: {own.cpu_load:.3g} CPU seconds "
                 f"per second, P99 {alone.p99_s * 1e3:.2f} ms"
             )
         if reason is None:
@@ -262,7 +273,7 @@ def _nearest(
     objective: Objective,
     bound: float,
     exhaustive: bool,
-    looked_at: int,
+    compared: int,
     rejected: tuple[RejectedChoice, ...],
 ) -> OffloadPlan:
     chosen = _nearest_choices(workloads, machine)
@@ -270,7 +281,7 @@ def _nearest(
     price = found.cpu_load if objective == "cpu" else found.watts.mid
     kept = _summary(rejected)
     return OffloadPlan(
-        objective, tuple(workloads), tuple(chosen), found, price, bound, False, exhaustive, looked_at, kept
+        objective, tuple(workloads), tuple(chosen), found, price, bound, False, exhaustive, compared, kept
     )
 
 
@@ -297,7 +308,7 @@ def _nearest_choices(workloads: Sequence[Workload], machine: Machine) -> list[Pl
     return chosen
 
 
-def _worth_telling(
+def _explained(
     rejected: Sequence[RejectedChoice],
     workloads: Sequence[Workload],
     choices: Sequence[PlacementChoice],
@@ -312,7 +323,7 @@ def _worth_telling(
         for choice in _choices(workload):
             price = _price(cost(workload, choice, machine), machine, objective)
             if choice != chosen and str(choice) not in known and choice.share in (0.0, 1.0):
-                unit = "CPU-seconds per second" if objective == "cpu" else "W"
+                unit = "CPU seconds per second" if objective == "cpu" else "W"
                 reason = f"it costs {price:.4g} {unit}, the chosen {own:.4g}"
                 if price <= own:
                     reason = f"it costs {price:.4g} {unit}, but not all workloads keep their deadlines then"

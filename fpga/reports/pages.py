@@ -38,42 +38,9 @@ def markdown(report: BuildReport) -> str:
 
 def summary(reports: Sequence[BuildReport]) -> str:
     """Several reports as one page: results, and errors of the estimates made before synthesis."""
-    reached, estimates = [], []
-    for report in reports:
-        mid = report.energy.mid
-        name = f"[{report.task} {report.variant}, {report.device}]({report.task}-{report.variant}-{report.device}.md)"
-        reached.append(
-            [
-                name,
-                f"{report.rate:,.0f}",
-                f"{report.median_mhz:.1f} ({len(report.seeds)})",
-                f"{report.latency_us:.0f}",
-                f"{report.placed.luts:,} / {report.placed.ffs:,}",
-                f"{report.placed.multipliers} / {report.placed.block_rams}",
-                f"{report.energy.low.chip_uj:.0f} / **{mid.chip_uj:.0f}** / {report.energy.high.chip_uj:.0f}",
-                f"{report.proof.differing} of {report.proof.logits:,}",
-            ]
-        )
-        made, guess = report.synthesised, report.estimated
-        estimates.append(
-            [
-                name,
-                f"{guess.luts:,} / {made.luts:,} ({guess.luts / made.luts - 1:+.1%})",
-                f"{guess.ffs:,} / {made.ffs:,} ({guess.ffs / made.ffs - 1:+.1%})",
-                f"{guess.multipliers} / {made.multipliers}",
-                f"{guess.block_rams} / {made.block_rams}",
-                f"{report.estimated_cycles:,} / {report.simulated_cycles:,}",
-            ]
-        )
     head = (
-        "build",
-        "inferences/s",
-        "MHz",
-        "latency, µs",
-        "LUT4 / FF",
-        "multipliers / block RAM",
-        "µJ",
-        "differing logits",
+        *("build", "inferences/s", "MHz", "latency, µs"),
+        *("LUT4 / FF", "multipliers / block RAM", "µJ", "differing logits"),
     )
     small = any(report.family == "ice40" for report in reports)
     note = " iCE40 has logic cells in place of LUT4, multipliers of 16x16 and block RAM of 4 kbit." if small else ""
@@ -81,13 +48,47 @@ def summary(reports: Sequence[BuildReport]) -> str:
         "# Builds",
         "Clocks are nextpnr's static timing, the median of the seeds tried (in brackets how many); cycles and logits "
         "are simulated; energy is an estimate (low / mid / high, chip only). Nothing here ran on a board." + note,
-        table(head, reached),
+        table(head, [_result_row(report) for report in reports]),
         "Estimated before synthesis / found by it. None of these foldings took part in the fit of the estimate.",
-        table(("build", "LUT4", "flip-flops", "multipliers", "block RAM", "cycles an image"), estimates),
-        "What the power model is worth on measured designs: [power_calibration.md](power_calibration.md). Against a "
-        "CPU core: [energy.md](energy.md).",
+        table(
+            ("build", "LUT4", "flip-flops", "multipliers", "block RAM", "cycles per image"),
+            [_estimate_row(report) for report in reports],
+        ),
+        "How well the power model predicts measured designs: [power_calibration.md](power_calibration.md). Comparison "
+        "with a CPU core: [energy.md](energy.md).",
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _link(report: BuildReport) -> str:
+    file = f"{report.task}-{report.variant}-{report.device}.md"
+    return f"[{report.task} {report.variant}, {report.device}]({file})"
+
+
+def _result_row(report: BuildReport) -> list[str]:
+    energy = report.energy
+    return [
+        _link(report),
+        f"{report.rate:,.0f}",
+        f"{report.median_mhz:.1f} ({len(report.seeds)})",
+        f"{report.latency_us:.0f}",
+        f"{report.placed.luts:,} / {report.placed.ffs:,}",
+        f"{report.placed.multipliers} / {report.placed.block_rams}",
+        f"{energy.low.chip_uj:.0f} / **{energy.mid.chip_uj:.0f}** / {energy.high.chip_uj:.0f}",
+        f"{report.proof.differing} of {report.proof.logits:,}",
+    ]
+
+
+def _estimate_row(report: BuildReport) -> list[str]:
+    made, guess = report.synthesised, report.estimated
+    return [
+        _link(report),
+        f"{guess.luts:,} / {made.luts:,} ({guess.luts / made.luts - 1:+.1%})",
+        f"{guess.ffs:,} / {made.ffs:,} ({guess.ffs / made.ffs - 1:+.1%})",
+        f"{guess.multipliers} / {made.multipliers}",
+        f"{guess.block_rams} / {made.block_rams}",
+        f"{report.estimated_cycles:,} / {report.simulated_cycles:,}",
+    ]
 
 
 def _headline(report: BuildReport) -> str:
@@ -151,8 +152,8 @@ def _implementation(report: BuildReport) -> str:
             table(["", "model's estimate", "synthesised", "placed", "available"], rows),
             COUNTED[report.family],
             table(["seed", "MHz", "CPU s", ""], seeds),
-            f"Median {report.median_mhz:.1f} MHz, best {report.best_mhz:.1f} MHz (the bitstream's); the placer strove "
-            f"for {report.target_mhz:g}. Synthesis took {report.synthesis_cpu_s:.0f} CPU s. {report.pins}",
+            f"Median {report.median_mhz:.1f} MHz, best {report.best_mhz:.1f} MHz (the bitstream's); the placer aimed "
+            f"at {report.target_mhz:g}. Synthesis took {report.synthesis_cpu_s:.0f} CPU s. {report.pins}",
             f"Tools: {tools}.",
             f"Slowest path of the best seed:\n\n{path}",
         ]
@@ -207,7 +208,21 @@ def _energy(report: BuildReport) -> str:
     digits = 2 if report.energy.low.chip_w >= 0.1 else 4
     rows.append(["chip, W", *(f"{energy.chip_w:.{digits}f}" for energy in corners)])
     switching = report.switching
-    sources = [
+    return "\n\n".join(
+        [
+            table(["µJ", "low", "mid", "high"], rows),
+            f"At {report.median_mhz:.1f} MHz and full load. Per inference the nets made {switching.net_toggles:,.0f} "
+            f"transitions, {switching.branch_toggles:,.0f} reached further inputs, {switching.multiplications:,.0f} "
+            f"multiplier operands changed, and block RAM ports were clocked {switching.memory_accesses:,.0f} times "
+            f"(netlist, {switching.inferences} inferences, no delays: glitches are missed). The board is assumed to "
+            f"draw {BOARD_W[0]}, {BOARD_W[1]} or {BOARD_W[2]} W beside the chip.",
+            _constants(report),
+        ]
+    )
+
+
+def _constants(report: BuildReport) -> str:
+    rows = [
         [
             name,
             f"{constant.values[0]:g} / {constant.values[1]:g} / {constant.values[2]:g}",
@@ -218,14 +233,4 @@ def _energy(report: BuildReport) -> str:
         for name, constant in msgspec.structs.asdict(constants(report.family)).items()
         if name != "reference_v"
     ]
-    return "\n\n".join(
-        [
-            table(["µJ", "low", "mid", "high"], rows),
-            f"At {report.median_mhz:.1f} MHz and full load. Per inference the nets made {switching.net_toggles:,.0f} "
-            f"transitions, {switching.branch_toggles:,.0f} reached further inputs, {switching.multiplications:,.0f} "
-            f"multiplier operands changed, and block RAM ports were clocked {switching.memory_accesses:,.0f} times "
-            f"(netlist, {switching.inferences} inferences, no delays: glitches are missed). The board is assumed to "
-            f"draw {BOARD_W[0]}, {BOARD_W[1]} or {BOARD_W[2]} W beside the chip.",
-            table(["constant", "low / mid / high", "unit", "basis", "source"], sources),
-        ]
-    )
+    return table(["constant", "low / mid / high", "unit", "basis", "source"], rows)

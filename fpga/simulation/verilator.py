@@ -100,17 +100,9 @@ def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
     have = tools()
     base = cache_dir(cache) / "fpga"
     folder = base / f"sim-{_digest(design, have, base)}"
-    needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
-    there = [path.is_file() for path in needed]
-    # Checked twice, because another process may have put the folder there in between.
-    whole = all(there) or (any(there) and all(path.is_file() for path in needed))
-    if whole and _sound(folder):
+    if _is_cached(folder, design):
         mark_used(folder)
         return folder / LIBRARY
-    if whole:
-        log.warning("%s: is damaged; it is built anew", folder)
-    if any(there):
-        shutil.rmtree(folder, ignore_errors=True)  # a file in it is missing or changed
     try:
         base.mkdir(parents=True, exist_ok=True)
         tidy(base)
@@ -126,6 +118,21 @@ def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
     except OSError as error:
         raise CompileError(f"{base}: a simulation cannot be built there: {error.strerror}") from None
     return folder / LIBRARY
+
+
+def _is_cached(folder: Path, design: VerilatorDesign) -> bool:
+    """Whether the folder holds a sound library; a damaged folder is removed."""
+    needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
+    there = [path.is_file() for path in needed]
+    # Checked twice, because another process may have put the folder there in between.
+    whole = all(there) or (any(there) and all(path.is_file() for path in needed))
+    if whole and _sound(folder):
+        return True
+    if whole:
+        log.warning("%s: is damaged and is built again", folder)
+    if any(there):
+        shutil.rmtree(folder, ignore_errors=True)  # a file in it is missing or changed
+    return False
 
 
 def _digest(design: VerilatorDesign, have: VerilatorTools, base: Path) -> str:
@@ -152,17 +159,7 @@ def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Pat
     for name, content in design.memories.values():
         (kept / name).write_bytes(content)
     (generated / "driver.cpp").write_bytes(design.driver)
-    given = [f'-G{key}="{final / name}"' for key, (name, _) in design.memories.items()]
-    _run(
-        [
-            str(have.verilator), "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", *LINT,
-            "--prefix", PREFIX, "--top-module", design.top, "--Mdir", str(generated), "--output-split", "20000",
-            *given, *design.sources,
-        ],
-        sources,
-        f"verilator on {design.top}",
-        {"VERILATOR_ROOT": str(have.root)},
-    )  # fmt: skip
+    _translate(design, have, final, sources, generated)
     flags = [*GXX_FLAGS, *DEFINES, f"-I{have.root / 'include'}", f"-I{have.root / 'include' / 'vltstd'}"]
     runtime = [have.root / "include" / name for name in RUNTIME]
     with ThreadPoolExecutor(COMPILE_JOBS) as pool:
@@ -174,6 +171,21 @@ def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Pat
     sums = {path.name: sha256_of(path.read_bytes()) for path in sorted(kept.iterdir())}
     (kept / SUMS).write_bytes(msgspec.json.encode(sums))
     return kept
+
+
+def _translate(design: VerilatorDesign, have: VerilatorTools, final: Path, sources: Path, generated: Path) -> None:
+    """Have Verilator write C++ into `generated`; memories are read from `final`."""
+    given = [f'-G{key}="{final / name}"' for key, (name, _) in design.memories.items()]
+    _run(
+        [
+            str(have.verilator), "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", *LINT,
+            "--prefix", PREFIX, "--top-module", design.top, "--Mdir", str(generated), "--output-split", "20000",
+            *given, *design.sources,
+        ],
+        sources,
+        f"verilator on {design.top}",
+        {"VERILATOR_ROOT": str(have.root)},
+    )  # fmt: skip
 
 
 def _sound(folder: Path) -> bool:

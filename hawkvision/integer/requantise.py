@@ -31,18 +31,18 @@ def rescaled(
 
     Args:
         name: the convolution's; the requantiser is named after it.
-        weights: (out, k, k, in), in steps.
+        weights: (out, k, k, in), whole.
         weight_bits: see `Conv`.
         pad: see `Conv`.
         bias: (out,), real.
-        steps: (out,): what one unit of each channel's accumulator is worth.
-        input_bits: of the activations that are read.
-        output_step: what one unit of the activations that are made is worth.
-        output_bits: theirs.
+        steps: (out,): the value of one unit of each channel's accumulator.
+        input_bits: bits of the activations that it reads.
+        output_step: the value of one unit of the activations that it gives.
+        output_bits: bits of these.
         where: names the model in errors.
 
     Raises:
-        CompileError: if no shifts and multipliers come near enough, or a bias is beyond 32 bits.
+        CompileError: if no shifts and multipliers are near enough, or a bias is beyond 32 bits.
     """
     at = f"{where}: {name}"
     # A channel without weights has a constant sum; the largest step represents it exactly.
@@ -52,12 +52,24 @@ def rescaled(
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         raise CompileError(f"{at}: the scales of its sums and activations are too far apart")
     conv = Conv(name, weights, whole_bias(bias, steps, at), weight_bits, pad)
+    pre_shift = _pre_shift(ratios, output_bits, conv.accumulator_range(input_bits)[1])
+    multiplier, shift = _multipliers(ratios * 2.0**pre_shift, ratios, at)
+    rounding = (1 << pre_shift) >> 1
+    conv = Conv(name, weights, whole_bias(bias, steps, at, rounding), weight_bits, pad)
+    return conv, Requantise(f"{name}_requantise", multiplier, pre_shift, shift, output_bits)
+
+
+def _pre_shift(ratios: Reals, output_bits: int, largest_sum: int) -> int:
+    """The smallest shift that keeps every sum that does not saturate within 17 bits."""
     greatest = (1 << output_bits) - 1
     # The sum at which the last channel saturates; 17 bits need not reach beyond it, or beyond the largest sum.
     saturating = float((greatest + 0.5) / ratios.min()) * (1 + WORST_ERROR)
-    needed = min(saturating, float(max(conv.accumulator_range(input_bits)[1], 0)))
-    pre_shift = max(0, int(needed).bit_length() - KEPT_BITS)
-    scaled = ratios * 2.0**pre_shift
+    needed = min(saturating, float(max(largest_sum, 0)))
+    return max(0, int(needed).bit_length() - KEPT_BITS)
+
+
+def _multipliers(scaled: Reals, ratios: Reals, at: str) -> tuple[NDArray[np.int32], int]:
+    """The multipliers nearest to `scaled` times 2^shift, and the largest shift that they have room for."""
     limit = (1 << MULTIPLIER_BITS) - 1
     shift = min(int(np.floor(np.log2((limit + 0.5) / scaled.max()))), KEPT_BITS + MULTIPLIER_BITS - 1)
     if shift < 1:
@@ -72,9 +84,7 @@ def rescaled(
             f"{at}: channel {int(error.argmax())} has a {exact.max() / exact.min():.0f} times smaller scale than the "
             f"greatest of this layer; multipliers of {MULTIPLIER_BITS} bits would be off by {error.max():.0%}"
         )
-    rounding = (1 << pre_shift) >> 1
-    conv = Conv(name, weights, whole_bias(bias, steps, at, rounding), weight_bits, pad)
-    return conv, Requantise(f"{name}_requantise", multiplier.astype(np.int32), pre_shift, shift, output_bits)
+    return multiplier.astype(np.int32), shift
 
 
 def whole_bias(bias: Reals, steps: Reals, at: str, rounding: int = 0) -> NDArray[np.int32]:

@@ -96,8 +96,8 @@ def test_wrong_settings_are_refused_by_name(cache: Path, found: FoundFolding, wo
         plan(cache, found, *words)
 
 
-def test_ladder_without_a_rung_for_fpgas_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the ladder of 'imagenet' has no rung for FPGAs"):
+def test_task_without_a_variant_for_fpgas_is_refused() -> None:
+    with pytest.raises(ConfigError, match="task 'imagenet' has no variant for FPGAs"):
         CliRunner().invoke(app, ["--task", "imagenet"], catch_exceptions=False)
 
 

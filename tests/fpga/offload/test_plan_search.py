@@ -151,7 +151,7 @@ def test_many_workloads_are_planned_within_the_bounds_of_the_search() -> None:
     assert plan.feasible
     assert sum(choice.profile is not None for choice in plan.choices) == 2  # 72 multipliers hold two of 30
     assert plan.bound <= plan.cost
-    assert plan.looked_at <= plan_search.WIDTH
+    assert plan.compared <= plan_search.WIDTH
 
 
 def test_schedule_gives_less_to_the_fpga_as_the_rate_grows_beyond_it() -> None:

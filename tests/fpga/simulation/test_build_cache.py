@@ -108,7 +108,7 @@ def test_a_simulation_that_a_power_cut_has_damaged_is_built_anew(caplog: pytest.
     (built.parent / "damaged").write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
     (built.parent / "damaged").replace(built)
     assert library(WIRE) == built
-    assert "is damaged; it is built anew" in caplog.text
+    assert "is damaged and is built again" in caplog.text
     assert len(built.read_bytes()) == len(whole)
     assert built.read_bytes()[4096:8192] != bytes(4096)
 
