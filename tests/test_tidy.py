@@ -43,6 +43,7 @@ L1 = frozenset(
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
+FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
@@ -64,7 +65,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
     "hawkvision.zoo": L0 | L1 | L2 | {"hawkvision.integer"},
-    "fpga": L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"},
+    "fpga": FPGA,
+    "fpga.compiler": L0 | L1 | {"hawkvision.integer"},
+    "fpga.simulation": FPGA | {"fpga.compiler"},
+    "fpga.reports": FPGA | {"fpga.compiler", "fpga.simulation"},
+    "fpga.device": FPGA | {"fpga.reports", "fpga.simulation"},
+    "fpga.backends": FPGA | {"fpga.compiler", "fpga.simulation", "fpga.reports", "fpga.device"},
+    "fpga.offload": FPGA | {"fpga.compiler", "fpga.reports", "fpga.backends"},
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
     "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
     # The only module that loads a backend by name.

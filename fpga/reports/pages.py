@@ -54,8 +54,9 @@ def summary(reports: Sequence[BuildReport]) -> str:
             ("build", "LUT4", "flip-flops", "multipliers", "block RAM", "cycles per image"),
             [_estimate_row(report) for report in reports],
         ),
-        "How well the power model predicts measured designs: [power_calibration.md](power_calibration.md). Comparison "
-        "with a CPU core: [energy.md](energy.md).",
+        "Measurements: [the power model against published currents](../../docs/benchmarks/fpga-power-model.md), "
+        "[energy against a CPU core](../../docs/benchmarks/fpga-energy.md), "
+        "[builds that did not route](../../docs/benchmarks/fpga-not-routed.md).",
     )
     return "\n\n".join(parts) + "\n"
 

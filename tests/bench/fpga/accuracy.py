@@ -1,11 +1,10 @@
-"""What quantisation costs: test accuracy of a ladder's integer rungs beside the float networks they come from.
+"""Measures what quantisation costs: test accuracy of a task's integer stages and of their float networks.
 
     python -m tests.bench.fpga.accuracy --task fashion_mnist --data /usr/share/datasets/fashion-mnist
 
-Everything is computed anew from the committed files: graphs from weights, answers from graphs, over the test images
-alone, which trained, fitted and certified nothing. Every logit of an integer rung in ONNX Runtime is held against
-`hawkvision.integer.reference`. Goal: no rung loses more than one point, and no logit differs; else the exit status is
-1.
+Everything is computed from the committed weights, on test images that served no training, fit or certificate. ONNX
+Runtime's logits of each integer stage are compared with `hawkvision.integer.reference`. Goal: no stage loses more than
+one point, and no logit differs; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ MAX_PIXELS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One rung on the test images."""
+    """One stage on the test images."""
 
     name: str
     precision: str
@@ -52,17 +51,17 @@ class Rung:
     of: str | None
     """The float network that it was quantised from."""
     lost_points: float
-    """Of accuracy against that one, and the half width of the 95 % interval of this paired difference."""
+    """Accuracy points lost against that network, and half the 95 % interval of this paired difference."""
     lost_error: float
     differing: int
-    """Of `logits` those that are not `hawkvision.integer.reference`'s; 0 of a float network."""
+    """Logits that differ from the reference; 0 for a float network."""
     logits: int
     image_us: float
     """Median time of one image on one thread of ONNX Runtime."""
 
 
 def main() -> int:
-    """Run the benchmark; see the module's text."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
     parser.add_argument("--data", type=Path, required=True, help="labelled images, as calibrate takes them")
@@ -80,13 +79,13 @@ def main() -> int:
 
 
 def missed(rungs: Sequence[Rung]) -> list[str]:
-    """What falls short of the goal."""
+    """Goals that are missed."""
     lossy = [f"{r.name} loses {r.lost_points:.2f} points" for r in rungs if r.lost_points > WORST_POINTS]
     return lossy + [f"{r.name}: {r.differing} logits differ" for r in rungs if r.differing]
 
 
 def measure(task: str, data: Path, limit: int | None = None, models: Path | None = None) -> list[Rung]:
-    """The edge rungs of a ladder, in its order."""
+    """The edge stages of a task, in order."""
     models = models_dir(models)
     manifest = load_manifest(task, models)
     images = read_pictures(data, load_labels(manifest, models))
@@ -97,7 +96,7 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
     variants = [variant for name in manifest.ladder.edge for variant in manifest.members(name)]
     right: dict[str, NDArray[np.bool_]] = {}
     rungs = []
-    # Float networks first, because the others are held against them.
+    # Float networks first, because the others are compared with them.
     for variant, weights in weights_of(
         task, sorted(variants, key=lambda v: v.name in of), models, None, {}, lambda *_: None
     ):
@@ -150,7 +149,7 @@ def _differing(model: bytes, inputs: Pixels, logits: Logits) -> int:
 
 
 def show(rungs: Sequence[Rung], console: Console) -> None:
-    """Print the ladder."""
+    """Print the results."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("rung", "precision", "file KB", "test top-1 %", "95 %", "n", "points lost", "logits differing", "µs"):
         table.add_column(title)

@@ -1,11 +1,11 @@
-"""The cascade with an FPGA's rung as the edge, through HTTP: accuracy, escalation, and whether promises were kept.
+"""Measures the cascade with the FPGA's network at the edge, over HTTP: accuracy, escalation, and kept guarantees.
 
     python -m tests.bench.fpga.cascade --task cifar10 --data /path/to/cifar10.npz
 
-Both tiers are started on this machine, the edge with `--backend fpga-ref` (or another) and the manifest's
-`ladder.fpga`. Then `loadgen evaluate` sends the images that the calibration held out, once for each target. A promise
-counts as broken if the drop below `best` that was measured is above what was promised by more than chance explains: by
-1.96 standard errors of the paired difference. Exit status 1 if one is, or an answer was degraded.
+Both tiers run on this machine, the edge with `--backend fpga-ref` (or another) and the manifest's FPGA stage.
+`loadgen evaluate` sends the images that calibration held out, once per target. A guarantee counts as broken if the
+measured drop exceeds it by more than 1.96 standard errors of the paired difference. Exit status 1 if a guarantee is
+broken or an answer is degraded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TARGETS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; see the module's text."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
     parser.add_argument("--data", type=Path, required=True, help="the labelled images of the calibration")

@@ -1,26 +1,27 @@
-"""`python -m tests.bench.fpga.energy --report FILE…`: energy an inference, FPGA against this CPU: estimates both.
+"""Compares the energy per inference of an FPGA design with that of this CPU; both are estimates.
 
-The CPU's side: one thread, one image at a time, the same network four ways: in ONNX Runtime the float rung of the
-same shape, the same quantised to 8 bits (`hawkvision.zoo.quantize`) and the integer network as `hawkvision models
-build` writes it; and the integer network as `fpga-ref` compiles it, the quickest that we know. Measured are CPU-seconds
-an inference; watts a core are a range, not a measurement, since this machine has no energy counter that we may read.
-The FPGA's side is a build's report. Three comparisons, each low / mid / high, where low takes the CPU's least and the
-FPGA's most:
+    python -m tests.bench.fpga.energy --report FILE…
+
+The CPU runs one thread and one image at a time, the same network in four forms: the float network and its int8 form
+(`hawkvision.zoo.quantize`) in ONNX Runtime, the integer network in ONNX Runtime, and the integer network compiled
+(`fpga-ref`). CPU seconds are measured; watts per core are an assumed range. The FPGA's side is a build's report. Three
+comparisons, each low / mid / high, where low takes the CPU's least and the FPGA's most:
 
     chip             the CPU's core against the FPGA's chip
     chip and board   the same with the board's power on the FPGA's side; the CPU's board, memory and supply left out
-    equal rate       both answer as many a second as the slower of the two can; where that is the CPU, the FPGA waits,
-                     and its clock runs on
+    equal rate       both answer at the rate of the slower one; if that is the CPU, the FPGA idles with its clock on
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -130,13 +131,22 @@ def ratios(cpu: Cpu, report: BuildReport) -> dict[str, tuple[float, float, float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the CPU, compare with each report."""
+    """Measure the CPU and compare it with each report."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fpga.energy", description=__doc__)
     parser.add_argument("--report", type=Path, nargs="+", required=True, help="JSON files of fpga/reports")
     parser.add_argument("--cache-dir", type=Path, help="where models are built")
     parser.add_argument("--out", type=Path, help="write page and data there, as NAME.md and NAME.json")
     options = parser.parse_args(arguments)
-    pages, data = ["# Energy an inference against a CPU core: estimates"], []
+    command = shlex.join(
+        ["python", "-m", "tests.bench.fpga.energy", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    pages = [
+        "# Energy per inference, FPGA against a CPU core",
+        f"{date.today():%d %B %Y}, `{command}`, one core.",
+        "**All figures are estimates.** CPU time is measured; watts per core are assumed; the FPGA's energy is a model and "
+        "nothing ran on a board. Each value is low / mid / high.",
+    ]
+    data = []
     for path in options.report:
         report = read(path)
         ways = measured(report.task, report.variant, cache_dir(options.cache_dir))

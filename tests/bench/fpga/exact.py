@@ -1,12 +1,11 @@
-"""Is the RTL what the integer reference says? Images through the simulation, every logit held against NumPy's.
+"""Compares the simulated RTL with the integer reference, logit by logit.
 
     python -m tests.bench.fpga.exact --task fashion_mnist --data /usr/share/datasets/fashion-mnist
 
-The network is read from its committed weights, folded (by the search, for --device; or as --folding says), emitted
-and simulated cycle by cycle. Test images come first; where a set has fewer than --images, others follow. A third
-goes through streams that never pause, a third through random pauses on both sides, a third through pauses and with
-pixels that did not arrive. Goals: no logit differs, and the cycles from image to image are within 1 % of the
-model's; else the exit status is 1.
+The network is read from its committed weights, folded (by search for --device, or by --folding), emitted and simulated
+cycle by cycle. Test images come first; others follow if there are fewer than --images. A third of them streams without
+pauses, a third with random pauses at both sides, a third with pauses and missing pixels. Goals: no logit differs, and
+the cycles from image to image are within 1 % of the model's; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ BATCH: Final = 250
 MAX_PIXELS: Final = 1_000_000
 CYCLES_GOAL: Final = 0.01
 MISSING: Final = 0.3
-"""Share of the pixels that do not arrive, where some do not."""
+"""Share of missing pixels, in the third that has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one way of streaming came to."""
+    """The result of one way of streaming."""
 
     name: str
     images: int
     logits: int
     differing: int
     interval: float | None
-    """Cycles from image to image; None where pauses make them longer."""
+    """Cycles from image to image; None if pauses make them longer."""
 
 
 def main() -> int:
-    """Run the benchmark; see the module's text."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True)
     parser.add_argument("--data", type=Path, required=True, help="labelled images, as calibrate takes them")
@@ -84,13 +83,13 @@ def main() -> int:
 
 
 def graph_of(task: str, variant: str) -> IntegerGraph:
-    """A rung's network, from its committed weights."""
+    """A stage's network, from its committed weights."""
     path = models_dir(None) / task / "weights" / f"{variant}.onnx"
     return read_qonnx(path.read_bytes(), str(path))
 
 
 def chosen_folding(graph: IntegerGraph, name: str, file: Path | None) -> Folding:
-    """A file's, else the fastest that fits the device."""
+    """The folding of a file, else the fastest that fits the device."""
     if file is None:
         return fastest(graph, device(name)).folding
     folding = parse_folding(file.read_bytes(), str(file))
@@ -99,7 +98,7 @@ def chosen_folding(graph: IntegerGraph, name: str, file: Path | None) -> Folding
 
 
 def load(task: str, variant: str, data: Path, most: int) -> tuple[Pixels, int]:
-    """At most so many images (n, height, width, 3), those of the test set first, and how many these are."""
+    """At most so many images (n, height, width, 3), test images first, and the number of these."""
     models = models_dir(None)
     manifest = load_manifest(task, models)
     spec = next(member.input for name in manifest.ladder.edge for member in manifest.members(name) if name == variant)
@@ -110,7 +109,7 @@ def load(task: str, variant: str, data: Path, most: int) -> tuple[Pixels, int]:
 
 
 def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> list[Part]:
-    """All images, a third in each way."""
+    """Stream all images, a third in each way."""
     simulation = Simulation(graph, folding)
     rng = np.random.default_rng(0)
     ways = [
@@ -136,7 +135,7 @@ def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> list[Part]
 
 
 def missed(parts: Sequence[Part], estimate: int) -> list[str]:
-    """What falls short of the goals."""
+    """Goals that are missed."""
     wrong = [f"{part.name}: {part.differing} logits differ" for part in parts if part.differing]
     return wrong + [
         f"{part.name}: {part.interval:,.1f} cycles an image, estimated {estimate:,}"
@@ -146,7 +145,7 @@ def missed(parts: Sequence[Part], estimate: int) -> list[str]:
 
 
 def show(parts: Sequence[Part], estimate: int) -> None:
-    """Print what was found."""
+    """Print the results."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("streams", "images", "logits", "differing", "cycles an image, simulated", "estimated"):
         table.add_column(title, justify="left" if title == "streams" else "right")

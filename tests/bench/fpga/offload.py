@@ -1,17 +1,15 @@
-"""`python -m tests.bench.fpga.offload`: the offload planner's prediction against what then happens, under a rate step.
+"""Compares the offload planner's prediction with a measurement under a rate step.
 
-One process serves a network of 162 million multiply-accumulates with `OffloadBackend`: one side is the compiled integer
-kernel on one core, the other `fpga-device` over UDP on the loopback. **The device is emulated** (`python -m
-fpga.device.emulator`, another process on the same machine): it computes with the same kernel and answers when the
-performance model says that a design found by search and clocked at 120 MHz, would. Its weights are random. So what is
-held against the prediction here is the queueing, the sharing and the controller, with a real link, real threads and
-real CPU work; not the hardware. (The tasks' own rungs are a hundred times smaller: a core computes one in less time
-than it needs to send its pixels, and the planner leaves all of them on the CPU.)
+    python -m tests.bench.fpga.offload
 
-First each side is measured by itself: how long an image takes when idle, and at a few rates how much CPU time. Then
-images arrive at random (open loop; latencies count from when an image was due) at a low rate, one above what the
-FPGA can do, and the low one again. Of each spell, the first `SETTLE_S` are the controller's, the rest is compared. It
-needs a machine that does nothing else, and says where it had none.
+One process serves a network of 162 million multiply-accumulates with `OffloadBackend`: the compiled integer kernel on
+one core, and `fpga-device` over UDP on loopback. **The device is emulated** by another process on the same machine,
+which computes with the same kernel and answers when the performance model says. Weights are random. So the comparison
+covers queueing, sharing and the controller with a real link, real threads and real CPU work, but no hardware.
+
+First each side is measured alone, idle and at a few rates. Then images arrive at random (open loop; latency counts from
+when an image was due) at a low rate, at one above the FPGA's, and at the low one again. The first `SETTLE_S` of each
+spell are left out. The benchmark needs an otherwise idle machine, and says if it had none.
 """
 
 from __future__ import annotations
@@ -63,25 +61,25 @@ from tests.hawkvision.integer.graphs import random_graph
 
 CLOCK_HZ: Final = 120e6
 FPGA_RATE_HZ: Final = 30.0
-"""What the design is to do: so slow that what else a shared machine of two cores does is little beside it."""
+"""Rate of the design: low enough that other work of a shared machine matters little."""
 CHANNELS: Final = (64, 128, 128, 128, 128)
 SETTLE_S: Final = 10.0
 PLACES: Final = 24
 IDLE_RATE_HZ: Final = 6.0
 IDLE_S: Final = 20.0
 WORK_LOADS: Final = (0.15, 0.3, 0.6, 0.85)
-"""Of what the FPGA can do, the rates at which both sides' CPU-seconds are measured; none is that of a spell."""
+"""Shares of the FPGA's rate at which both sides' CPU seconds are measured; no spell has one of them."""
 WORK_S: Final = 12.0
 LOOPBACK_BYTES_PER_S: Final = 1e9
-"""Of no consequence beside the device."""
+"""Negligible beside the device."""
 VOID: Final = 0.05
-"""Of the predicted P99, how late images may be handed over; beyond it, other work on the machine is measured."""
+"""Share of the predicted P99 by which images may be handed over late; beyond it, other work is measured."""
 NO_WATTS: Final = EstimateRange(0.0, 0.0, 0.0)
 
 
 @dataclass
 class Samples:
-    """Of one spell, after it has settled."""
+    """Results of one spell after it has settled."""
 
     latency_s: list[float] = field(default_factory=list)
     fpga: int = 0
@@ -89,7 +87,7 @@ class Samples:
     cpu_s: float = 0.0
     seconds: float = 0.0
     late_start_s: list[float] = field(default_factory=list)
-    """How long after its time each image was handed over: the load generator's own error."""
+    """Delay of each image's hand-over: the load generator's own error."""
 
 
 def main() -> int:
@@ -176,7 +174,7 @@ def run(graph: IntegerGraph, profile: FpgaProfile, address: str, build: DesignIn
 def one_side(
     fpga: DeviceBackend, cpu: ReferenceBackend, share: float, device_s: float, deadline_s: float
 ) -> OffloadBackend:
-    """All on the one side or the other, on the same way through threads and locks as later."""
+    """Measure one side alone, on the same path through threads and locks as later."""
     fixed = OffloadSettings(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
     return OffloadBackend(fpga, cpu, fixed, MonotonicClock())
 
@@ -184,7 +182,7 @@ def one_side(
 def spell(
     both: OffloadBackend, images: Pixels, rate: float, seconds: float, settle_s: float, rng: np.random.Generator
 ) -> Samples:
-    """Images at random times, in threads of their own while they are on their way."""
+    """Send images at random times, each in a thread of its own while it is under way."""
     arrivals = np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
     samples, lock = Samples(seconds=seconds - settle_s), threading.Lock()
 
@@ -214,7 +212,7 @@ def spell(
 
 
 def predict(workload: Workload, rate: float, offload: OffloadSettings, machine: Machine) -> PlacementForecast:
-    """Of the settled part of a spell."""
+    """The results of the settled part of a spell."""
     choice = PlacementChoice(workload.profiles[0], offload.schedule.share(rate))
     return forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine)
 

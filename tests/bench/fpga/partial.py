@@ -1,12 +1,12 @@
-"""Images that arrive in pieces: from the last fragment to the answer, against waiting for the whole image.
+"""Measures images that arrive in pieces: the time from the last piece to the answer, against waiting for the whole
+image.
 
     python -m tests.bench.fpga.partial --task fashion_mnist
 
-A link brings an image row by row, at a rate in Mbit/s of raw pixels. The device either takes each row as it comes, or
-gets all of them, at the pace of its input, once the last is there. All cycles are counted in the cycle-accurate
-simulation of the RTL; the clock that turns them into microseconds is an assumption, --mhz. Uniform noise serves as
-image, because the schedule does not depend on what an image shows; that both ways give the reference's logits is
-checked, also with the rows missing that --lost says.
+A link delivers an image row by row, at a rate in Mbit/s of raw pixels. The device takes each row as it comes, or all
+rows at the pace of its input once the last has arrived. Cycles are counted in the cycle-accurate simulation of the RTL;
+--mhz converts them to microseconds. The image is noise, because the schedule does not depend on pixels. Logits of both
+ways are compared with the reference, also with rows missing (--lost).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINKS_MBIT: Final = (1.0, 3.0, 10.0, 30.0, 100.0, 1000.0)
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One link."""
+    """The results for one link."""
 
     mbit: float
     arriving: int
@@ -44,11 +44,11 @@ class Timed:
     late: int
     """The same when the device waits for the whole image."""
     differing: int
-    """Logits that are not the reference's, of both ways."""
+    """Logits of both ways that differ from the reference."""
 
 
 def main() -> int:
-    """Run the benchmark; see the module's text."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="fashion_mnist")
     parser.add_argument("--variant", default="tiny_w4")
@@ -93,7 +93,7 @@ def measure(
 
 
 def show(timed: Sequence[Timed], mhz: float) -> None:
-    """Print what was found."""
+    """Print the results."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     titles = (
         "link Mbit/s",

@@ -1,11 +1,11 @@
-"""`python -m tests.bench.fpga.power_calibration [--out FOLDER]`: what is the power model worth on measured designs?
+"""Checks the power model against published measurements.
 
-Two people published currents of the core of an iCE40UP5K, a 40 nm FPGA with open tools. The first set (counters and one
-multiplication, github.com/tinyvision-ai-inc/ice40_power, Joulescope JS110) fixes the constants of the model; the second
-(MARLANN, github.com/SymbioticEDA/MARLANN, 1 ohm shunts and a multimeter) is then predicted: 58 times the energy a cycle
-of the smallest design. Circuits are written anew from the descriptions, synthesised for iCE40, and their switching is
-counted as for our own designs (`fpga.simulation.netlist_simulation`). Exit status 1 if a prediction is off by more than
-30 %.
+    python -m tests.bench.fpga.power_calibration [--out FOLDER]
+
+Two publications give currents of the core of an iCE40UP5K, a 40 nm FPGA with open tools. The first (counters and one
+multiplication, github.com/tinyvision-ai-inc/ice40_power) fixes the constants; the second (MARLANN,
+github.com/SymbioticEDA/MARLANN) is then predicted. Circuits are written from the descriptions, synthesised for iCE40,
+and their switching is counted as for our own designs. Exit status 1 if a prediction is off by more than 30 %.
 """
 
 from __future__ import annotations

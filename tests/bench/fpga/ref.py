@@ -1,14 +1,13 @@
-"""The integer network on a CPU: `fpga-ref` beside ONNX Runtime on the same integers, its float twin and that in int8.
+"""Compares `fpga-ref` on the CPU with ONNX Runtime on the same integers, the float network, and the float network in
+int8.
 
     python -m tests.bench.fpga.ref --task cifar10 --data /path/to/cifar10.npz
     python -m tests.bench.fpga.ref --task cifar10 --random
 
-Each runs in the calling thread alone, whose CPU time is what is told: on an idle machine that is the time that passes,
-and on a busy one the figures stay comparable. The backends take turns in short rounds; a figure is the median over
-rounds of a round's mean, with the best round beside it. All logits of `fpga-ref` are held against
-`hawkvision.integer.reference`, and those of ONNX Runtime's integer model against them. Goals: none differs, and one
-image takes `fpga-ref` no longer than int8 takes; else the exit status is 1. `--random` draws weights of the rung's
-shape, whose speed is the same, and noise for images; there is no float twin then.
+Each backend runs in the calling thread alone; its CPU time is reported, so that other work on the machine matters less.
+The backends take turns in short rounds; a figure is the median over rounds of a round's mean, beside the best round.
+Goals: no logit differs from the reference, and `fpga-ref` takes no longer than int8; otherwise the exit status is 1.
+`--random` uses random weights of the same shape and noise, without a float network.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ FLOAT: Final = "ONNX Runtime, fp32 tiny"
 INT8: Final = "ONNX Runtime, int8 tiny"
 ROUND_S: Final = 0.03
 RANGED: Final = 200
-"""Images on which the ranges of int8 are measured."""
+"""Images for the ranges of int8."""
 
 
 def main() -> int:
-    """Run the benchmark; see the module's text."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=("cifar10", "fashion_mnist"), required=True)
     parser.add_argument("--variant", default="tiny_w4")
@@ -104,7 +103,7 @@ def _built(given: argparse.Namespace) -> tuple[dict[str, Backend], Pixels]:
 
 
 def _differing(ref: ReferenceBackend, twin: Backend, images: Pixels) -> tuple[int, int]:
-    """Logits of `fpga-ref` that are not the reference's, and of ONNX Runtime that are not those of `fpga-ref`."""
+    """Logits of `fpga-ref` that differ from the reference, and of ONNX Runtime that differ from `fpga-ref`."""
     graph = ref.graph
     ours, theirs, wrong = [], [], 0
     for start in range(0, len(images), 250):
@@ -122,7 +121,7 @@ def _count(found: Logits, expected: Logits) -> int:
 
 
 def _times(backends: Mapping[str, Backend], images: Pixels, batch: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Per backend, CPU microseconds of one image: the median round and the best."""
+    """CPU microseconds per image of each backend: the median round and the best."""
     taken: dict[str, list[float]] = {name: [] for name in backends}
     for each in range(rounds):
         for name, backend in backends.items():

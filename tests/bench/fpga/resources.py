@@ -1,9 +1,11 @@
-"""`python -m tests.bench.fpga.resources [--family …] [--write]`: is the estimate of logic and flip-flops right?
+"""Fits and checks the estimate of logic and flip-flops.
 
-Synthesises small foldings, fits the weights of `fpga.compiler.resource_model` to what yosys counts (non-negative least
-squares of relative errors), then synthesises foldings of the rungs' own shapes that took no part in the fit and
-compares. Block RAMs and multipliers are rules, so they are compared on all of them. `--write` puts the weights into
-fpga/compiler/resources.toml (resources_ice40.toml). Exit status 1 if a held-out count is off by more than 15 %.
+    python -m tests.bench.fpga.resources [--family …] [--write]
+
+Synthesises small foldings, fits the weights of `fpga.compiler.resource_model` to yosys's counts (non-negative least
+squares of relative errors), then compares on foldings of the tasks' own shapes that took no part in the fit. Block RAMs
+and multipliers follow rules and are compared on all foldings. `--write` writes the weights to
+fpga/compiler/resources.toml (resources_ice40.toml). Exit status 1 if a count is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def case(name: str, graph: IntegerGraph, *folds: StageFolding) -> Case:
 
 
 def fitted_cases() -> list[Case]:
-    """Small ones, so that many can be synthesised."""
+    """Small foldings, so that many can be synthesised."""
     two = random_graph(side=12, channels=(8, 16), weight_bits=4)
     wide = random_graph(side=12, planes=3, channels=(8, 16), weight_bits=4)
     eight = random_graph(side=12, channels=(8, 16), weight_bits=8)
@@ -76,12 +78,12 @@ def fitted_cases() -> list[Case]:
 
 
 def held_out_cases(family: FamilyName) -> list[Case]:
-    """The rungs' own shapes at foldings that reports are built with, and others."""
+    """The tasks' own shapes at foldings of reports, and others."""
     return small_cases() if family == "ice40" else large_cases()
 
 
 def small_cases() -> list[Case]:
-    """Such as a device of 5,280 logic cells may hold."""
+    """Foldings for a device of 5,280 logic cells."""
     fashion, cifar = fashion_shape(), cifar_shape()
     table = S(lut_pe=1)
     return [
@@ -94,7 +96,7 @@ def small_cases() -> list[Case]:
 
 
 def large_cases() -> list[Case]:
-    """Such as ECP5 holds."""
+    """Foldings for ECP5."""
     fashion, cifar, eight = fashion_shape(), cifar_shape(), fashion_shape(weight_bits=8)
     return [
         case(
@@ -126,7 +128,7 @@ def large_cases() -> list[Case]:
 
 
 def synthesised(one: Case, family: FamilyName) -> Resources:
-    """What yosys makes of it."""
+    """The resources that yosys counts."""
     with tempfile.TemporaryDirectory() as folder:
         emitted = emit(one.graph, one.folding, Path(folder))
         return synthesise(emitted.sources, emitted.top, Path(folder), family=family).resources
@@ -181,7 +183,7 @@ def as_toml(model: ResourceWeights) -> str:
 
 
 def estimated(one: Case, model: ResourceWeights, family: FamilyName) -> Resources:
-    """By a model that need not be the committed one."""
+    """An estimate with weights that need not be the committed ones."""
     weights, rules = row(one, family), of_graph(one.graph, one.folding, family)
     luts = float(weights @ np.append(msgspec.structs.astuple(model.luts), model.frame_luts))
     ffs = float(weights @ np.append(msgspec.structs.astuple(model.ffs), model.frame_ffs))
