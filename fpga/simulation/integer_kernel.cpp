@@ -49,7 +49,7 @@ typedef int32_t Vector __attribute__((vector_size(4 * LANES)));
 
 extern "C" {
 
-// As fpga/simulation/integer_kernel.py: _Layer.
+// As fpga/simulation/integer_kernel.py: _KernelLayer.
 struct Layer {
     int32_t kernel, pad;
     int32_t height, width, channels;  // taken
@@ -61,7 +61,7 @@ struct Layer {
     const int32_t* multiplier;
 };
 
-// As fpga/simulation/integer_kernel.py: _Network.
+// As fpga/simulation/integer_kernel.py: _KernelNetwork.
 struct Network {
     int32_t count;
     const Layer* layers;

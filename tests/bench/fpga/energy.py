@@ -143,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pages = [
         "# Energy per inference, FPGA against a CPU core",
         f"{date.today():%d %B %Y}, `{command}`, one core.",
-        "**All figures are estimates.** CPU time is measured; watts per core are assumed; the FPGA's energy is a model and "
-        "nothing ran on a board. Each value is low / mid / high.",
+        "**All figures are estimates.** CPU time is measured; watts per core are assumed; the FPGA's energy is a model "
+        "and nothing ran on a board. Each value is low / mid / high.",
     ]
     data = []
     for path in options.report:
