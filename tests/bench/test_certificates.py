@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mapie.risk_control.fwer_control import FWERFixedSequenceTesting
 
 from hawkvision.cascade.bounds import paired_exact_p
@@ -64,6 +66,28 @@ def test_each_rule_of_ours_keeps_what_the_product_certifies(method: Method, seed
     certified = certify(as_sample(some), two_levels(grid), goal.max_drop, DELTA, method)
     assert certified.thresholds.edge == grid[kept]
     assert 0 < kept < len(grid) - 1
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(20, 150),
+    steps=st.integers(2, 40),
+    rates=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+    max_drop=st.floats(0.005, 0.5),
+    delta=st.sampled_from([0.001, 0.05, 0.3]),
+    method=st.sampled_from(list(Method)),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_rules_remember_changes_no_decision(
+    seed: int, n: int, steps: int, rates: tuple[float, float], max_drop: float, delta: float, method: Method
+) -> None:
+    rng = np.random.default_rng(seed)
+    edge, best = (rng.random(n) < rate for rate in rates)
+    scores = rng.choice([rng.random(n), rng.integers(0, 8, n) / 8.0])  # without ties, and with many
+    some = Pool("random", scores, edge, best, (edge != best) | (rng.random(n) < 0.1))
+    grid = threshold_grid(scores, steps)
+    kept = OURS[method.value](sweep_grid(some, grid), Goal(max_drop, 0.0, delta))
+    assert certify(as_sample(some), two_levels(grid), max_drop, delta, method).thresholds.edge == grid[kept]
 
 
 @pytest.mark.parametrize("seed", range(4))
