@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import json
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapie.risk_control.fwer_control import FWERFixedSequenceTesting
+from rich.console import Console
 
 from hawkvision.cascade.bounds import paired_exact_p
 from hawkvision.cascade.certificate import Method, Rung, Sample, certify, sweep, threshold_grid, two_levels
-from tests.bench.certificates import Cell, make_pool, study, verdict, write_cells
-from tests.bench.threshold_rules import OURS, Goal, Pool, conformal_alignment, perfect_escalation, sweep_grid
+from tests.bench.certificates import Cell, make_pool, show, study, verdict, write_cells
+from tests.bench.threshold_rules import OTHERS, OURS, Goal, Pool, conformal_alignment, perfect_escalation, sweep_grid
 from tests.hawkvision.cascade.synthetic import make_logits
 
 DELTA = 0.05
@@ -172,6 +174,18 @@ def test_a_broken_promise_is_named_in_the_verdict() -> None:
     assert not kept
     assert "a → b, n = 1000, betting: 20.0% > 9.6%" in said
     assert verdict([make_cell("exact", 3), make_cell("plug-in", 90, promises=False)])[0]
+
+
+def test_table_shows_every_figure_in_eighty_columns() -> None:
+    cells = [
+        Cell("a → b", n, rule, rule in OURS, 200, 10, 0.2, 0.1, 0.01, DELTA)
+        for n in (500, 1_000, 5_000)
+        for rule in OURS | OTHERS
+    ]
+    out = io.StringIO()
+    show(Console(file=out, width=80), pool(), cells)
+    assert "…" not in out.getvalue()
+    assert out.getvalue().count("2.00x") == len(cells)
 
 
 def test_cells_are_written_as_csv_or_json(tmp_path: Path) -> None:
