@@ -83,9 +83,9 @@ def load_certification(
     name = rung_of(config, manifest)
     profile = load_profile_of(manifest, models, config.profile)
     site = None if config.certificates is None else load_site(config.certificates)
-    alone = config.dc_url is None
+    alone, first = config.dc_url is None, manifest.members(name)[0].name
     policy = (
-        Policy(profile, name, manifest.best, alone=alone, site=site, first=manifest.members(name)[0].name)
+        Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
         if rule is None
         else RivalPolicy(profile, name, manifest.best, rule, alone=alone, site=site)
     )
@@ -97,7 +97,7 @@ def load_certification(
     return Certification(
         profile,
         policy,
-        CertifiedVersions(stages, passed(checks, profile, policy.pair, site)),
+        CertifiedVersions(stages, passed(checks, profile, policy.pair, site, first)),
         source,
         profile.rung(name).temperature,
         policy.pair.score,

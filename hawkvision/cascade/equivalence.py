@@ -2,7 +2,8 @@
 
 A certificate is the outcome of a test on n images. With the thresholds τ of the stage fixed beforehand, that outcome
 is a function of nothing but, for each image x, the stage's label y(x) and its decisions 1{s(x) ≥ τ}; of the reference
-stage, of its label alone. Let y', s' be the same by another execution. If on *the very images of the certificate*
+stage, of its label alone. (Of a conditional ensemble the first member's threshold is one of the τ, too.) Let y', s' be
+the same by another execution. If on *the very images of the certificate*
 
     y'(x) = y(x)   and   1{s'(x) ≥ τ} = 1{s(x) ≥ τ}   for all x and all τ,
 
@@ -24,12 +25,13 @@ nothing follows for images that a link has damaged or coarsened: there, only `fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from hawkvision.artifacts import sha256_of
@@ -42,6 +44,7 @@ from hawkvision.cascade.profile import (
     sealed,
     threshold_value,
 )
+from hawkvision.cascade.scores import Probabilities, score
 from hawkvision.types import Score
 
 WHAT: Final = "equivalence checks"
@@ -57,7 +60,7 @@ class Judged:
     """Fingerprint of the stage's models, as the profile has it."""
     temperature: float
     score: Score | None
-    """None of the reference stage, of which the label alone counts."""
+    """None of a stage of which the label alone counts: the reference, and what answers whatever its score."""
     thresholds: tuple[float, ...]
     """Finite ones, falling."""
     images_sha256: str
@@ -98,6 +101,51 @@ class EquivalenceChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     checks: tuple[Check, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a comparison found."""
+
+    labels: int
+    """Images whose label differs, or could by as much as the execution varies."""
+    decisions: int
+    """Images with another decision at a threshold, or one that could be."""
+    largest_difference: float
+    """Of a score from the certified execution's."""
+    variation: float
+    """v: of a probability, from one way of running the execution to another."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differs."""
+        return not self.labels and not self.decisions
+
+
+def compare(judged: Judged, certified: Probabilities, ways: Sequence[Probabilities]) -> Outcome:
+    """Compare an execution, run in at least one way, with the certified one.
+
+    Args:
+        judged: the stage, with the thresholds that its scores are compared with.
+        certified: probabilities (n, classes) as the certificates saw them.
+        ways: the other execution's, of the same images.
+    """
+    kind = judged.score or Score.TOP1
+    every = np.stack(ways)
+    variation = float((every.max(axis=0) - every.min(axis=0)).max())
+    reach = variation if kind is Score.TOP1 else 2.0 * variation
+    leads = np.stack([score(way, Score.MARGIN) for way in ways]).astype(np.float64)
+    labels = (every.argmax(axis=2) != certified.argmax(axis=1)).any(axis=0)
+    if variation > 0.0:
+        labels |= (leads <= 2.0 * variation).any(axis=0)
+    before = score(certified, kind).astype(np.float64)
+    scores = np.stack([score(way, kind) for way in ways]).astype(np.float64)
+    decisions = np.zeros(len(certified), np.bool_)
+    for threshold in judged.thresholds:
+        decisions |= ((scores >= threshold) != (before >= threshold)).any(axis=0)
+        if variation > 0.0:
+            decisions |= (np.abs(scores - threshold) <= reach).any(axis=0)
+    return Outcome(int(labels.sum()), int(decisions.sum()), float(np.abs(scores - before).max()), variation)
+
+
 def equivalences_path(own: Path | None, cache: Path, task: str) -> Path:
     """Where passed checks are kept: `own`, or a file in the cache."""
     return cache / "equivalence" / f"{task}.json" if own is None else own
@@ -117,8 +165,18 @@ def dump_equivalences(checks: EquivalenceChecks) -> bytes:
     return sealed(msgspec.to_builtins(checks))
 
 
-def judged_of(profile: Profile, pair: Pair, site: SiteCertificates | None = None) -> tuple[Judged, ...]:
-    """What certificates of whole images depend on, stage by stage; of a site's own, if it has any."""
+def judged_of(
+    profile: Profile, pair: Pair, site: SiteCertificates | None = None, first: str | None = None
+) -> tuple[Judged, ...]:
+    """What certificates of whole images depend on, stage by stage.
+
+    Args:
+        profile: of the cascade.
+        pair: of its stages.
+        site: certificates that take the place of the profile's.
+        first: the first member of a conditional ensemble at the edge, which answers `fast` alone if the profile's own
+            certificates know it (`Policy`).
+    """
     conditions: Iterable[Condition] = pair.conditions
     images = profile.certified_on[1]
     if site is not None:
@@ -137,17 +195,24 @@ def judged_of(profile: Profile, pair: Pair, site: SiteCertificates | None = None
     if pair.middle is not None:
         values = (threshold_value(c.middle_threshold) for c in certificates)
         found.append(one(pair.middle.name, pair.middle.score, values))
+    known = any((each.edge, each.best) == (first, pair.best) for each in profile.pairs)
+    if first is not None and first != pair.edge and known and site is None:
+        found.append(one(first, None, ()))
     return tuple(found)
 
 
 def passed(
-    checks: EquivalenceChecks | None, profile: Profile, pair: Pair, site: SiteCertificates | None = None
+    checks: EquivalenceChecks | None,
+    profile: Profile,
+    pair: Pair,
+    site: SiteCertificates | None = None,
+    first: str | None = None,
 ) -> dict[str, set[str]]:
     """The fingerprints, by stage, that passed a check of the very certificates that are in force."""
     found: dict[str, set[str]] = {}
     if checks is None or checks.task != profile.task:
         return found
-    judged = {each.stage: each.digest for each in judged_of(profile, pair, site)}
+    judged = {each.stage: each.digest for each in judged_of(profile, pair, site, first)}
     for check in checks.checks:
         if judged.get(check.stage) == check.judged:
             found.setdefault(check.stage, set()).add(check.fingerprint)
