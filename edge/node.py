@@ -140,6 +140,8 @@ class EdgeNode:
         """By name, what the datacenter says that it serves; None before it has said so."""
         self._stated: dict[str, str | None] = {}
         """By stage of the datacenter, what its newest whole answer states that it was computed by."""
+        self._verdicts: tuple[CertifiedVersions, dict[str | None, bool]] = (versions, {})
+        """Of `references_certified`, by intermediate stage, until more is known."""
         self._watcher = asyncio.create_task(self._watch_datacenter()) if uplink else None
         metrics.queue_length.set_function(lambda: pool.waiting)
         metrics.certificates_valid.labels(task).set_function(lambda: float(self.certificates_valid))
@@ -214,10 +216,16 @@ class EdgeNode:
 
         Before anything is known of them, they are not known to be others.
         """
-        if self._served is None and not self._stated:
-            return True
-        middle = route.middle
-        return self._as_certified(self.best) and (middle is None or self._as_certified(middle.rung))
+        versions, verdicts = self._verdicts
+        if versions is not self.versions:
+            self._verdicts = _, verdicts = self.versions, {}
+        middle = None if route.middle is None else route.middle.rung
+        found = verdicts.get(middle)
+        if found is None:
+            unknown = self._served is None and not self._stated
+            found = unknown or (self._as_certified(self.best) and (middle is None or self._as_certified(middle)))
+            verdicts[middle] = found
+        return found
 
     def adopt(self, found: Certification) -> None:
         """Other certificates are in force from now on. Requests under way will claim nothing.
@@ -471,7 +479,8 @@ class EdgeNode:
         return True
 
     def _note(self, name: str) -> None:
-        """Log what has changed about a stage of the datacenter that certificates are about."""
+        """Something about a stage of the datacenter may have changed: log it if certificates are about that."""
+        self._verdicts = (self.versions, {})
         if self.uplink is None or name not in self._stages:
             return
         rung, models = (self._served or {}).get(name), self.versions.stages.get(name)
