@@ -152,6 +152,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """A profile made by `hawkvision calibrate`; None takes `models/<task>/profile.json`."""
     certificates: Path | None = None
     """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
+    equivalences: Path | None = None
+    """Passed checks of other executions, made by `hawkvision models equivalence`; None takes a file in the cache."""
     state_file: Path | None = None
     """Where what is known of streams is kept across restarts (SQLite); None takes a file of the task and address below
     `$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0."""

@@ -24,6 +24,7 @@ L1 = frozenset(
         "hawkvision.trace",
         "hawkvision.logs",
         "hawkvision.log_relay",
+        "hawkvision.fingerprints",
         "hawkvision.hop",
         "hawkvision.artifacts",
         "hawkvision.memory",
