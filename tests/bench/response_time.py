@@ -20,6 +20,7 @@ from typing import Final
 from hawkvision.types import Quality, Tier
 from tests.edge.bench import UNSURE, bench, known
 from tests.edge.peer import Peer, running_peer
+from tests.hawkvision.cascade.synthetic import SHA
 from tests.sim.response_time import Outcome, RoundTrip, simulate
 
 DEADLINES_MS: Final = (60.0, 92.0, 250.0)
@@ -75,7 +76,7 @@ def _at_node(callers: int) -> None:
                 both += answer.tier is Tier.DC and answer.deadline_met is True and not answer.degraded
         return both
 
-    with running_peer(model="large") as peer:
+    with running_peer(model="large", fingerprint=SHA) as peer:
         print(f"A node, {SLOWER:g} times as slow: {asyncio.run(ask_all())} of {callers} callers got both")
 
 

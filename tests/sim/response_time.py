@@ -41,7 +41,7 @@ def simulate(
     seed: int = 0,
     spent: float = 0.1,
 ) -> Outcome:
-    """Callers come at random, `rate_hz` on average; each has `deadline_ms`, of which it has spent a share up to `spent`."""
+    """Callers come at random, `rate_hz` on average; each has spent a share of up to `spent` of its `deadline_ms`."""
     rng, outcome, order = random.Random(seed), Outcome(), itertools.count()
     breaker = CircuitBreaker(ResponseTimes(min_on_time_probability))
     pending: list[tuple[float, int, Callable[[float], None]]] = []
