@@ -64,9 +64,11 @@ was replaced behind a proxy, and a silent link. Where escalations fail or are do
 once."""
 CERTIFIED: Final = "certified"
 """The state of a rung that the datacenter serves as it was certified."""
-FIRST_PROBE_S: Final = 0.25
+FIRST_PROBE_S: Final = 0.1
 LONGEST_PROBE_S: Final = 5.0
-"""How often it asks while the link is down: the interval doubles from the first to the longest."""
+PROBE_SHARE: Final = 0.05
+"""How often it asks while the link is down, or has not been up yet: after this share of the time that it has been down,
+between the first interval and the longest. A tier that takes 20 s to start is found at most a second later."""
 LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CERTIFIED_DROPS))
 """What `/v1/targets` lists; every certificate stands behind one of them."""
 
@@ -448,13 +450,13 @@ class EdgeNode:
         """Know what the datacenter serves, and bring a lost link back; callers' requests are never the probes."""
         assert self.uplink is not None
         uplink, link, lost = self.uplink, self.uplink.link, self.uplink.lost
-        pause_s = FIRST_PROBE_S
+        down_since: float | None = None
         while True:
             lost.clear()
             if await self._check_datacenter(uplink):
                 link.connected = True
                 uplink.report()
-                pause_s = FIRST_PROBE_S
+                down_since = None
                 # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RUNGS_INTERVAL_S):
@@ -462,9 +464,10 @@ class EdgeNode:
             else:
                 link.connected = False
                 uplink.report()
-                pause_s = min(2 * pause_s, LONGEST_PROBE_S)
             if not link.connected:
-                await asyncio.sleep(pause_s)
+                now = self.clock.now()
+                down_since = now if down_since is None else down_since
+                await asyncio.sleep(min(max(FIRST_PROBE_S, PROBE_SHARE * (now - down_since)), LONGEST_PROBE_S))
 
     async def _check_datacenter(self, uplink: Uplink) -> bool:
         """Whether it answered."""
