@@ -10,24 +10,20 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from hawkvision.errors import HawkVisionError
 from hawkvision.terminal import write_anything
-from loadgen import awake, command_line
+from loadgen.commands import command_line
+from loadgen.host import idle_prevention
 
 COMMANDS: Final = {
-    "run": "loadgen.run",
-    "find-capacity": "loadgen.capacity",
-    "mlperf": "loadgen.mlperf",
-    "noise": "loadgen.floor",
-    "evaluate": "loadgen.evaluate",
-    "compare": "loadgen.compare",
-    "behind": "loadgen.behind",
-    "rivals": "loadgen.rivals",
-    "peers": "loadgen.peers",
+    "run": "loadgen.commands.run",
+    "find-capacity": "loadgen.commands.find_capacity",
+    "mlperf": "loadgen.commands.mlperf",
+    "noise": "loadgen.commands.noise",
+    "evaluate": "loadgen.commands.evaluate",
+    "compare": "loadgen.analysis.compare",
+    "behind": "loadgen.commands.link_proxy",
 }
 """Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
-EXTRA_OF: Final = {"PIL": "peers", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
-"""Which extra installs what is needed beyond what a node needs."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> int:
@@ -41,7 +37,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
     parser = argparse.ArgumentParser(prog=prog, description="Test a deployment from outside.")
     commands = parser.add_subparsers(dest="command", required=True)
     asked = words[0] if words else ""
-    try:
+
+    def act() -> int | None:
         for name, module in COMMANDS.items():
             if asked not in COMMANDS or asked == name:
                 loaded = importlib.import_module(module)
@@ -55,21 +52,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
                         "slow to give them back",
                     )
         given = parser.parse_args(words)
-        with awake.kept() if getattr(given, "keep_awake", False) else contextlib.nullcontext():
+        with idle_prevention.kept() if getattr(given, "keep_awake", False) else contextlib.nullcontext():
             status: int | None = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
-    except HawkVisionError as error:
-        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        print(f"error: {error}{where}", file=sys.stderr)  # noqa: T201
-        return 1
-    except ModuleNotFoundError as error:
-        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        print(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", file=sys.stderr)  # noqa: T201
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return status or 0
+        return status
+
+    return command_line.explained(act)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision": L0 | CLIENT,
 }
 ONLY_IMPORTERS_OF = {
-    # The second is plain Ray Serve as a rival, a process of its own that nothing imports.
-    "ray": ("hawkvision.datacenter", "loadgen.peers.ray_server"),
+    "ray": ("hawkvision.datacenter",),
     "torch": ("hawkvision.zoo",),
     "torchvision": ("hawkvision.zoo",),
     # The first forbids reports before it imports; the second does the same in other servers' environments.
-    "onnxruntime": ("hawkvision.onnx_runtime", "loadgen.peers.work"),
+    "onnxruntime": ("hawkvision.onnx_runtime", "tests.bench.servers.handlers.work"),
     # It keeps the reports out that the package would make.
     "openvino": ("hawkvision.vision.openvino_backend",),
 }

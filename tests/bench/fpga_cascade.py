@@ -24,7 +24,7 @@ from rich.table import Table
 from hawkvision.errors import HawkVisionError
 from hawkvision.process import running
 from loadgen.__main__ import main as loadgen
-from loadgen.evaluate import Report, Row
+from loadgen.commands.evaluate import Report, Row
 
 TARGETS = (
     "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.02,max_accuracy_drop=0.05"

@@ -19,8 +19,8 @@ from hawkvision.transport.coding import Coded
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.sender import Delivery
-from loadgen.link_model import Pipe
-from loadgen.links import LinkProfile
+from loadgen.network.link_model import Pipe
+from loadgen.network.profiles import LinkProfile
 from tests.sim.lossy_world import World
 from tests.sim.virtual_time import VirtualLoop, run
 

@@ -13,8 +13,8 @@ from hawkvision.errors import DeadlineMissed
 from hawkvision.lossy import MAX_LATE, MOST_TWICE, LossyLink
 from hawkvision.transport.coding import Arrived, Coded, Complete, Partial
 from hawkvision.transport.receiver import Picture, Status
-from loadgen.link_model import Pipe
-from loadgen.links import load_profile
+from loadgen.network.link_model import Pipe
+from loadgen.network.profiles import load_profile
 from tests.pictures import encoded
 from tests.sim.lossy_link_world import LinkWorld, quantile
 from tests.sim.lossy_world import seeded

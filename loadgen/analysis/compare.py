@@ -1,0 +1,341 @@
+"""Two or more runs side by side: every later one against the first, as ratios that say how sure they are.
+
+Runs that sent the same pictures at the same moments are compared in pairs: a resample draws the same stretches of time
+from both, so what the schedule did to both cancels out. Others are resampled each by itself, which needs a larger
+difference to show one. A difference is called one when the 95 % interval of the ratio does not contain 1; with several
+rows, about one in twenty does so by luck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ConfigError
+from loadgen.analysis.bootstrap import Floats, Places, bootstrap, interval, quantiles
+from loadgen.analysis.samples import Counted, counted_of
+from loadgen.commands.terminal import terminal
+from loadgen.workload.record import Run, check_files, load
+
+SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, and whether a difference is shown."
+LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
+MOST_RUNS: Final = 12
+"""A page tells so many apart by colour and dash."""
+
+Statistic: TypeAlias = Callable[[Places], Floats]
+
+
+class Verdict(StrEnum):
+    """What a ratio shows."""
+
+    SAME = "no difference shown"
+    FASTER = "faster"
+    SLOWER = "slower"
+    BETTER = "more accurate"
+    WORSE = "less accurate"
+    FEWER = "fewer"
+    MORE = "more"
+    UNKNOWN = "cannot be compared"
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """One figure of a run over that of the first."""
+
+    figure: str
+    first: float
+    other: float
+    ratio: float | None
+    """None if there is nothing to divide by, or one was not measured."""
+    low: float | None
+    high: float | None
+    verdict: Verdict
+    first_at_least: bool = False
+    """Requests without an answer reach this percentile; the true one is larger, and the ratio cannot say how much."""
+    other_at_least: bool = False
+    few: bool = False
+    """This percentile rests on too little in one of the runs; the interval is probably too narrow."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One run against the first."""
+
+    first: str
+    other: str
+    paired: bool
+    first_link: str
+    """`lte`, `no link`, or `a link` whose name is not known; likewise the next."""
+    other_link: str
+    ratios: tuple[Ratio, ...]
+
+    def ratio(self, figure: str) -> Ratio:
+        """The one of a figure of `FIGURES`."""
+        return self.ratios[FIGURES.index(figure)]
+
+
+_WORDS: Final = {
+    **dict.fromkeys(LATENCIES, (Verdict.FASTER, Verdict.SLOWER)),
+    "answered": (Verdict.FEWER, Verdict.MORE),
+    "effective accuracy": (Verdict.WORSE, Verdict.BETTER),
+    "accuracy": (Verdict.WORSE, Verdict.BETTER),
+    "escalated": (Verdict.FEWER, Verdict.MORE),
+    "bytes sent": (Verdict.FEWER, Verdict.MORE),
+}
+"""What a ratio below and above 1 means."""
+
+FIGURES: Final = tuple(_WORDS)
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Comparisons, as `--json` writes them; what was not measured is null there."""
+
+    runs: list[str]
+    """The files, the one that others are compared with first."""
+    comparisons: tuple[Comparison, ...]
+
+
+def compare(first: Run, other: Run) -> Comparison:
+    """Every figure of one run over that of the first; the same for the same runs.
+
+    Raises:
+        ConfigError: if no request of either counts.
+    """
+    ours, theirs = counted_of(first), counted_of(other)
+    paired = same_schedule(first, other, ours, theirs)
+    one, two = _statistic(ours, labelled=first.labelled), _statistic(theirs, labelled=other.labelled)
+    (values,), (other_values,) = (
+        statistic(np.arange(len(counted.outcomes))[None, :]) for statistic, counted in ((one, ours), (two, theirs))
+    )
+    if paired:
+        block = max(ours.block(), theirs.block())
+        resampled = bootstrap(
+            len(ours.outcomes), block, first.origin.seed, lambda places: _divided(two(places), one(places))
+        )
+    else:
+        resampled = _unpaired(ours, theirs, one, two, first.origin.seed)
+    ratios = []
+    for place, figure in enumerate(FIGURES):
+        found = _ratio_of(figure, float(values[place]), float(other_values[place]), resampled[:, place])
+        if figure in LATENCIES:
+            found = _qualified(found, ours, theirs)
+        ratios.append(found)
+    return Comparison(first.name, other.name, paired, first.link_words, other.link_words, tuple(ratios))
+
+
+def compare_all(runs: Sequence[Run]) -> tuple[Comparison, ...]:
+    """Every later run against the first.
+
+    Raises:
+        ConfigError: for fewer than two runs or more than `MOST_RUNS`.
+    """
+    if not 2 <= len(runs) <= MOST_RUNS:
+        raise ConfigError(f"compare: expected 2 to {MOST_RUNS} runs, got {len(runs)}")
+    return tuple(compare(runs[0], other) for other in runs[1:])
+
+
+def same_schedule(first: Run, other: Run, ours: Counted, theirs: Counted) -> bool:
+    """Whether both sent the same pictures with the same targets at the same moments, to a microsecond.
+
+    Callers in a closed loop wait for answers, so no two such runs send at the same moments.
+    """
+    if (first.schedule, first.origin.seed, first.targets) != (other.schedule, other.origin.seed, other.targets):
+        return False
+    sent, also_sent = (
+        [(round(each.due_s, 6), each.picture, each.target) for each in counted.outcomes] for counted in (ours, theirs)
+    )
+    return sent == also_sent
+
+
+def _statistic(counted: Counted, *, labelled: bool) -> Statistic:
+    """The figures of `FIGURES`, a row for each of some resamples; NaN where there is none."""
+    latency, answered, judged, right = counted.latency_ms, counted.answered, counted.labelled, counted.right
+    effective = counted.right & counted.in_time
+    escalated = counted.answered & np.array([each.escalated for each in counted.outcomes])
+    sent = np.array([each.sent_bytes for each in counted.outcomes], np.float64)
+    shares = tuple(LATENCIES.values())
+    # Of pictures without labels nothing is known; of those that have some, one without an answer is not right.
+    judging = 1.0 if labelled else math.nan
+
+    def statistic(places: Places) -> Floats:
+        return np.column_stack(
+            [
+                quantiles(latency[places], shares),
+                answered[places].mean(axis=1),
+                judging * effective[places].mean(axis=1),
+                _divided(right[places].sum(axis=1), judged[places].sum(axis=1)),
+                _divided(escalated[places].sum(axis=1), answered[places].sum(axis=1)),
+                sent[places].mean(axis=1),
+            ]
+        )
+
+    return statistic
+
+
+def _unpaired(ours: Counted, theirs: Counted, one: Statistic, two: Statistic, seed: int) -> Floats:
+    # Two seeds, or runs of equal length would be drawn alike as if they were paired.
+    our_seed, their_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
+    first = bootstrap(len(ours.outcomes), ours.block(), our_seed, one)
+    other = bootstrap(len(theirs.outcomes), theirs.block(), their_seed, two)
+    rows = min(len(first), len(other))
+    return _divided(other[:rows], first[:rows])
+
+
+def _divided(top: Floats, bottom: Floats) -> Floats:
+    """One over the other; NaN where there is nothing to divide by."""
+    ratio: Floats = np.full(top.shape, math.nan)
+    np.divide(top, bottom, out=ratio, where=bottom != 0)
+    return ratio
+
+
+def _ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Ratio:
+    """A figure of another run over that of the first, with the interval of its resamples."""
+    low, high = interval(resampled)
+    if first == other == 0.0:
+        return Ratio(figure, first, other, None, None, None, Verdict.SAME)
+    if first == 0.0 or not math.isfinite(low + first + other):
+        return Ratio(figure, first, other, None, None, None, Verdict.UNKNOWN)
+    below, above = _WORDS[figure]
+    verdict = below if high < 1.0 else above if low > 1.0 else Verdict.SAME
+    return Ratio(figure, first, other, other / first, low, high, verdict)
+
+
+def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
+    """A ratio of latencies with what limits it; where an unknown end leaves open who is faster, nothing is shown.
+
+    Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
+    other may be called faster and nothing else; and the other way round.
+    """
+    share = LATENCIES[found.figure]
+    first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
+    open_ends = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}
+    unknown = open_ends.get(found.verdict, first_at_least or other_at_least)
+    return msgspec.structs.replace(
+        found,
+        verdict=Verdict.UNKNOWN if unknown else found.verdict,
+        first_at_least=first_at_least,
+        other_at_least=other_at_least,
+        few=any(counted.few(share, counted.block()) for counted in (ours, theirs)),
+    )
+
+
+def slower(comparisons: Sequence[Comparison], percent: float) -> list[str]:
+    """What is shown to be slower than in the first run, by more than so many percent; a sentence each.
+
+    A server that answers less must not pass for it, so percentiles that requests without an answer reach, and did not
+    in the first run, count as slower, and a smaller share of answers that is shown does as well.
+    """
+    found = (_slower(one, ratio, percent) for one in comparisons for ratio in one.ratios)
+    return [sentence for sentence in found if sentence]
+
+
+def _slower(one: Comparison, ratio: Ratio, percent: float) -> str:
+    """Empty if it is not."""
+    said = f"{one.other}: {ratio.figure} is"
+    if ratio.verdict is Verdict.SLOWER and ratio.ratio is not None and ratio.ratio > 1.0 + percent / 100.0:
+        return f"{said} {ratio.ratio:.2f}x that of {one.first} ({ratio.low:.2f}–{ratio.high:.2f})"
+    if ratio.other_at_least and not ratio.first_at_least:
+        known = written(ratio.figure, ratio.first)
+        return f"{said} unknown, since requests without an answer reach it; that of {one.first} is {known}"
+    if ratio.figure == "answered" and ratio.verdict is Verdict.FEWER:
+        return f"{one.other}: {ratio.other:.1%} of its requests were answered, {ratio.first:.1%} of {one.first}’s"
+    return ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen compare`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="the first is what others compare with")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios and their intervals here")
+    parser.add_argument(
+        "--fail-if-slower",
+        type=float,
+        metavar="PERCENT",
+        help="exit with status 1 if P50, P90 or P99 of a later run is shown to be slower, and by more than this, or if "
+        "requests without an answer hide it or are more than in the first",
+    )
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Compare as the options say, print the table; the exit status.
+
+    Raises:
+        HawkVisionError: for files that hold no runs, or that cannot be written.
+    """
+    if given.fail_if_slower is not None and not 0.0 <= given.fail_if_slower < math.inf:
+        raise ConfigError(f"--fail-if-slower: expected a number of percent from 0, got {given.fail_if_slower!r}")
+    check_files(given.json, given.html)
+    runs = named_apart(given.runs, [load(path) for path in given.runs])
+    comparisons = compare_all(runs)
+    if given.html is not None:
+        # Pages need templates and charts, which a comparison on a terminal does not. Written first: whatever reads the
+        # table may close it early.
+        from loadgen.reports.page import write_html
+
+        write_html(runs, given.html)
+    if given.json is not None:
+        body = msgspec.json.encode(Written([str(path) for path in given.runs], comparisons))
+        write_atomic(given.json, msgspec.json.format(body) + b"\n")
+    show(comparisons, terminal(160))
+    if given.fail_if_slower is None:
+        return 0
+    found = slower(comparisons, given.fail_if_slower)
+    for sentence in found:
+        print(sentence, file=sys.stderr)  # noqa: T201
+    return 1 if found else 0
+
+
+def named_apart(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
+    """The runs, those of one name named by their files: `main/a.json` beside `pr/a.json`."""
+    times = Counter(run.name for run in runs)
+    return [
+        msgspec.structs.replace(run, name=str(path)) if times[run.name] > 1 else run
+        for path, run in zip(paths, runs, strict=True)
+    ]
+
+
+def show(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print a table per comparison."""
+    for one in comparisons:
+        how = "same schedule, paired" if one.paired else "different requests, unpaired"
+        table = Table(box=None, header_style="bold", title=escape(f"{one.other} against {one.first} ({how})"))
+        table.add_column("")
+        for title in (one.first, one.other, "ratio", "95 % interval"):
+            table.add_column(escape(title), justify="right")
+        table.add_column("")
+        for ratio in one.ratios:
+            table.add_row(
+                ratio.figure,
+                written(ratio.figure, ratio.first, at_least=ratio.first_at_least),
+                written(ratio.figure, ratio.other, at_least=ratio.other_at_least),
+                "" if ratio.ratio is None else f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}",
+                "" if ratio.low is None else f"{ratio.low:.2f}–{ratio.high:.2f}",
+                str(ratio.verdict),
+                style=None if ratio.verdict in (Verdict.SAME, Verdict.UNKNOWN) else "bold",
+            )
+        console.print(table)
+        if one.first_link != one.other_link:
+            links = f"{one.first_link} and {one.other_link}"
+            console.print(escape(f"not behind the same link ({links}), so differences are the links' as well"))
+        if any(ratio.few for ratio in one.ratios):
+            console.print("? rests on few requests or few occasions, so its interval is probably too narrow")
+
+
+def written(figure: str, value: float, *, at_least: bool = False) -> str:
+    """A figure with its unit; empty if it was not measured."""
+    if not math.isfinite(value):
+        return ""
+    if figure in LATENCIES:
+        return f"{'≥ ' if at_least else ''}{value:.1f} ms"
+    return f"{value / 1024:.1f} KiB" if figure == "bytes sent" else f"{value:.1%}"

@@ -1,0 +1,444 @@
+"""Does a running node keep its accuracy promises? Sends labelled pictures and compares answers with labels.
+
+Closed loop over HTTP, one target after another, the same pictures for each, so that the drop below `best` is paired:
+pictures that `best` gets right and the target does not, less the reverse, over all. Accuracies carry the exact
+(Clopper-Pearson) 95 % interval. Pictures that a profile was fitted or certified on prove nothing about its promises:
+by default only those that `hawkvision calibrate` held out are sent, and only from the very data set it saw.
+
+Ctrl-C ends it with a table of what was answered so far, for each target of the pictures that `best` was asked about;
+and so does a node that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.client import AsyncClient
+from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
+from hawkvision.manifest import load_labels, load_manifest, models_dir
+from hawkvision.pictures import LabelledPictures, read_pictures
+from hawkvision.types import (
+    Answer,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    PromiseStatus,
+    Quality,
+    Target,
+    target_fields,
+)
+from loadgen.analysis.bootstrap import exact_interval
+from loadgen.clients.connections import check_server
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.terminal import terminal
+from loadgen.workload.record import check_files
+
+SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
+DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
+MAX_CONCURRENCY: Final = 256
+LATE_S: Final = 29.0
+"""How long after its deadline an answer counts: how late it comes is measured."""
+"""Callers in the closed loop; a node sheds beyond its queue of 256."""
+
+
+class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pictures that a calibration set aside, by number, and the data set they number."""
+
+    data_sha256: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answered picture: whether it was right, what the client waited, and what the answer says of itself."""
+
+    right: bool
+    latency_ms: float
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was answered so far, by picture."""
+
+    samples: dict[Target, dict[int, Sample]] = field(default_factory=dict)
+    unattainable: dict[Target, float] = field(default_factory=dict)
+    """The maximum that the node named instead."""
+
+
+class Unattainable(msgspec.Struct, frozen=True, tag="unattainable"):
+    """A target that the node refused with 422."""
+
+    target: str
+    maximum: float
+
+
+class Row(msgspec.Struct, frozen=True, tag="measured"):
+    """What one target was measured to give. Fractions are 0..1, times milliseconds at the client."""
+
+    target: str
+    n: int
+    accuracy: float
+    low: float
+    high: float
+    lost: int
+    """Pictures that `quality=best` got right and this target wrong."""
+    gained: int
+    """The reverse."""
+    drop: float
+    promised_drop: float | None
+    """Largest bound that any answer stated; None where any stated none."""
+    status: dict[PromiseStatus, int]
+    escalated: float
+    degraded: int
+    p50_ms: float
+    p99_ms: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A whole evaluation, as `--json` writes it."""
+
+    url: str
+    task: str
+    data: str
+    data_sha256: str
+    split: str
+    n: int
+    concurrency: int
+    rows: tuple[Row | Unattainable, ...]
+    interrupted: bool = False
+    """By Ctrl-C or by an error. Then rows may have fewer pictures than `n`, and targets may be missing."""
+    not_best: int = 0
+    """Answers to `quality=best` that were `degraded`, another rung's: drops are not below the ladder's best then."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen evaluate`."""
+    parser.add_argument("--url", required=True, help="of the edge node")
+    parser.add_argument("--data", required=True, type=Path, help="npz file, or a directory per class")
+    parser.add_argument("--task", default="imagenet")
+    parser.add_argument("--targets", default=DEFAULT_TARGETS, help="comma-separated, default: %(default)s")
+    parser.add_argument(
+        "--split",
+        choices=("held_out", "all"),
+        default="held_out",
+        help="held_out: only pictures that the calibration did not see; all: for data it never saw",
+    )
+    parser.add_argument("--indices", type=Path, help="default: held_out.json beside the shipped profile")
+    parser.add_argument("--api-key")
+    parser.add_argument("--concurrency", type=int, default=1, help="callers in the closed loop")
+    parser.add_argument("--limit", type=int, help="send only so many pictures, evenly spread")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which pictures are sent")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here as well")
+    parser.add_argument("--models-dir", type=Path)
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Evaluate as the options say, and print the table.
+
+    The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the best rung's, else 0.
+
+    Raises:
+        HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
+            answered before is said and written all the same.
+    """
+    check_server(given.url, given.api_key)
+    check_files(given.json)
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
+    models = models_dir(given.models_dir)
+    labels = load_labels(load_manifest(given.task, models), models)
+    targets = parse_targets(given.targets)
+    pictures = read_pictures(given.data, labels)
+    if given.split == "held_out":
+        chosen = read_indices(given.indices or models / given.task / "held_out.json", pictures)
+    else:
+        chosen = np.arange(len(pictures))
+    # Data sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
+    chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
+    if not 1 <= given.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
+    seen = Seen()
+    rows: tuple[Row | Unattainable, ...] | None = None
+    failed: HawkVisionError | None = None
+    with heeded() as stop:
+        async with AsyncClient(
+            given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
+        ) as client:
+            asking = measure(client, given.task, pictures, chosen, targets, given.concurrency, seen)
+            try:
+                rows = await unless(stop, asking)
+            except HawkVisionError as error:
+                if not rows_of(seen, chosen, targets):
+                    raise
+                failed = error
+    report = Report(
+        url=client.url,
+        task=given.task,
+        data=pictures.name,
+        data_sha256=pictures.sha256,
+        split=given.split,
+        n=len(chosen),
+        concurrency=given.concurrency,
+        rows=rows_of(seen, chosen, targets) if rows is None else rows,
+        interrupted=rows is None,
+        not_best=sum(sample.answer.degraded for sample in seen.samples.get(Quality.BEST, {}).values()),
+    )
+    # A file or a pipe has no width of its own, and Rich would cut the table at 80.
+    show(report, terminal(160))
+    if given.json is not None:
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if failed is not None:
+        raise failed
+    return INTERRUPTED_STATUS if report.interrupted else int(report.not_best > 0)
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """Targets from `field=value,…`.
+
+    Raises:
+        ConfigError: naming the part that is none.
+    """
+    targets: list[Target] = []
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        try:
+            match name:
+                case "quality":
+                    target: Target = Quality(value)
+                case "max_accuracy_drop":
+                    target = MaxAccuracyDrop(_fraction(value))
+                case "min_accuracy":
+                    target = MinAccuracy(_fraction(value))
+                case "min_confidence":
+                    target = MinConfidence(_fraction(value))
+                case _:
+                    raise ValueError(name)
+        except ValueError:
+            raise ConfigError(
+                f"--targets: expected quality=fast|balanced|best, or max_accuracy_drop, min_accuracy or "
+                f"min_confidence with a fraction from 0 to 1; got {part.strip()!r}"
+            ) from None
+        if target not in targets:
+            targets.append(target)
+    return tuple(targets)
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:  # also refuses NaN
+        raise ValueError(text)
+    return value
+
+
+def read_indices(path: Path, pictures: LabelledPictures) -> NDArray[np.intp]:
+    """The held-out pictures' numbers.
+
+    Raises:
+        ConfigError: if the file is missing, unreadable or malformed, or numbers another data set.
+    """
+    try:
+        held_out = msgspec.json.decode(path.read_bytes(), type=HeldOut)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `hawkvision calibrate` writes it beside the profile") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if held_out.data_sha256 != pictures.sha256:
+        raise ConfigError(
+            f"{path} numbers pictures of the data with sha256 {held_out.data_sha256[:12]}…, but {pictures.name} has "
+            f"{pictures.sha256[:12]}…; pass the data of the calibration, or --split all for data it never saw"
+        )
+    indices = np.array(held_out.indices, np.intp)
+    if len(indices) == 0 or len(np.unique(indices)) < len(indices) or not _within(indices, len(pictures)):
+        raise ConfigError(f"{path}: indices: expected distinct numbers from 0 to {len(pictures) - 1}, at least one")
+    return indices
+
+
+def _within(indices: NDArray[np.intp], n: int) -> bool:
+    return bool(indices.min() >= 0 and indices.max() < n)
+
+
+def thin(chosen: NDArray[np.intp], limit: int | None) -> NDArray[np.intp]:
+    """At most `limit` of the numbers, evenly spread over them, since data sets are often sorted by class.
+
+    Raises:
+        ConfigError: if the limit leaves nothing.
+    """
+    if limit is None or limit >= len(chosen):
+        return chosen
+    if limit < 1:
+        raise ConfigError(f"--limit: expected at least 1, got {limit}")
+    return chosen[np.linspace(0, len(chosen) - 1, limit).round().astype(np.intp)]
+
+
+async def measure(
+    client: AsyncClient,
+    task: str,
+    pictures: LabelledPictures,
+    chosen: NDArray[np.intp],
+    targets: Sequence[Target],
+    concurrency: int,
+    seen: Seen | None = None,
+) -> tuple[Row | Unattainable, ...]:
+    """Send the chosen pictures once per target, `best` first, for the others are compared with it.
+
+    What is answered is in `seen` at once, for whoever does not want to wait for the end.
+
+    Raises:
+        HawkVisionError: what the node says of a picture, with the picture's number.
+    """
+    seen = Seen() if seen is None else seen
+    await _ask(client, task, pictures, chosen, Quality.BEST, concurrency, seen)
+    for target in targets:
+        if target is Quality.BEST:
+            continue
+        try:
+            await _ask(client, task, pictures, chosen, target, concurrency, seen)
+        except TargetUnreachable as error:
+            seen.unattainable[target] = error.maximum
+    return rows_of(seen, chosen, targets)
+
+
+def rows_of(seen: Seen, chosen: NDArray[np.intp], targets: Sequence[Target]) -> tuple[Row | Unattainable, ...]:
+    """The rows of targets with answers, each over the pictures that `best` has answered, too."""
+    best = seen.samples.get(Quality.BEST, {})
+    rows: list[Row | Unattainable] = []
+    for target in targets:
+        if target in seen.unattainable:
+            rows.append(Unattainable(written(target), seen.unattainable[target]))
+            continue
+        samples = seen.samples.get(target, {})
+        both = [index for index in chosen.tolist() if index in samples and index in best]
+        if both:
+            rows.append(summarise(written(target), [samples[index] for index in both], [best[index] for index in both]))
+    return tuple(rows)
+
+
+async def _ask(
+    client: AsyncClient,
+    task: str,
+    pictures: LabelledPictures,
+    chosen: NDArray[np.intp],
+    target: Target,
+    concurrency: int,
+    seen: Seen,
+) -> None:
+    """Every chosen picture. The first refusal ends it: what cannot be answered cannot be judged."""
+    samples = seen.samples.setdefault(target, {})
+    waiting = iter(chosen.tolist())
+    fields = target_fields(target)
+
+    async def caller() -> None:
+        for index in waiting:
+            started = time.perf_counter()
+            try:
+                answer = await client.classify(pictures.bodies[index], task=task, **fields)  # type: ignore[arg-type]
+            except HawkVisionError as error:
+                error.add_note(f"picture {index} of {pictures.name}, {written(target)}")
+                raise
+            latency_ms = (time.perf_counter() - started) * 1e3
+            samples[index] = Sample(answer.index == int(pictures.labels[index]), latency_ms, answer)
+
+    try:
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(concurrency):
+                callers.create_task(caller())
+    except* HawkVisionError as group:
+        first = group.exceptions[0]
+        raise first from None
+
+
+def written(target: Target) -> str:
+    """The target as `field=value`."""
+    ((name, value),) = target_fields(target).items()
+    return f"{name}={value}"
+
+
+def summarise(target: str, samples: Sequence[Sample], best: Sequence[Sample]) -> Row:
+    """One row from a target's samples and those of `best` for the same pictures, in the same order."""
+    n = len(samples)
+    right = np.array([sample.right for sample in samples])
+    best_right = np.array([sample.right for sample in best])
+    lost, gained = int((best_right & ~right).sum()), int((right & ~best_right).sum())
+    low, high = exact_interval(int(right.sum()), n)
+    p50, p99 = np.percentile([sample.latency_ms for sample in samples], (50, 99))
+    promises = [sample.answer.accuracy for sample in samples]
+    bounds = [promise.max_drop for promise in promises if promise.max_drop is not None]
+    return Row(
+        target=target,
+        n=n,
+        accuracy=float(right.mean()),
+        low=low,
+        high=high,
+        lost=lost,
+        gained=gained,
+        drop=(lost - gained) / n,
+        promised_drop=max(bounds) if len(bounds) == n else None,
+        status={s: found for s in PromiseStatus if (found := sum(p.status is s for p in promises))},
+        escalated=sum(sample.answer.escalated for sample in samples) / n,
+        degraded=sum(sample.answer.degraded for sample in samples),
+        p50_ms=float(p50),
+        p99_ms=float(p99),
+    )
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report for a person."""
+    table = Table(
+        box=None, header_style="bold", title=f"{report.n} pictures of {report.data} ({report.split}) at {report.url}"
+    )
+    for title in (
+        "target",
+        "accuracy",
+        "95 % interval",
+        "drop below best",
+        "promised",
+        "status",
+        "escalated",
+        "degraded",
+        "P50 ms",
+        "P99 ms",
+    ):
+        table.add_column(title, justify="left" if title in ("target", "status") else "right", no_wrap=title == "target")
+    for row in report.rows:
+        if isinstance(row, Unattainable):
+            table.add_row(row.target, "", "", "", "", f"unattainable, at most {row.maximum:g}")
+            continue
+        table.add_row(
+            row.target if row.n == report.n else f"{row.target} ({row.n} pictures)",
+            f"{row.accuracy:.1%}",
+            f"{row.low:.1%}–{row.high:.1%}",
+            f"{row.drop:+.2%} (−{row.lost} +{row.gained})",
+            "" if row.promised_drop is None else f"≤ {row.promised_drop:.2%}",
+            ", ".join(f"{status} {found}" for status, found in row.status.items()),
+            f"{row.escalated:.1%}",
+            str(row.degraded),
+            f"{row.p50_ms:.1f}",
+            f"{row.p99_ms:.1f}",
+        )
+    console.print(table)
+    console.print(
+        f"closed loop, {report.concurrency} callers; drop: pictures lost (−) and gained (+) against quality=best"
+        + ("; interrupted: targets without answers are missing" if report.interrupted else "")
+    )
+    if report.not_best:
+        console.print(
+            f"{report.not_best} of {report.n} answers to quality=best were degraded, another rung's: is the datacenter "
+            "reached? Drops are no drops below the best rung",
+            style="bold red",
+        )

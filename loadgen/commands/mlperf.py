@@ -1,0 +1,485 @@
+"""`python -m loadgen mlperf`: MLPerf LoadGen drives; this is its system under test and its sample library.
+
+LoadGen (mlcommons-loadgen) decides when to ask and whether a run is valid, and writes its own logs; here its queries
+become requests. LoadGen calls from a thread of its own; requests run on the event loop, at most `--max-in-flight` at
+once, and what is beyond waits, which LoadGen's latencies include. Performance is judged by LoadGen's rules. A request
+that is not answered must be completed too, so such a run is called INVALID here, whatever LoadGen says of its times.
+
+LoadGen knows nothing of target classes: each query's is drawn from the seed, in the order in which queries come. It
+cannot be stopped either: after Ctrl-C its logs are incomplete, and nothing else is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import asyncio
+import contextlib
+import importlib
+import itertools
+import math
+import os
+import re
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from hawkvision.artifacts import check_writable, write_atomic
+from hawkvision.errors import ConfigError, NotReady
+from loadgen.clients.base import Asker, Replied, Times
+from loadgen.clients.engine import asker_for
+from loadgen.commands import options
+from loadgen.commands.options import Setup
+from loadgen.commands.terminal import terminal
+from loadgen.workload import target_mix
+from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS
+from loadgen.workload.record import Origin, check_files
+
+SUMMARY: Final = "Let MLPerf LoadGen test a server: SingleStream, MultiStream, Server or Offline, with its verdict."
+SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
+MODES: Final = ("performance", "accuracy")
+NO_CLASS: Final = -1
+"""What the accuracy log says of a request that was not answered."""
+PERFORMANCE_SAMPLES: Final = 1024
+"""Pictures of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
+IN_FLIGHT: Final = 64
+"""Requests at once unless told otherwise: they saturate a server, and fit its queue; nodes shed beyond 256."""
+WARM_UP_S: Final = 0.5
+FASTER: Final = 1.5
+"""Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
+SUMMARY_LOG: Final = "mlperf_log_summary.txt"
+MOST_S: Final = 1e6
+"""Twelve days. LoadGen counts nanoseconds in 64 bits, and draws all queries of a run before it."""
+_VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
+
+_LOGGED: Final = ":::MLLOG "
+_RESULTS: Final = ("result_", "early_stopping_", "num_errors", "num_warnings")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen mlperf`."""
+    options.add_arguments(parser)
+    parser.set_defaults(max_in_flight=IN_FLIGHT)
+    parser.add_argument("--scenario", choices=SCENARIOS, required=True)
+    parser.add_argument("--mode", choices=MODES, default="performance", help="default: %(default)s")
+    parser.add_argument("--out", type=Path, default=Path("mlperf_logs"), help="folder of logs (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write verdict, figures and counts here as well")
+    parser.add_argument(
+        "--user-conf", type=Path, help="LoadGen's user.conf; overrides the rules, and is overridden by options"
+    )
+    parser.add_argument("--benchmark", default="resnet50", help="its name in LoadGen's conf (default: %(default)s)")
+    parser.add_argument("--min-duration-s", type=float, help="default: the rules', 600")
+    parser.add_argument("--min-queries", type=int, help="default: the rules'")
+    parser.add_argument("--target-qps", type=float, help="of Server; of Offline the one expected")
+    parser.add_argument(
+        "--target-latency-ms",
+        type=float,
+        help="of Server (default: the rules', 15); of Single- and MultiStream the one expected",
+    )
+
+
+class ClassTally(msgspec.Struct):
+    """What came of the queries of one target class."""
+
+    target: str
+    asked: int = 0
+    answered: int = 0
+    right: int | None = None
+    """Of all that were asked; None without labels."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Right answers over all requests; None without labels or requests."""
+        return None if self.right is None or not self.asked else self.right / self.asked
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A test, as `--json` writes it."""
+
+    url: str
+    data: str
+    scenario: str
+    mode: str
+    benchmark: str
+    valid: bool
+    """LoadGen's verdict, and whether all was answered; in accuracy mode the latter alone."""
+    deviations: list[str]
+    """From MLPerf's rules for the benchmark; empty in accuracy mode."""
+    requests: int
+    failed: int
+    errors: dict[str, int]
+    """Requests that were not answered, by code."""
+    accuracy: float | None
+    """In accuracy mode, by LoadGen's log; None without labels."""
+    classes: list[ClassTally]
+    figures: dict[str, Any]
+    """LoadGen's own, by its names for them."""
+    logs: str
+    origin: Origin
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
+
+    Raises:
+        HawkVisionError: if LoadGen is not installed, options do not fit, or nobody answers.
+    """
+    loadgen = _load()
+    if given.processes != 1:
+        raise ConfigError(f"--processes: expected 1, for LoadGen drives one process; got {given.processes}")
+    setup_ = options.read_setup(given)
+    if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
+        raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
+    read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
+    _make_folder(given.out)
+    check_files(given.json)
+    console = terminal(160, highlight=False)
+    started = options.origin(setup_.seed)
+    asker = asker_for(setup_.server, setup_.max_in_flight)
+    await asker.open()
+    bridge = Bridge(loadgen, asker, setup_)
+    try:
+        expected = await expect(given, asker, setup_)
+        settings = read_settings(loadgen, given, len(setup_.dataset), expected)
+        await bridge.drive(settings, given.out)
+    finally:
+        await asker.close()
+    summary = given.out / SUMMARY_LOG
+    right: float | None = None
+    changed: list[str] = []
+    if given.mode == "accuracy":
+        right = score(given.out / "mlperf_log_accuracy.json", setup_.dataset.labels)
+        said = "without labels" if right is None else f"{right:.2%} right"
+        console.print(f"{given.scenario}, accuracy: {bridge.completed} pictures, {said}, {bridge.failed} not answered")
+        valid = bridge.failed == 0
+    else:
+        text = summary.read_text(encoding="utf-8")
+        console.print(text.strip(), markup=False)
+        valid = verdict(text) and bridge.failed == 0
+        if changed := deviations(loadgen, given, settings):
+            console.print(f"other than MLPerf's rules for {given.benchmark}: {', '.join(changed)}")
+        console.print(
+            f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {bridge.failed} not "
+            f"answered{_reasons(bridge)}"
+        )
+    if len(bridge.tallies) > 1:
+        for tally in bridge.tallies:
+            console.print(f"  {_said(tally)}", markup=False)
+    console.print(f"LoadGen's logs are in {given.out}")
+    if given.json is not None:
+        report = Report(
+            url=given.url,
+            data=setup_.dataset.name,
+            scenario=given.scenario,
+            mode=given.mode,
+            benchmark=given.benchmark,
+            valid=valid,
+            deviations=changed,
+            requests=bridge.completed,
+            failed=bridge.failed,
+            errors=bridge.errors,
+            accuracy=right,
+            classes=bridge.tallies,
+            figures=figures((given.out / "mlperf_log_detail.txt").read_text(encoding="utf-8", errors="replace")),
+            logs=str(given.out),
+            origin=started,
+        )
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    return 0 if valid else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the warm-up saw: LoadGen draws its queries before the run, from what it is told to expect."""
+
+    fastest_s: float
+    per_s: float
+
+
+def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expected: Expected) -> Any:
+    """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
+    the options.
+
+    A server that is faster than expected answers all queries before the least duration is over, which is INVALID; so
+    it is expected to be `FASTER` than it was.
+
+    Raises:
+        ConfigError: naming the option or file that does not fit.
+    """
+    settings = rules(loadgen, given)
+    settings.mode = loadgen.TestMode.AccuracyOnly if given.mode == "accuracy" else loadgen.TestMode.PerformanceOnly
+    settings.performance_sample_count_override = min(pictures, PERFORMANCE_SAMPLES)
+    expected_ns = max(1, round(1e9 * expected.fastest_s / FASTER))
+    settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = expected_ns
+    settings.offline_expected_qps = FASTER * expected.per_s
+    if given.user_conf is not None:
+        if not given.user_conf.is_file():
+            raise ConfigError(f"--user-conf: {given.user_conf}: no such file")
+        if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario, 1) != 0:
+            raise ConfigError(f"--user-conf: {given.user_conf}: LoadGen cannot read it")
+    for option, value, most in (
+        ("--min-duration-s", given.min_duration_s, MOST_S),
+        ("--target-qps", given.target_qps, MAX_RATE),
+        ("--target-latency-ms", given.target_latency_ms, 1e3 * MOST_S),
+        ("--min-queries", given.min_queries, MAX_REQUESTS),
+    ):
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"{option}: expected a number above 0, at most {most:g}, got {value!r}")
+    if given.min_duration_s is not None:
+        settings.min_duration_ms = round(1e3 * given.min_duration_s)
+    if given.min_queries is not None:
+        settings.min_query_count = given.min_queries
+    if given.target_qps is not None:
+        settings.server_target_qps = settings.offline_expected_qps = given.target_qps
+    if given.target_latency_ms is not None:
+        target_ns = max(1, round(1e6 * given.target_latency_ms))
+        settings.server_target_latency_ns = target_ns
+        settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = target_ns
+    return settings
+
+
+def rules(loadgen: Any, given: argparse.Namespace) -> Any:
+    """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario.
+
+    Raises:
+        ConfigError: if it has nothing for that benchmark. LoadGen would take a name that it does not know without a
+            word, and keep to no rules.
+    """
+    settings = _conf(loadgen, given.benchmark, given.scenario)
+    if _values(settings) == _values(_conf(loadgen, "", given.scenario)):
+        raise ConfigError(f"--benchmark: expected one of LoadGen's conf, such as resnet50; got {given.benchmark!r}")
+    return settings
+
+
+def _conf(loadgen: Any, benchmark: str, scenario: str) -> Any:
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, scenario)
+    if settings.FromConfig("", benchmark, scenario, 0) != 0:
+        raise ConfigError(f"--benchmark: LoadGen's conf cannot be read for {benchmark!r}")
+    return settings
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    names = (name for name in dir(settings) if not name.startswith("_") and name != "FromConfig")
+    return {name: getattr(settings, name) for name in names}
+
+
+def deviations(loadgen: Any, given: argparse.Namespace, settings: Any) -> list[str]:
+    """In which settings a run is no run by the rules, whatever LoadGen says of it."""
+    ruled = rules(loadgen, given)
+    names = ["min_duration_ms", "min_query_count"]
+    if given.scenario == "Server":
+        names.append("server_target_latency_ns")
+    return [
+        f"{name} {getattr(settings, name)} (rules: {getattr(ruled, name)})"
+        for name in names
+        if getattr(settings, name) != getattr(ruled, name)
+    ]
+
+
+async def expect(given: argparse.Namespace, asker: Asker, setup_: Setup) -> Expected:
+    """Warm up, with all classes by their shares: one request after another, or for Offline as many at once as may be.
+
+    Raises:
+        NotReady: if the server refuses.
+    """
+    together = setup_.max_in_flight if given.scenario == "Offline" else 1
+    fastest_s, done = math.inf, 0
+    bodies, targets = itertools.cycle(setup_.dataset.bodies), target_mix.draws(setup_.classes, setup_.seed + 1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def caller() -> None:
+        nonlocal fastest_s, done
+        while (asked := loop.time()) < began + WARM_UP_S:
+            target = setup_.classes[next(targets)]
+            replied = await asker.ask(next(bodies), target.fields, Times())
+            if replied.status != 200:
+                raise NotReady(f"the server does not answer pictures, {target.name}: {replied.error}")
+            fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
+
+    await asyncio.gather(*(caller() for _ in range(together)))
+    return Expected(fastest_s, done / (loop.time() - began))
+
+
+class Bridge:
+    """LoadGen's system under test on the running event loop."""
+
+    def __init__(self, loadgen: Any, asker: Asker, setup_: Setup) -> None:
+        self.completed = 0
+        self.failed = 0
+        self.errors: dict[str, int] = {}
+        labels = setup_.dataset.labels
+        self.tallies = [ClassTally(each.name, right=None if labels is None else 0) for each in setup_.classes]
+        """By target class."""
+        self._loadgen = loadgen
+        self._asker = asker
+        self._bodies = setup_.dataset.bodies
+        self._labels = labels
+        self._limit = setup_.max_in_flight
+        self._fields = [each.fields for each in setup_.classes]
+        # Other draws than the warm-up's, lest a server see the same requests again.
+        self._targets = target_mix.draws(setup_.classes, setup_.seed + 2)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        """Identity, picture and class of what LoadGen asked and nobody took: as many as it issues ahead of answers."""
+        self._active = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    async def drive(self, settings: Any, folder: Path) -> None:
+        """Run LoadGen to its end. It cannot be stopped: an interrupt ends the process."""
+        outputs = self._loadgen.LogOutputSettings()
+        outputs.outdir = str(folder)
+        outputs.copy_summary_to_stdout = False
+        logs = self._loadgen.LogSettings()
+        logs.log_output = outputs
+        logs.enable_trace = False
+        total = len(self._bodies)
+        system = self._loadgen.ConstructSUT(self._issue, lambda: None)
+        library = self._loadgen.ConstructQSL(total, min(total, PERFORMANCE_SAMPLES), lambda _: None, lambda _: None)
+
+        def test() -> None:
+            self._loadgen.StartTestWithLogSettings(system, library, settings, logs)
+            self._loop.call_soon_threadsafe(self._finish)
+
+        threading.Thread(target=test, name="mlperf-loadgen", daemon=True).start()
+        try:
+            await self._over
+        except asyncio.CancelledError:
+            sys.stderr.write(f"interrupted; LoadGen cannot be stopped: its logs in {folder} are incomplete\n")
+            sys.stderr.flush()
+            os._exit(130)
+        self._loadgen.DestroyQSL(library)
+        self._loadgen.DestroySUT(system)
+
+    def _finish(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _issue(self, samples: Sequence[Any]) -> None:
+        """Called by LoadGen, on its thread."""
+        self._loop.call_soon_threadsafe(self._take, [(sample.id, sample.index) for sample in samples])
+
+    def _take(self, samples: list[tuple[int, int]]) -> None:
+        self._waiting.extend((identity, picture, next(self._targets)) for identity, picture in samples)
+        for _ in range(min(len(samples), self._limit - self._active)):
+            self._active += 1
+            task = self._loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    async def _work(self) -> None:
+        """Ask as long as there is something to ask."""
+        while self._waiting:
+            identity, picture, target = self._waiting.popleft()
+            replied = await self._asker.ask(self._bodies[picture], self._fields[target], Times())
+            self._count(replied, picture, self.tallies[target])
+            self._complete(identity, NO_CLASS if replied.index is None else replied.index)
+        self._active -= 1
+
+    def _count(self, replied: Replied, picture: int, tally: ClassTally) -> None:
+        self.completed += 1
+        tally.asked += 1
+        if replied.status != 200 or replied.index is None:
+            self.failed += 1
+            self.errors[replied.error] = self.errors.get(replied.error, 0) + 1
+            return
+        tally.answered += 1
+        if tally.right is not None and self._labels is not None:
+            tally.right += replied.index == self._labels[picture]
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What breaks here must not leave LoadGen waiting for an answer for ever."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    def _complete(self, identity: int, index: int) -> None:
+        answer = array.array("i", [index])
+        address, length = answer.buffer_info()
+        response = self._loadgen.QuerySampleResponse(identity, address, length * answer.itemsize)
+        self._loadgen.QuerySamplesComplete([response])
+
+
+def verdict(summary: str) -> bool:
+    """LoadGen's verdict in its summary.
+
+    Raises:
+        NotReady: if there is none, because the run ended before it.
+    """
+    found = _VERDICT.search(summary)
+    if found is None:
+        raise NotReady(f"LoadGen wrote no verdict: expected 'Result is : VALID' or INVALID in {SUMMARY_LOG}")
+    return found[1] == "VALID"
+
+
+class _Line(msgspec.Struct):
+    key: str
+    value: Any = None
+
+
+def figures(detail: str) -> dict[str, Any]:
+    """LoadGen's results in its detailed log, by its names for them; what is no line of that log is passed over."""
+    found: dict[str, Any] = {}
+    for line in detail.splitlines():
+        if line.startswith(_LOGGED):
+            with contextlib.suppress(msgspec.DecodeError):
+                read = msgspec.json.decode(line.removeprefix(_LOGGED).encode(), type=_Line)
+                if read.key.startswith(_RESULTS):
+                    found[read.key] = read.value
+    return found
+
+
+class _Logged(msgspec.Struct):
+    qsl_idx: int
+    data: str
+    """Hexadecimal, little-endian int32."""
+
+
+def score(log: Path, labels: Sequence[int] | None) -> float | None:
+    """The share of right answers in LoadGen's accuracy log; None without labels.
+
+    Raises:
+        ConfigError: if the log is not one.
+    """
+    if labels is None:
+        return None
+    try:
+        entries = msgspec.json.decode(log.read_bytes(), type=list[_Logged])
+        right = [struct.unpack("<i", bytes.fromhex(each.data))[0] == labels[each.qsl_idx] for each in entries]
+    except (OSError, msgspec.DecodeError, ValueError, struct.error, IndexError) as error:
+        raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
+    return sum(right) / len(right) if right else None
+
+
+def _said(tally: ClassTally) -> str:
+    accuracy = "" if tally.accuracy is None else f", {tally.accuracy:.2%} right"
+    return f"{tally.target}: {tally.asked} requests{accuracy}, {tally.asked - tally.answered} not answered"
+
+
+def _reasons(bridge: Bridge) -> str:
+    return "".join(f", {code}: {n}" for code, n in sorted(bridge.errors.items()))
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: {out}: expected a folder, or where one can be made: {error.strerror}") from None
+    check_writable(out / SUMMARY_LOG)
+
+
+def _load() -> Any:
+    try:
+        return importlib.import_module("mlperf_loadgen")
+    except ImportError:
+        raise NotReady("this needs MLPerf LoadGen: pip install 'hawkvision[loadgen]'") from None

@@ -1,0 +1,80 @@
+"""`python -m loadgen noise`: the generator tested by itself, without any server of interest."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import models_dir
+from loadgen.clients import noise_floor
+from loadgen.clients.engine import Server
+from loadgen.clients.processes import Crew
+from loadgen.commands import options
+from loadgen.commands.options import PROTOCOLS, Setup
+from loadgen.commands.terminal import terminal
+from loadgen.workload import target_mix
+from loadgen.workload.arrivals import MAX_RATE, Constant
+from loadgen.workload.dataset import read_dataset
+from loadgen.workload.record import NoiseFloor, Origin, check_files
+
+SUMMARY: Final = "Measure what the generator itself adds and can send, against a server that does nothing."
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was measured, as `--json` writes it."""
+
+    protocol: str
+    processes: int
+    data: str
+    rate: float
+    floor: NoiseFloor
+    origin: Origin
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen noise`."""
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="http", help="default: %(default)s")
+    parser.add_argument("--processes", type=int, default=1, help="that send; default: %(default)s")
+    parser.add_argument("--data", help="npz file, a directory per class, or a folder; default: the built-in few")
+    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
+    parser.add_argument("--rate", type=float, default=100.0, help="of the floor's requests, per second")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for the floor, and as long for the highest rate")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured here as well")
+
+
+async def run(given: argparse.Namespace) -> None:
+    """Measure and print.
+
+    Raises:
+        HawkVisionError: for options that do not fit.
+    """
+    options.positive("--seconds", given.seconds)
+    if not 0.0 < given.rate <= MAX_RATE:
+        raise ConfigError(f"--rate: expected a number above 0, at most {MAX_RATE:g}, got {given.rate!r}")
+    check_files(given.json)
+    dataset = read_dataset(given.data, "imagenet", models_dir(None), split="all", limit=given.limit)
+    classes = target_mix.parse(target_mix.DEFAULT)
+    server = Server("http://127.0.0.1", given.protocol)
+    planned = Setup(server, dataset, classes, given.processes, options.MAX_IN_FLIGHT, seed=0)
+    started = options.origin(planned.seed)
+    async with Crew(given.processes) as crew:
+        await crew.load(dataset)
+        job = planned.job(Constant(noise_floor.LEAST_RATE), given.seconds)
+        floor = await noise_floor.measure(crew, job, given.rate, floor_s=given.seconds, ceiling_s=given.seconds)
+    rate = noise_floor.floor_rate(given.rate, floor.max_rate)
+    report = Report(given.protocol, given.processes, dataset.name, rate, floor, started)
+    console = terminal(160, highlight=False)
+    console.print(
+        f"{given.protocol}, {given.processes} processes, {dataset.name}\n"
+        f"floor at {rate:.4g} requests/s: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms\n"
+        f"ceiling: {floor.max_rate:.0f} requests/s\n"
+        f"{started.cpu}, {started.cores} cores shared with the null server, load before {started.load_before:.1f}",
+        markup=False,
+    )
+    if given.json is not None:
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")

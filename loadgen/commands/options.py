@@ -1,0 +1,174 @@
+"""The options that all load tests share: whom to ask, about which pictures, for what; and what is made of them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, get_args
+
+from hawkvision import __version__
+from hawkvision.client import CLASSIFY_PATH
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import models_dir
+from loadgen.clients.connections import check_server
+from loadgen.clients.engine import Job, Protocol, Server
+from loadgen.commands import command_line
+from loadgen.host import idle_prevention
+from loadgen.workload import target_mix
+from loadgen.workload.arrivals import Arrivals, Closed
+from loadgen.workload.dataset import SPLITS, Dataset, read_dataset
+from loadgen.workload.record import Origin, TargetClass
+
+MAX_IN_FLIGHT: Final = 512
+"""Unanswered requests, for all processes together: two seconds at 250 per second, beyond which nobody would wait."""
+MOST_IN_FLIGHT: Final = 4096
+CLOSED_PLAN: Final = 20_000
+"""Requests that are dealt for a closed loop; it begins anew after these."""
+PROTOCOLS: Final[tuple[str, ...]] = get_args(Protocol)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Whom to ask about which pictures, for what, by how many processes."""
+
+    server: Server
+    dataset: Dataset
+    classes: list[TargetClass]
+    processes: int
+    max_in_flight: int
+    seed: int
+
+    def job(self, arrivals: Arrivals, duration_s: float) -> Job:
+        """Every request of a run: when, of which class, with which picture.
+
+        One seed gives the same requests whatever server is asked, so that runs can be compared in pairs.
+        """
+        if isinstance(arrivals, Closed):
+            due: list[float] = []
+            n = CLOSED_PLAN
+        else:
+            due = arrivals.due_times(duration_s, self.seed).tolist()
+            n = len(due)
+        return Job(
+            server=self.server,
+            fields=[each.fields for each in self.classes],
+            target=target_mix.deal(self.classes, n, self.seed + 1).tolist(),
+            picture=self.dataset.order(n, self.seed + 2).tolist(),
+            duration_s=duration_s,
+            max_in_flight=self.max_in_flight,
+            due=due,
+            callers=arrivals.callers if isinstance(arrivals, Closed) else 0,
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The shared options."""
+    parser.add_argument("--url", required=True, help="of the server, such as http://127.0.0.1:8080")
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="http", help="default: %(default)s")
+    parser.add_argument("--path", default=CLASSIFY_PATH, help="where pictures go over plain HTTP; default: %(default)s")
+    parser.add_argument("--data", help="npz file, a directory per class, or a folder; default: the built-in few")
+    parser.add_argument("--task", help="sent along if given; names the labels (default: imagenet)")
+    parser.add_argument(
+        "--split",
+        choices=SPLITS,
+        default="auto",
+        help="held_out: only pictures that the calibration did not see; auto: so where it saw this very data",
+    )
+    parser.add_argument("--indices", type=Path, help="default: held_out.json beside the shipped profile")
+    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
+    parser.add_argument(
+        "--targets", default=target_mix.DEFAULT, help="such as max_drop:0.01=0.2,quality:fast=0.5; default: none named"
+    )
+    parser.add_argument("--deadline-ms", type=float, help="asked for with every request")
+    parser.add_argument("--on-miss", help="degrade, wait or fail, asked for with every request")
+    parser.add_argument("--processes", type=int, default=1, help="that send; default: %(default)s")
+    parser.add_argument(
+        "--max-in-flight",
+        type=int,
+        default=MAX_IN_FLIGHT,
+        help="unanswered requests, and connections; those beyond count as unanswered (default: %(default)s)",
+    )
+    parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of times, classes and pictures")
+    parser.add_argument("--api-key")
+    parser.add_argument("--models-dir", type=Path)
+
+
+def read_setup(given: argparse.Namespace) -> Setup:
+    """What the options say.
+
+    Raises:
+        ConfigError: naming the option that does not fit.
+    """
+    check_server(given.url, given.api_key)
+    positive("--timeout-s", given.timeout_s)
+    if not 1 <= given.max_in_flight <= MOST_IN_FLIGHT:
+        raise ConfigError(f"--max-in-flight: expected 1 to {MOST_IN_FLIGHT}, got {given.max_in_flight}")
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
+    if not given.path.startswith("/"):
+        raise ConfigError(f"--path: expected to begin with '/', got {given.path!r}")
+    if given.protocol != "http" and given.path != CLASSIFY_PATH:
+        raise ConfigError(
+            f"--path: expected none with --protocol {given.protocol}, which has its own; got {given.path!r}"
+        )
+    dataset = read_dataset(
+        given.data,
+        given.task or "imagenet",
+        models_dir(given.models_dir),
+        split=given.split,
+        indices=given.indices,
+        limit=given.limit,
+    )
+    server = Server(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
+    classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss)
+    return Setup(server, dataset, classes, given.processes, given.max_in_flight, given.seed)
+
+
+def positive(option: str, value: float) -> None:
+    """Refuse what is no positive number.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if not 0.0 < value < math.inf:
+        raise ConfigError(f"{option}: expected a number above 0, got {value!r}")
+
+
+def origin(seed: int) -> Origin:
+    """Where a run that begins now comes from."""
+    return Origin(
+        command=command_line.stated(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        hawkvision=__version__,
+        python=platform.python_version(),
+        cpu=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        load_before=max(0.0, os.getloadavg()[0] - idle_prevention.spinning()),
+        seed=seed,
+    )
+
+
+def check_callers(arrivals: Arrivals, processes: int) -> None:
+    """Refuse a closed loop with fewer callers than processes, some of which would have nothing to do.
+
+    Raises:
+        ConfigError: saying so.
+    """
+    if isinstance(arrivals, Closed) and arrivals.callers < processes:
+        raise ConfigError(f"--processes {processes}: expected at most as many as callers, {arrivals.callers}")
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # no Linux
+        pass
+    return platform.machine()

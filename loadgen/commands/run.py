@@ -1,0 +1,356 @@
+"""`python -m loadgen run`: one load test, from the schedule to the report.
+
+First the generator is tested against nothing (`noise`), then, if asked, every picture is shown to the best rung
+(`--reference`), then the schedule runs. Ctrl-C stops sending, waits a few seconds for answers, and everything is
+written all the same; a second Ctrl-C ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hawkvision.client import AsyncClient
+from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
+from hawkvision.types import Answer, Quality
+from loadgen.analysis.steady_state import is_steady
+from loadgen.clients import noise_floor
+from loadgen.clients.engine import Job, Tally, asker_for
+from loadgen.clients.processes import Crew
+from loadgen.clients.server_info import identify
+from loadgen.commands import options
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded
+from loadgen.commands.link_proxy import Behind, seen, udp_port_of
+from loadgen.commands.options import Setup
+from loadgen.commands.terminal import terminal
+from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
+from loadgen.network.profiles import LinkProfile, load_profile, names
+from loadgen.workload.arrivals import Arrivals, Closed, Replay, parse
+from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, check_files, save
+
+SUMMARY: Final = "Send a schedule of requests to a server and report what its users would see."
+REFERENCE_CALLERS: Final = 4
+REFERENCE_RETRY_S: Final = 10.0
+REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
+"""Before a picture is shown again that something else than the best rung answered: a link has bad moments."""
+DURATION_S: Final = 60.0
+WARM_UP_S: Final = 2.0
+REPLAY_TAIL_S: Final = 0.001
+"""After the last timestamp, lest it be due when all is over."""
+
+if TYPE_CHECKING:
+    from loadgen.analysis.summary import Summary
+
+Show = Callable[[Tally], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m loadgen run`."""
+    options.add_arguments(parser)
+    parser.add_argument(
+        "--arrivals",
+        default="poisson:8",
+        help="poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], diurnal:RATE[,swing=0.8,period_s=…], "
+        "replay:FILE or closed:CALLERS; default: %(default)s",
+    )
+    parser.add_argument(
+        "--duration-s", type=float, help="of sending, warm-up included; default: 60, or as long as what is replayed"
+    )
+    parser.add_argument(
+        "--warm-up-s",
+        type=float,
+        default=WARM_UP_S,
+        help="requests due earlier are not counted (default: %(default)s)",
+    )
+    parser.add_argument("--name", help="what reports call this run; default: the record's name, or `run`")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here")
+    parser.add_argument(
+        "--link", metavar="LINK", help=f"put the server behind a link: {', '.join(names())}, or a TOML file; needs root"
+    )
+    parser.add_argument("--reference", action="store_true", help="first ask for every picture with quality=best")
+    parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
+    parser.add_argument("--p99-ms", type=float, help="exit with 1 if the P99 is above, for CI")
+    parser.add_argument(
+        "--min-effective", type=float, metavar="SHARE", help="exit with 1 if fewer requests are right and in time"
+    )
+
+
+async def run(given: argparse.Namespace) -> int:
+    """Test as the options say; print, and write what is asked for.
+
+    The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
+
+    Raises:
+        HawkVisionError: for options that do not fit, or a server that cannot be connected to.
+    """
+    arrivals = parse(given.arrivals)
+    if given.duration_s is None:
+        given.duration_s = DURATION_S if not isinstance(arrivals, Replay) else arrivals.span_s + REPLAY_TAIL_S
+    options.positive("--duration-s", given.duration_s)
+    if not 0.0 <= given.warm_up_s < given.duration_s:
+        raise ConfigError(
+            f"--warm-up-s (default {WARM_UP_S:g}): expected 0 or more and less than the run, which lasts "
+            f"{given.duration_s:g} s; got {given.warm_up_s!r}"
+        )
+    check_files(given.json, given.html)
+    if given.p99_ms is not None:
+        options.positive("--p99-ms", given.p99_ms)
+    if given.min_effective is not None and not 0.0 < given.min_effective <= 1.0:
+        raise ConfigError(f"--min-effective: expected a share above 0 and at most 1, got {given.min_effective!r}")
+    profile = None if given.link is None else load_profile(given.link)
+    setup_ = options.read_setup(given)
+    options.check_callers(arrivals, setup_.processes)
+    for option, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
+        if asked and setup_.dataset.labels is None:
+            raise ConfigError(f"{option}: expected labelled pictures; --data has none")
+    started = options.origin(setup_.seed)
+    job = setup_.job(arrivals, given.duration_s)
+    if not job.target:
+        raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {given.duration_s:g} s")
+    if job.due and job.due[-1] < given.warm_up_s:
+        raise ConfigError(
+            f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
+            "warm-up, or more requests (--arrivals, --duration-s)"
+        )
+    console = terminal(180)
+    async with Crew(setup_.processes) as crew:
+        await crew.load(setup_.dataset)
+        floor = None if given.no_noise else await noise_floor.measure(crew, job, _rate(arrivals))
+        if floor is not None:
+            console.print(
+                f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
+                f"at most {floor.max_rate:.0f} requests/s",
+                highlight=False,
+            )
+            rate = _rate(arrivals)
+            if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
+                console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
+        asked = await identify(setup_.server)
+        reference = await ask_reference(setup_, job) if given.reference else None
+        async with _behind(setup_, profile) as behind:
+            if behind is not None:
+                job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=behind.url))
+            before, paced = cpu_steal.read(), idle_prevention.pace()
+            outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
+            lost, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
+    links = [] if profile is None else seen(profile, given.duration_s)
+    name = "" if profile is None else profile.name
+    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, slowed, links, asked, name)
+    missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
+    for said in missed:
+        print(f"missed: {said}", file=sys.stderr)  # noqa: T201
+    return INTERRUPTED_STATUS if stopped_s is not None else int(bool(missed))
+
+
+def missed_goals(summary: Summary, p99_ms: float | None, min_effective: float | None) -> list[str]:
+    """What a test came short of: answers at all, and the goals that are given, by what was measured."""
+    total, missed = summary.total, []
+    if not total.answered:
+        why = ", ".join(f"{code} {count}" for code, count in total.errors.items())
+        missed.append(f"none of {total.n} requests was answered: {why}")
+    p99 = total.percentile(0.99)
+    if p99_ms is not None and (p99.at_least or p99.ms > p99_ms):
+        missed.append(f"P99 {'≥ ' * p99.at_least}{p99.ms:.1f} ms; expected at most {p99_ms:g} ms")
+    if min_effective is not None and total.effective is not None and total.effective.value < min_effective:
+        missed.append(f"{total.effective.value:.1%} right and in time; expected at least {min_effective:.1%}")
+    return missed
+
+
+def assemble(
+    given: argparse.Namespace,
+    setup_: Setup,
+    started: Origin,
+    outcomes: list[Outcome],
+    floor: NoiseFloor | None,
+    reference: dict[int, bool] | None,
+    stopped_s: float | None,
+    lost: float | None,
+    slowed: float | None,
+    links: list[LinkSample],
+    server: str,
+    link: str,
+) -> Run:
+    """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
+
+    `lost` is the share of the processor time wanted meanwhile that was stolen, `slowed` how much slower processors were
+    than at their best.
+    """
+    duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
+    warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
+    return Run(
+        name=given.name or ("run" if given.json is None else given.json.name.partition(".")[0]),
+        url=given.url,
+        protocol=given.protocol,
+        schedule=given.arrivals,
+        duration_s=duration_s,
+        warm_up_s=warm_up_s,
+        deadline_ms=given.deadline_ms,
+        data=setup_.dataset.name,
+        labelled=setup_.dataset.labels is not None,
+        targets=setup_.classes,
+        outcomes=outcomes,
+        origin=started,
+        links=links,
+        link=link,
+        noise=floor,
+        steady=is_steady(outcomes, warm_up_s, duration_s),
+        interrupted=stopped_s is not None,
+        reference=reference,
+        stolen=lost,
+        slowed=slowed,
+        server=server,
+    )
+
+
+async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
+    """Whether the best rung is right about each (labelled) picture of the job, over plain HTTP.
+
+    Once each, and again where something else answered.
+
+    Raises:
+        HawkVisionError: if a picture is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
+        NotReady: if the best rung does not answer one, however often it is asked.
+    """
+    dataset, server = setup_.dataset, setup_.server
+    labels = dataset.labels
+    assert labels is not None
+    used = sorted(set(job.picture))
+    right: dict[int, bool] = {}
+    waiting = iter(used)
+
+    async with AsyncClient(
+        server.url, api_key=server.api_key, connections=REFERENCE_CALLERS, retry_budget_s=REFERENCE_RETRY_S
+    ) as client:
+
+        async def caller() -> None:
+            for position in waiting:
+                answer = await _of_the_best(client, dataset.bodies[position], server.task)
+                right[dataset.numbers[position]] = answer.index == labels[position]
+                show(Tally(len(right), len(right), 0))
+
+        with _bar("reference", len(used)) as show:
+            try:
+                async with asyncio.TaskGroup() as callers:
+                    for _ in range(REFERENCE_CALLERS):
+                        callers.create_task(caller())
+            except* HawkVisionError as group:
+                first = group.exceptions[0]
+                if isinstance(first, HawkVisionError):
+                    first.add_note("while asking for the reference, quality=best")
+                raise first from None
+    return right
+
+
+async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> Answer:
+    """The best rung's own answer; one that is `degraded` is another's, and would be a reference to nothing."""
+    for wait_s in (*REFERENCE_WAITS_S, None):
+        answer = await client.classify(body, task=task, quality=Quality.BEST)
+        if not answer.degraded:
+            return answer
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+    raise NotReady(
+        f"{answer.model} ({answer.tier.value}) answered below the target, {1 + len(REFERENCE_WAITS_S)} times; expected "
+        "the best rung: is the datacenter reached?"
+    )
+
+
+@asynccontextmanager
+async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[Behind | None]:
+    """The server behind the link that was asked for. It is connected to first: at a link, somebody always answers."""
+    if profile is None:
+        yield None
+        return
+    server = setup_.server
+    asker = asker_for(server, 1)
+    try:
+        await asker.open()
+    finally:
+        await asker.close()
+    datagrams = [await udp_port_of(server.url, server.api_key)] if server.protocol == "lossy" else []
+    async with Behind(server.url, profile, udp_ports=datagrams) as behind:
+        yield behind
+
+
+async def _interruptible(crew: Crew, job: Job, begun: Callable[[], None] | None) -> tuple[list[Outcome], float | None]:
+    """The outcomes, and when (since the start) an interrupt stopped the sending."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def noted() -> float:
+        await stop.wait()
+        return loop.time() - began
+
+    with heeded() as stop, _bar("requests", len(job.due) or None) as show:
+        noting = asyncio.create_task(noted())
+        try:
+            outcomes = await crew.run(job, stop=stop, show=show, begun=begun)
+            return outcomes, await noting if stop.is_set() else None
+        finally:
+            noting.cancel()
+
+
+@contextmanager
+def _bar(title: str, total: int | None) -> Iterator[Show]:
+    """A progress bar, on a terminal; `total` None: nobody knows how many there will be."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, said="")
+
+        def show(tally: Tally) -> None:
+            said = f"{tally.sent - tally.done} in flight" + (f", {tally.failed} failed" if tally.failed else "")
+            bar.update(task, completed=tally.done, said=said)
+
+        yield show
+
+
+def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> Summary:
+    """Save first, and once more with the figures: whatever becomes of the rest, the record is there.
+
+    Raises:
+        ArtifactError: if something could not be written, once all else is written and printed.
+    """
+    from loadgen.analysis.summary import show, summarise
+
+    failed: dict[Path, ArtifactError] = {}
+
+    def attempt(path: Path | None, write: Callable[[Path], None]) -> None:
+        if path is not None:
+            try:
+                write(path)
+            except ArtifactError as error:
+                failed[path] = error
+
+    def write_page(path: Path) -> None:
+        from loadgen.reports.page import write_html
+
+        write_html([tested], path)
+
+    attempt(record, lambda path: save(tested, path))
+    summary = summarise(tested)
+    attempt(record, lambda path: save(tested, path, summary))
+    show([summary], console)
+    attempt(page, write_page)
+    for path in (record, page):
+        if path is not None and path not in failed:
+            console.print(f"written to {path}", highlight=False)
+    if failed:
+        raise ArtifactError("; ".join(map(str, failed.values())))
+    return summary
+
+
+def _rate(arrivals: Arrivals) -> float | None:
+    return None if isinstance(arrivals, Closed) else arrivals.rate
