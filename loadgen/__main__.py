@@ -20,7 +20,7 @@ COMMANDS: Final = {
     "mlperf": "loadgen.commands.mlperf",
     "noise": "loadgen.commands.noise",
     "evaluate": "loadgen.commands.evaluate",
-    "compare": "loadgen.analysis.compare",
+    "compare": "loadgen.commands.compare",
     "behind": "loadgen.commands.link_proxy",
 }
 """Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""

@@ -42,8 +42,7 @@ from loadgen.analysis.bootstrap import (
 from loadgen.analysis.rate_search import Try
 from loadgen.analysis.samples import FEWEST_BEYOND
 from loadgen.analysis.steady_state import is_growing, is_steady
-from loadgen.clients.engine import INTERRUPTED
-from loadgen.workload.record import Outcome
+from loadgen.workload.record import INTERRUPTED, Outcome
 
 SHARE: Final = 0.99
 

@@ -22,7 +22,7 @@ from loadgen.clients.datagram import LossyAsker
 from loadgen.clients.http import HttpAsker
 from loadgen.clients.oip import OipAsker
 from loadgen.host.timer import Alarm
-from loadgen.workload.record import UNANSWERED, Outcome
+from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome
 
 GRACE_S: Final = 5.0
 """How long answers are waited for after an interrupt."""
@@ -34,7 +34,6 @@ REFUSED_PAUSE_S: Final = 0.05
 MAX_OUTCOMES: Final = 5_000_000
 """Of one process: a closed loop against a server that does nothing reaches it in three minutes, and 2 GB."""
 GENERATOR_FULL: Final = "generator_full"
-INTERRUPTED: Final = "interrupted"
 
 Protocol: TypeAlias = Literal["http", "lossy", "oip"]
 

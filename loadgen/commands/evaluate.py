@@ -44,6 +44,7 @@ from loadgen.analysis.bootstrap import exact_interval
 from loadgen.clients.connections import check_server
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.commands.terminal import terminal
+from loadgen.workload.held_out import read_indices, thin
 from loadgen.workload.record import check_files
 
 SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
@@ -52,13 +53,6 @@ MAX_CONCURRENCY: Final = 256
 LATE_S: Final = 29.0
 """How long after its deadline an answer counts: how late it comes is measured."""
 """Callers in the closed loop; a node sheds beyond its queue of 256."""
-
-
-class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The pictures that a calibration set aside, by number, and the data set they number."""
-
-    data_sha256: str
-    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,48 +236,6 @@ def _fraction(text: str) -> float:
     if not 0.0 <= value <= 1.0:  # also refuses NaN
         raise ValueError(text)
     return value
-
-
-def read_indices(path: Path, pictures: LabelledPictures) -> NDArray[np.intp]:
-    """The held-out pictures' numbers.
-
-    Raises:
-        ConfigError: if the file is missing, unreadable or malformed, or numbers another data set.
-    """
-    try:
-        held_out = msgspec.json.decode(path.read_bytes(), type=HeldOut)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `hawkvision calibrate` writes it beside the profile") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if held_out.data_sha256 != pictures.sha256:
-        raise ConfigError(
-            f"{path} numbers pictures of the data with sha256 {held_out.data_sha256[:12]}…, but {pictures.name} has "
-            f"{pictures.sha256[:12]}…; pass the data of the calibration, or --split all for data it never saw"
-        )
-    indices = np.array(held_out.indices, np.intp)
-    if len(indices) == 0 or len(np.unique(indices)) < len(indices) or not _within(indices, len(pictures)):
-        raise ConfigError(f"{path}: indices: expected distinct numbers from 0 to {len(pictures) - 1}, at least one")
-    return indices
-
-
-def _within(indices: NDArray[np.intp], n: int) -> bool:
-    return bool(indices.min() >= 0 and indices.max() < n)
-
-
-def thin(chosen: NDArray[np.intp], limit: int | None) -> NDArray[np.intp]:
-    """At most `limit` of the numbers, evenly spread over them, since data sets are often sorted by class.
-
-    Raises:
-        ConfigError: if the limit leaves nothing.
-    """
-    if limit is None or limit >= len(chosen):
-        return chosen
-    if limit < 1:
-        raise ConfigError(f"--limit: expected at least 1, got {limit}")
-    return chosen[np.linspace(0, len(chosen) - 1, limit).round().astype(np.intp)]
 
 
 async def measure(

@@ -35,10 +35,9 @@ from loadgen.network.link_model import Counts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
 from loadgen.network.profiles import LinkProfile, load_profile, names
-from loadgen.network.tun_link import TunLink
+from loadgen.network.tun_link import DISCARD_PORT, TunLink
 from loadgen.network.udp_relay import UdpRelay
 from loadgen.workload.record import CLIENT_EDGE, LinkSample
-from tests.bench.policies.deployment import DISCARD_PORT
 
 SUMMARY: Final = "Offer a server at another address of this machine, behind a link of a profile (needs root)."
 LISTEN: Final = "127.0.0.2"

@@ -50,6 +50,8 @@ from loadgen.network.namespaces import (
 )
 from loadgen.network.tun_relay import Ask, Begin, Command, Cut, KeepOff, Set, Status
 
+DISCARD_PORT: Final = 9
+"""Where nobody listens (RFC 863): a packet to it makes a link that follows a trace begin."""
 MAX_CHAIN: Final = 8
 """Links one behind another. Each has a network of its own, 10.98.0.0/16 and on."""
 CONTROL_LIMIT_S: Final = 30.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import Final, TypeAlias
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
@@ -45,51 +45,68 @@ from loadgen.reports.text import (
 )
 from loadgen.reports.timeline import timeline, timelines
 from loadgen.workload.record import Run
-from tests.bench.policies.goal_checks import Claim, Row
-from tests.bench.policies.report_goals import claims_table
 
 MOST_CODES: Final = 12
 """Error codes listed per run; they come from the server, which may invent any number."""
 WORDS: Final = ' class="words"'
 
 
-def write_html(runs: Sequence[Run], path: Path, rows: Sequence[Row] = (), claims: Sequence[Claim] = ()) -> None:
-    """Write the page of a run, or of several beside the first of them.
+Headline: TypeAlias = Callable[[Sequence[Told], Sequence[Comparison]], tuple[str, str]]
+"""The first sentence of a page, and the one below it."""
 
-    Args:
-        runs: what was measured.
-        path: of the page.
-        rows: of the contenders that the runs are of, if they were compared over links: each has one, with its bytes.
-        claims: what such a comparison claims; the page begins with them.
+
+def write_html(
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    uplink_bytes: Mapping[str, float] | None = None,
+    headline: Headline = headline,
+    section: str = "",
+) -> None:
+    """Write the page of a run, or of several beside the first of them; see `page`.
 
     Raises:
         ConfigError: for no runs or more than `MOST_RUNS`, or one in which no request counts.
         ArtifactError: if the file cannot be written.
     """
-    write_atomic(path, page(runs, rows, claims).encode())
+    write_atomic(path, page(runs, uplink_bytes=uplink_bytes, headline=headline, section=section).encode())
 
 
-def page(runs: Sequence[Run], rows: Sequence[Row] = (), claims: Sequence[Claim] = ()) -> str:
-    """The page, of what `write_html` is given.
+def page(
+    runs: Sequence[Run],
+    *,
+    uplink_bytes: Mapping[str, float] | None = None,
+    headline: Headline = headline,
+    section: str = "",
+) -> str:
+    """The page of a run, or of several beside the first of them.
+
+    Args:
+        runs: what was measured.
+        uplink_bytes: from the edge to the datacenter per request, by the name of each run; None if nobody counted.
+        headline: says what the page begins with.
+        section: HTML that follows the headline.
 
     Raises:
         ConfigError: as `write_html`.
     """
     if not 1 <= len(runs) <= MOST_RUNS:
         raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(runs)}")
-    uplink = {row.name: row.uplink_bytes for row in rows}
-    told = [Told(run, counted_of(run), summarise(run), uplink[run.name] if rows else None) for run in runs]
+    told = [
+        Told(run, counted_of(run), summarise(run), None if uplink_bytes is None else uplink_bytes[run.name])
+        for run in runs
+    ]
     comparisons = compare_all(runs) if len(runs) > 1 else ()
     script = files("loadgen.reports").joinpath("page.js").read_text(encoding="utf-8")
     template = Template(files("loadgen.reports").joinpath("page.html").read_text(encoding="utf-8"))
     sections = [
-        _head(told, comparisons, claims),
-        claims_table(claims),
+        _head(told, comparisons, headline),
+        section,
         _runs_table(told, comparisons) if comparisons else _cards(told[0]),
         _latencies(told),
         _over_time(told),
         _targets(told),
-        _ratios(comparisons, claimed=bool(claims)),
+        _ratios(comparisons, uplink=uplink_bytes is not None),
         _provenance(told),
         _notes(told),
     ]
@@ -101,9 +118,9 @@ def page(runs: Sequence[Run], rows: Sequence[Row] = (), claims: Sequence[Claim] 
     )
 
 
-def _head(told: Sequence[Told], comparisons: Sequence[Comparison], claims: Sequence[Claim]) -> str:
+def _head(told: Sequence[Told], comparisons: Sequence[Comparison], headline: Headline) -> str:
     run = told[0].run
-    claim, lead = headline(told, comparisons, claims)
+    claim, lead = headline(told, comparisons)
     deadline = "no deadline" if run.deadline_ms is None else f"deadline {run.deadline_ms:g} ms"
     kicker = ["HawkVision load test", told[0].summary.conditions, deadline, run.data, run.origin.started]
     doubts = warnings_of(told, comparisons)
@@ -360,11 +377,11 @@ def _verdict_cell(verdict: Verdict) -> str:
     return f'<td class="words {kind}"><span aria-hidden="true">{sign} </span>{escape(verdict)}</td>'
 
 
-def _ratios(comparisons: Sequence[Comparison], *, claimed: bool) -> str:
+def _ratios(comparisons: Sequence[Comparison], *, uplink: bool) -> str:
     if not comparisons:
         return ""
     parts = [f"<h2>Beside {escape(comparisons[0].first)}</h2>"]
-    if claimed:
+    if uplink:
         parts.append('<p class="note">“Bytes sent” are those from callers to the edge.</p>')
     for one in comparisons:
         rows = "".join(

@@ -22,7 +22,6 @@ from loadgen.analysis.summary import (
 from loadgen.host import cpu_slowdown, cpu_steal
 from loadgen.reports.charts import Told
 from loadgen.workload.record import Run
-from tests.bench.policies.goal_checks import Claim
 
 IN_TIME: Final = 0.95
 """Share of requests in time from which a headline says that they are."""
@@ -58,10 +57,8 @@ NOTES: Final = (
 )
 
 
-def headline(told: Sequence[Told], comparisons: Sequence[Comparison], claims: Sequence[Claim] = ()) -> tuple[str, str]:
-    """The page's first sentence, and the one below it: drawn from claims where there are some."""
-    if claims:
-        return _claimed(told, claims)
+def headline(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+    """The page's first sentence, and the one below it."""
     return _beside(told, comparisons) if comparisons else _alone(told[0].summary)
 
 
@@ -81,16 +78,17 @@ def _alone(summary: Summary) -> tuple[str, str]:
         lead = f"{percent(1 - total.in_time.value)} of the requests miss their deadline of {deadline:g} ms"
     if total.effective is not None:
         lead += f", {percent(total.effective.value)} right{' and in time' if deadline is not None else ''}"
-    said = _promises(summary)
+    said = target_words(summary)
     return (
         f"{summary.name}: {lead}{'; ' + said if said else ''}",
-        f"{_rate(total)} on {summary.conditions}: {half}"
+        f"{rate_words(total)} on {summary.conditions}: {half}"
         f"P99 {bound}{milliseconds(p99.ms)} ({span(p99)}), "
         f"{percent(total.escalated)} escalated, {_unanswered(total)}.",
     )
 
 
-def _rate(total: Figures) -> str:
+def rate_words(total: Figures) -> str:
+    """`1,200 requests at 20 a second`."""
     return f"{total.n:,} requests at {total.offered_per_s:.3g} a second"
 
 
@@ -99,7 +97,7 @@ def _unanswered(total: Figures) -> str:
     return f"{lost:,} not answered ({failures(total)})" if lost else "all answered"
 
 
-def _promises(summary: Summary) -> str:
+def target_words(summary: Summary) -> str:
     """How the numerical targets fared, worst first; empty if there are none."""
     verdicts = [one.kept.verdict for one in summary.classes if one.kept is not None]
     if not verdicts:
@@ -116,8 +114,8 @@ def _promises(summary: Summary) -> str:
 
 def _beside(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
     first = told[0].summary
-    shown = "; ".join(_differences([(_named(one), one.ratio("P99")) for one in comparisons]))
-    return f"{first.name}: {_latency(first, 'P99')}, {shown}", _second_line(told, comparisons)
+    shown = "; ".join(difference_words([(_named(one), one.ratio("P99")) for one in comparisons]))
+    return f"{first.name}: {latency_words(first, 'P99')}, {shown}", _second_line(told, comparisons)
 
 
 def _named(one: Comparison) -> str:
@@ -128,13 +126,13 @@ def _named(one: Comparison) -> str:
     return f"{one.other} ({percent(1 - one.ratio('answered').other)} got no answer)"
 
 
-def _latency(summary: Summary, figure: str) -> str:
+def latency_words(summary: Summary, figure: str) -> str:
     """`P99 98.1 ms`."""
     found = summary.total.percentile(LATENCIES[figure])
     return f"{figure} {'at least ' if found.at_least else ''}{milliseconds(found.ms)}"
 
 
-def _differences(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
+def difference_words(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
     """`faster than …`, `slower than …`, `no difference shown to …`, `cannot be compared with …`: to others."""
     slower = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.SLOWER]
     faster = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.FASTER]
@@ -146,34 +144,34 @@ def _differences(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
     else:
         parts = []
         if slower:
-            parts.append("faster than " + _join(f"{name} ({_times(ratio):.1f}x)" for name, ratio in slower))
+            parts.append("faster than " + join_words(f"{name} ({_times(ratio):.1f}x)" for name, ratio in slower))
         if faster:
-            parts.append("slower than " + _join(f"{name} ({1 / _times(ratio):.1f}x)" for name, ratio in faster))
+            parts.append("slower than " + join_words(f"{name} ({1 / _times(ratio):.1f}x)" for name, ratio in faster))
         if same:
-            parts.append(f"no difference shown to {_join(same)}")
+            parts.append(f"no difference shown to {join_words(same)}")
         if unknown:
-            parts.append(f"cannot be compared with {_join(unknown)}")
+            parts.append(f"cannot be compared with {join_words(unknown)}")
     return parts
 
 
 def _second_line(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
     first = told[0].summary
     fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is Shown.MORE]
-    sends = f"sends fewer bytes than {_join(fewer)}" if fewer else ""
-    return _sentence(
-        f"{_rate(first.total)} on {first.conditions}",
-        _right_in_time(told[0], told[1:]),
-        sends if told[0].uplink_bytes is None else _uplink(told[0], told[1:]),
-        _promises(first),
+    sends = f"sends fewer bytes than {join_words(fewer)}" if fewer else ""
+    return sentence(
+        f"{rate_words(first.total)} on {first.conditions}",
+        right_in_time_words(told[0], told[1:]),
+        sends if told[0].uplink_bytes is None else uplink_words(told[0], told[1:]),
+        target_words(first),
     )
 
 
-def _sentence(*parts: str) -> str:
+def sentence(*parts: str) -> str:
     """Those that say something, in one sentence."""
     return "; ".join(part for part in parts if part) + "."
 
 
-def _right_in_time(one: Told, others: Sequence[Told]) -> str:
+def right_in_time_words(one: Told, others: Sequence[Told]) -> str:
     """Empty if that was not measured."""
     effective = one.summary.total.effective
     if effective is None:
@@ -186,7 +184,7 @@ def _right_in_time(one: Told, others: Sequence[Told]) -> str:
     )
 
 
-def _uplink(one: Told, others: Sequence[Told]) -> str:
+def uplink_words(one: Told, others: Sequence[Told]) -> str:
     """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where nobody counted them."""
     if one.uplink_bytes is None:
         return ""
@@ -199,70 +197,14 @@ def _uplink(one: Told, others: Sequence[Told]) -> str:
 def _against(words: Iterable[str]) -> str:
     """`, against a and b`; empty if there are none."""
     listed = list(words)
-    return f", against {_join(listed)}" if listed else ""
-
-
-def _claimed(told: Sequence[Told], claims: Sequence[Claim]) -> tuple[str, str]:
-    """What is claimed of the first contender that anything is claimed of: right in time, promises, then latency."""
-    own = [claim for claim in claims if claim.ours == claims[0].ours]
-    mine = next(one for one in told if one.run.name == own[0].ours)
-    others = [one for one in told if one is not mine]
-    latencies = [_at_equal_accuracy(mine.summary, figure, own) for figure in _figures(own)]
-    return (
-        f"{mine.run.name}: {'; '.join(part for part in (_more_often(mine, own), _promises(mine.summary)) if part)}",
-        _sentence(
-            f"{_rate(mine.summary.total)} on {mine.summary.conditions}",
-            *latencies,
-            _right_in_time(mine, others),
-            _uplink(mine, others),
-            _goals(own),
-        ),
-    )
-
-
-def _figures(claims: Sequence[Claim]) -> list[str]:
-    return list(dict.fromkeys(claim.ratio.figure for claim in claims if claim.ratio is not None))
-
-
-def _more_often(mine: Told, claims: Sequence[Claim]) -> str:
-    """`86.7 % right within 100 ms, more often than static, no difference shown to split`."""
-    effective, deadline = mine.summary.total.effective, mine.summary.deadline_ms
-    if effective is None:
-        return ""
-    right = f"{percent(effective.value)} right" + (f" within {deadline:g} ms" if deadline is not None else "")
-    beside = [claim for claim in claims if claim.what.startswith("right")]
-    words = {True: "more often than", False: "less often than", None: "no difference shown to"}
-    parts = [
-        f"{word} {_join(names)}"
-        for met, word in words.items()
-        if (names := [claim.against for claim in beside if claim.met is met])
-    ]
-    return ", ".join([right, *parts])
-
-
-def _at_equal_accuracy(summary: Summary, figure: str, claims: Sequence[Claim]) -> str:
-    """`P99 98.1 ms, at equal accuracy faster than infaas (3.1x)`."""
-    own = [(claim, claim.ratio) for claim in claims if claim.ratio is not None and claim.ratio.figure == figure]
-    parts = _differences([(claim.against, ratio) for claim, ratio in own if not claim.unequal])
-    parts = [f"at equal accuracy {', '.join(parts)}"] if parts else []
-    unequal = [claim.against for claim, _ in own if claim.unequal]
-    if unequal:
-        parts.append(f"not at equal accuracy with {_join(unequal)}")
-    return ", ".join([_latency(summary, figure), *parts])
-
-
-def _goals(claims: Sequence[Claim]) -> str:
-    """`2 of 3 claims met, 1 cannot be said`."""
-    met = sum(claim.met is True for claim in claims)
-    unsaid = sum(claim.met is None for claim in claims)
-    return f"{met} of {len(claims)} claims met" + (f", {unsaid} cannot be said" if unsaid else "")
+    return f", against {join_words(listed)}" if listed else ""
 
 
 def _times(ratio: Ratio) -> float:
     return ratio.ratio if ratio.ratio is not None else 1.0
 
 
-def _join(words: Iterable[str]) -> str:
+def join_words(words: Iterable[str]) -> str:
     """`a, b and c`."""
     listed = list(words)
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
@@ -277,9 +219,9 @@ def warnings_of(told: Sequence[Told], comparisons: Sequence[Comparison]) -> list
     found = [_doubt(doubt, runs, len(told)) for doubt, runs in doubts.items()]
     unpaired = [one.other for one in comparisons if not one.paired]
     if unpaired:
-        found.append(f"Not the same requests as {told[0].run.name}, so compared without pairs: {_join(unpaired)}.")
+        found.append(f"Not the same requests as {told[0].run.name}, so compared without pairs: {join_words(unpaired)}.")
     if len({one.run.link_words for one in told}) > 1:
-        links = _join(f"{one.run.name} ({one.run.link_words})" for one in told)
+        links = join_words(f"{one.run.name} ({one.run.link_words})" for one in told)
         found.append(f"Not behind the same link, so differences are the links' as well: {links}.")
     if len({one.run.deadline_ms for one in told}) > 1:
         found.append(f"The runs had different deadlines; the charts show that of {told[0].run.name}.")
@@ -292,7 +234,7 @@ def _doubt(doubt: str, runs: Sequence[tuple[str, str]], all_runs: int) -> str:
     if len(runs) == all_runs and len(details) == 1:
         (detail,) = details
         return f"{doubt}{f' ({detail})' if detail else ''}."
-    return f"{doubt}: {_join(f'{name} ({detail})' if detail else name for name, detail in runs)}."
+    return f"{doubt}: {join_words(f'{name} ({detail})' if detail else name for name, detail in runs)}."
 
 
 def _doubts(one: Told) -> list[tuple[str, str]]:

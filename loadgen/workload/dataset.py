@@ -23,7 +23,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.manifest import load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures, read_unlabelled
 from hawkvision.pictures_idx import holds_idx_files
-from loadgen.commands.evaluate import HeldOut, read_indices, thin
+from loadgen.workload.held_out import HeldOut, read_indices, thin
 
 BUILT_IN: Final = "built-in"
 SPLITS: Final = ("auto", "held_out", "all")

@@ -21,6 +21,8 @@ FORMAT: Final = 1
 
 UNANSWERED: Final = 0
 """The status of a request that no reply came to: refused, broken off or timed out."""
+INTERRUPTED: Final = "interrupted"
+"""The error of a request that the end of a test cut off."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

@@ -50,7 +50,6 @@ from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
 from loadgen.host.cpu_slowdown import Pace
 from loadgen.host.cpu_steal import ProcessorTime
 from loadgen.network.profiles import LinkProfile, weather_number
-from loadgen.reports.page import write_html
 from loadgen.workload.arrivals import parse as parse_arrivals
 from loadgen.workload.dataset import Dataset, read_dataset
 from loadgen.workload.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
@@ -68,6 +67,7 @@ from tests.bench.policies.goal_checks import (
     together,
 )
 from tests.bench.policies.plan import PLACES, Contender, Plan, add_arguments, read_plan
+from tests.bench.policies.report_goals import goals_page
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
@@ -373,7 +373,7 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         show_claims(report.claims, console)
     write_atomic(plan.out / "summary.json", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     for page, (runs, rows, claims) in pages.items():
-        write_html(runs, plan.out / page, rows, claims)
+        write_atomic(plan.out / page, goals_page(runs, rows, claims).encode())
     console.print(f"written to {plan.out}", highlight=False)
 
 

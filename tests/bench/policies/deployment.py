@@ -21,13 +21,11 @@ from hawkvision.process import ServerProcess, running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
 from loadgen.network.profiles import LinkProfile, weather_number
-from loadgen.network.tun_link import TunLink
+from loadgen.network.tun_link import DISCARD_PORT, TunLink
 from loadgen.workload.record import CLIENT_EDGE
 
 EDGE_PORT: Final = 8080
 DC_PORT: Final = 8090
-DISCARD_PORT: Final = 9
-"""Where packets go that only have to cross a link; nobody listens there (RFC 863)."""
 PERFECT: Final = LinkSpec()
 
 

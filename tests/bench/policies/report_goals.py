@@ -1,4 +1,4 @@
-"""What a comparison of policies claims, as a table of its page."""
+"""What a comparison of policies claims: the headline of its page, and a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from tests.bench.policies.goal_checks import Claim, figures
+from loadgen.analysis.compare import Comparison
+from loadgen.analysis.summary import Summary
+from loadgen.reports.charts import Told
+from loadgen.reports.page import Headline, page
+from loadgen.reports.text import (
+    difference_words,
+    headline,
+    join_words,
+    latency_words,
+    percent,
+    rate_words,
+    right_in_time_words,
+    sentence,
+    target_words,
+    uplink_words,
+)
+from loadgen.workload.record import Run
+from tests.bench.policies.goal_checks import Claim, Row, figures
 
 NOTE: Final = (
     "What counts first is the share of all requests that were answered right within the deadline, and whether answers "
@@ -19,6 +36,20 @@ _COLUMNS: Final = (("claim", True), ("against", True), ("value", False), ("worst
 """Each with whether it has words, not numbers."""
 _WORDS: Final = ' class="words"'
 _MET: Final = {True: ("✓", "met", "good"), False: ("✗", "not met", "bad"), None: ("?", "cannot be said", "")}
+
+
+def goals_page(runs: Sequence[Run], rows: Sequence[Row], claims: Sequence[Claim]) -> str:
+    """The page of a comparison: `rows` are of the contenders that the runs are of, each with its bytes.
+
+    Raises:
+        ConfigError: as `loadgen.reports.page.page`.
+    """
+    return page(
+        runs,
+        uplink_bytes={row.name: row.uplink_bytes for row in rows} if rows else None,
+        headline=headline_of(claims) if claims else headline,
+        section=claims_table(claims),
+    )
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
@@ -52,3 +83,68 @@ def _met(met: bool | None) -> str:
 
 def _small(words: str) -> str:
     return f"<small>{escape(words)}</small>"
+
+
+def headline_of(claims: Sequence[Claim]) -> Headline:
+    """The headline of a page that begins with what is claimed."""
+
+    def claimed(told: Sequence[Told], _: Sequence[Comparison]) -> tuple[str, str]:
+        return _claimed(told, claims)
+
+    return claimed
+
+
+def _claimed(told: Sequence[Told], claims: Sequence[Claim]) -> tuple[str, str]:
+    """What is claimed of the first contender that anything is claimed of: right in time, promises, then latency."""
+    own = [claim for claim in claims if claim.ours == claims[0].ours]
+    mine = next(one for one in told if one.run.name == own[0].ours)
+    others = [one for one in told if one is not mine]
+    latencies = [_at_equal_accuracy(mine.summary, figure, own) for figure in _figures(own)]
+    return (
+        f"{mine.run.name}: {'; '.join(part for part in (_more_often(mine, own), target_words(mine.summary)) if part)}",
+        sentence(
+            f"{rate_words(mine.summary.total)} on {mine.summary.conditions}",
+            *latencies,
+            right_in_time_words(mine, others),
+            uplink_words(mine, others),
+            _goals(own),
+        ),
+    )
+
+
+def _figures(claims: Sequence[Claim]) -> list[str]:
+    return list(dict.fromkeys(claim.ratio.figure for claim in claims if claim.ratio is not None))
+
+
+def _more_often(mine: Told, claims: Sequence[Claim]) -> str:
+    """`86.7 % right within 100 ms, more often than static, no difference shown to split`."""
+    effective, deadline = mine.summary.total.effective, mine.summary.deadline_ms
+    if effective is None:
+        return ""
+    right = f"{percent(effective.value)} right" + (f" within {deadline:g} ms" if deadline is not None else "")
+    beside = [claim for claim in claims if claim.what.startswith("right")]
+    words = {True: "more often than", False: "less often than", None: "no difference shown to"}
+    parts = [
+        f"{word} {join_words(names)}"
+        for met, word in words.items()
+        if (names := [claim.against for claim in beside if claim.met is met])
+    ]
+    return ", ".join([right, *parts])
+
+
+def _at_equal_accuracy(summary: Summary, figure: str, claims: Sequence[Claim]) -> str:
+    """`P99 98.1 ms, at equal accuracy faster than infaas (3.1x)`."""
+    own = [(claim, claim.ratio) for claim in claims if claim.ratio is not None and claim.ratio.figure == figure]
+    parts = difference_words([(claim.against, ratio) for claim, ratio in own if not claim.unequal])
+    parts = [f"at equal accuracy {', '.join(parts)}"] if parts else []
+    unequal = [claim.against for claim, _ in own if claim.unequal]
+    if unequal:
+        parts.append(f"not at equal accuracy with {join_words(unequal)}")
+    return ", ".join([latency_words(summary, figure), *parts])
+
+
+def _goals(claims: Sequence[Claim]) -> str:
+    """`2 of 3 claims met, 1 cannot be said`."""
+    met = sum(claim.met is True for claim in claims)
+    unsaid = sum(claim.met is None for claim in claims)
+    return f"{met} of {len(claims)} claims met" + (f", {unsaid} cannot be said" if unsaid else "")

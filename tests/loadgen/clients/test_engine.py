@@ -12,11 +12,11 @@ import pytest
 
 from loadgen.clients.base import Replied, Times
 from loadgen.clients.datagram import LossyAsker
-from loadgen.clients.engine import GENERATOR_FULL, INTERRUPTED, Engine, Job, Loaded, Server, asker_for
+from loadgen.clients.engine import GENERATOR_FULL, Engine, Job, Loaded, Server, asker_for
 from loadgen.clients.http import HttpAsker
 from loadgen.clients.oip import OipAsker
 from loadgen.host.timer import Alarm
-from loadgen.workload.record import UNANSWERED, Outcome
+from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome
 
 LOADED = Loaded([b"a", b"b", b"c"], [10, 20, 30], [0, 1, 2])
 

@@ -15,10 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
-from loadgen.analysis import compare as command
-from loadgen.analysis.compare import FIGURES, Comparison, Verdict, compare, compare_all, same_schedule, slower, written
+from loadgen.analysis.compare import (
+    FIGURES,
+    Comparison,
+    Verdict,
+    Written,
+    compare,
+    compare_all,
+    same_schedule,
+    slower,
+    written,
+)
 from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
+from loadgen.commands import compare as command
 from loadgen.workload.record import Run, load, save
 from tests.loadgen.command import unread
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
@@ -262,7 +272,7 @@ def test_command_writes_the_page(files: Files) -> None:
 def test_command_writes_ratios_and_intervals_even_where_it_fails(files: Files) -> None:
     out = files.folder / "ratios.json"
     assert files.compare("--json", str(out), "--fail-if-slower", "10") == 1
-    found = msgspec.json.decode(out.read_bytes(), type=command.Written)
+    found = msgspec.json.decode(out.read_bytes(), type=Written)
     assert found.runs == [str(files.folder / name) for name in ("a.json", "b.json.gz")]
     assert found.comparisons == compare_all([load(Path(name)) for name in found.runs])
 

@@ -37,19 +37,17 @@ from hawkvision.types import (
 from loadgen.__main__ import main
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.commands.evaluate import (
-    HeldOut,
     Row,
     Sample,
     Seen,
     Unattainable,
     measure,
     parse_targets,
-    read_indices,
     rows_of,
     summarise,
-    thin,
     written,
 )
+from loadgen.workload.held_out import HeldOut, read_indices, thin
 
 TARGETS = st.one_of(
     st.sampled_from(Quality),

@@ -29,11 +29,11 @@ from loadgen.analysis.capacity import (
     judge,
 )
 from loadgen.analysis.rate_search import STEP_DOWN, STEPS_DOWN, Search, Try
-from loadgen.clients.engine import INTERRUPTED, Job, Server
+from loadgen.clients.engine import Job, Server
 from loadgen.commands.find_capacity import WARM_UP_S, Ask, Findings, Plan, find
 from loadgen.commands.options import Setup
 from loadgen.workload.dataset import Dataset
-from loadgen.workload.record import UNANSWERED, Outcome, TargetClass
+from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome, TargetClass
 from tests.loadgen.command import unread
 from tests.loadgen.scripted import Asked, reply, scripted
 

@@ -24,6 +24,7 @@ from loadgen.reports.text import headline, milliseconds, warnings_of
 from loadgen.reports.timeline import link_words, timeline, timelines, windows
 from loadgen.workload.record import LinkSample, NoiseFloor, Run, TargetClass
 from tests.bench.policies.goal_checks import Cell, Result, judge
+from tests.bench.policies.report_goals import goals_page, headline_of
 from tests.bench.policies.test_goal_checks import result
 from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
 
@@ -62,7 +63,7 @@ def cell_of(*results: Result) -> Cell:
 
 
 def judged_page(*results: Result) -> str:
-    return page([each.run for each in results], *judge(cell_of(*results)))
+    return goals_page([each.run for each in results], *judge(cell_of(*results)))
 
 
 @pytest.fixture(params=["alone", "three", "judged"])
@@ -313,7 +314,7 @@ def test_headline_of_a_comparison_is_what_is_right_in_time(judged: str) -> None:
 def test_headline_names_those_at_equal_accuracy_alone() -> None:
     results = [result("hawkvision", 50.0, wrong=2), result("static", 500.0), result("infaas", 60.0, wrong=2)]
     _, claims = judge(cell_of(*results))
-    claim, lead = headline([told(each.run) for each in results], (), claims)
+    claim, lead = headline_of(claims)([told(each.run) for each in results], ())
     assert claim.startswith(
         "hawkvision: 99.0 % right within 100 ms, more often than static, no difference shown to infaas"
     )
@@ -348,7 +349,7 @@ def test_claims_are_no_markup() -> None:
     odd = [
         msgspec.structs.replace(claim, what=HOSTILE, against=HOSTILE, goal=HOSTILE, note=HOSTILE) for claim in claims
     ]
-    text = page([each.run for each in results], rows, odd)
+    text = goals_page([each.run for each in results], rows, odd)
     assert "<img" not in text
     assert tree(text).find(".//h1") is not None
 

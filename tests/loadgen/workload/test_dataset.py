@@ -10,8 +10,8 @@ import pytest
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from hawkvision.pictures import read_pictures
-from loadgen.commands.evaluate import HeldOut
 from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
+from loadgen.workload.held_out import HeldOut
 from tests.loadgen.commands.test_evaluate import write_set
 from tests.pictures import encoded
 
