@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,27 +19,32 @@ from rich.table import Table
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from loadgen.analysis.compare import Comparison, Verdict, Written, compare_all, slower, written
+from loadgen.commands.command_line import option
 from loadgen.commands.terminal import terminal
 from loadgen.workload.record import Run, check_files, load
 
-SUMMARY: Final = "Put runs side by side: ratios to the first, with intervals, and whether a difference is shown."
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
     """The options of `python -m loadgen compare`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.json", help="the first is what others compare with")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here as well")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios and their intervals here")
-    parser.add_argument(
-        "--fail-if-slower",
-        type=float,
-        metavar="PERCENT",
-        help="exit with status 1 if P50, P90 or P99 of a later run is shown to be slower, and by more than this, or if "
-        "requests without an answer hide it or are more than in the first",
-    )
+
+    runs: Annotated[list[Path], typer.Argument(help="Records to compare with the first.", metavar="RUN.json...")]
+    html: Annotated[Path | None, option("Output", "Write the report page to this file.", metavar="FILE")] = None
+    json: Annotated[
+        Path | None, option("Output", "Write the ratios and their intervals to this file.", metavar="FILE")
+    ] = None
+    fail_if_slower: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if P50, P90 or P99 of a later run is shown to be slower by more than this many "
+            "percent, or if more of its requests have no answer.",
+            metavar="PERCENT",
+        ),
+    ] = None
 
 
-async def run(given: argparse.Namespace) -> int:
+async def run(given: Options) -> int:
     """Compare as the options say, print the table; the exit status.
 
     Raises:

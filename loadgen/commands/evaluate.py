@@ -11,13 +11,13 @@ and so does a node that fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -28,8 +28,8 @@ from rich.table import Table
 from hawkvision.artifacts import write_atomic
 from hawkvision.client import AsyncClient
 from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
-from hawkvision.manifest import load_labels, load_manifest, models_dir
-from hawkvision.pictures import LabelledPictures, read_pictures
+from hawkvision.manifest import models_dir
+from hawkvision.pictures import LabelledPictures
 from hawkvision.types import (
     Answer,
     MaxAccuracyDrop,
@@ -42,12 +42,14 @@ from hawkvision.types import (
 )
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.clients.connections import check_server
+from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.commands.terminal import terminal
+from loadgen.workload.dataset import read_labelled
 from loadgen.workload.held_out import read_indices, thin
 from loadgen.workload.record import check_files
 
-SUMMARY: Final = "Measure accuracy, escalations and latency of a running node on labelled pictures, per target."
+EvaluationSplit: TypeAlias = Literal["held_out", "all"]
 DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
 MAX_CONCURRENCY: Final = 256
 LATE_S: Final = 29.0
@@ -119,28 +121,47 @@ class Report(msgspec.Struct, frozen=True):
     """Answers to `quality=best` that were `degraded`, another rung's: drops are not below the ladder's best then."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(MeasurementOptions):
     """The options of `python -m loadgen evaluate`."""
-    parser.add_argument("--url", required=True, help="of the edge node")
-    parser.add_argument("--data", required=True, type=Path, help="npz file, or a directory per class")
-    parser.add_argument("--task", default="imagenet")
-    parser.add_argument("--targets", default=DEFAULT_TARGETS, help="comma-separated, default: %(default)s")
-    parser.add_argument(
-        "--split",
-        choices=("held_out", "all"),
-        default="held_out",
-        help="held_out: only pictures that the calibration did not see; all: for data it never saw",
+
+    url: Annotated[str, option("Server", "Address of the edge node.")]
+    api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
+    concurrency: Annotated[
+        int, option("Server", "Callers, each of which sends the next image when the last one is answered.")
+    ] = 1
+    data: Annotated[Path, option("Images", "Labelled images: an npz file, or a folder with a directory per class.")]
+    task: Annotated[str, option("Images", "Task of the images.")] = "imagenet"
+    split: Annotated[
+        EvaluationSplit,
+        option("Images", "held_out: only images that the calibration did not see; all: for data that it never saw."),
+    ] = "held_out"
+    indices: Annotated[
+        Path | None,
+        option(
+            "Images", "File that lists the held-out images. Default: held_out.json beside the profile.", metavar="FILE"
+        ),
+    ] = None
+    class_map: Annotated[
+        Path | None,
+        option(
+            "Images",
+            "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
+            metavar="FILE",
+        ),
+    ] = None
+    limit: Annotated[int | None, option("Images", "Send at most this many images, evenly spread.")] = None
+    seed: Annotated[int, option("Images", "Seed of the order in which images are sent.")] = 0
+    models_dir: Annotated[
+        Path | None, option("Images", "Folder of the models, where labels and held-out images are listed.")
+    ] = None
+    targets: Annotated[str, option("Targets", "Targets to measure, comma-separated, each FIELD=VALUE.")] = (
+        DEFAULT_TARGETS
     )
-    parser.add_argument("--indices", type=Path, help="default: held_out.json beside the shipped profile")
-    parser.add_argument("--api-key")
-    parser.add_argument("--concurrency", type=int, default=1, help="callers in the closed loop")
-    parser.add_argument("--limit", type=int, help="send only so many pictures, evenly spread")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which pictures are sent")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here as well")
-    parser.add_argument("--models-dir", type=Path)
+    json: Annotated[Path | None, option("Output", "Write the report to this file.", metavar="FILE")] = None
 
 
-async def run(given: argparse.Namespace) -> int:
+async def run(given: Options) -> int:
     """Evaluate as the options say, and print the table.
 
     The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the best rung's, else 0.
@@ -154,9 +175,8 @@ async def run(given: argparse.Namespace) -> int:
     if given.seed < 0:
         raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
     models = models_dir(given.models_dir)
-    labels = load_labels(load_manifest(given.task, models), models)
     targets = parse_targets(given.targets)
-    pictures = read_pictures(given.data, labels)
+    pictures = read_labelled(given.data, given.task, models, given.class_map)
     if given.split == "held_out":
         chosen = read_indices(given.indices or models / given.task / "held_out.json", pictures)
     else:

@@ -14,13 +14,13 @@ second, three from forty on.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import itertools
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ from loadgen.clients import noise_floor
 from loadgen.clients.engine import Job
 from loadgen.clients.processes import Crew
 from loadgen.commands import options
+from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
@@ -50,7 +51,6 @@ from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS, Constant
 from loadgen.workload.record import Origin, Outcome, TargetClass, check_files
 
-SUMMARY: Final = "Find the highest rate at which a server keeps a P99 and an accuracy."
 WARM_UP_S: Final = 1.0
 """Of every run; not counted."""
 MOST_PROBE_S: Final = 60.0
@@ -147,40 +147,36 @@ class Capacity(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(options.LoadOptions):
     """The options of `python -m loadgen find-capacity`."""
-    options.add_arguments(parser)
-    parser.add_argument("--p99-ms", type=float, required=True, help="that is to be kept, from when requests are due")
-    parser.add_argument("--min-accuracy", type=float, help="share of all requests that must be answered right")
-    parser.add_argument("--from-rate", type=float, default=8.0, help="first rate tried (default: %(default)s)")
-    parser.add_argument("--precision", type=float, default=0.05, help="width of the bracket (default: %(default)s)")
-    parser.add_argument(
-        "--probe-requests",
-        type=int,
-        default=300,
-        help=f"counted, at least, but for {MOST_PROBE_S:g} s at most (default: %(default)s)",
+
+    p99_ms: Annotated[
+        float, option("Verdict", "P99 latency to keep, in milliseconds, counted from when requests are due.")
+    ]
+    min_accuracy: Annotated[float | None, option("Verdict", "Share of all requests that must be answered right.")] = (
+        None
     )
-    parser.add_argument(
-        "--probe-s", type=float, default=5.0, help="counted, at least: queues take time to grow (default: %(default)s)"
+    from_rate: Annotated[float, option("Load", "First rate to try, in requests per second.")] = 8.0
+    precision: Annotated[float, option("Measurement", "Width of the bracket to end with, relative to the rate.")] = 0.05
+    probe_requests: Annotated[
+        int, option("Measurement", f"Fewest requests to count in a probe, which takes {MOST_PROBE_S:g} s at most.")
+    ] = 300
+    probe_s: Annotated[
+        float, option("Measurement", "Fewest seconds to count in a probe; queues take time to grow.")
+    ] = 5.0
+    max_probes: Annotated[int, option("Measurement", "Most probes, repeated ones included.")] = 24
+    confirm_requests: Annotated[int, option("Measurement", "Fewest requests of the run that confirms the rate.")] = (
+        LEAST_CONFIRMING
     )
-    parser.add_argument("--max-probes", type=int, default=24, help="repeats included (default: %(default)s)")
-    parser.add_argument(
-        "--confirm-requests",
-        type=int,
-        default=LEAST_CONFIRMING,
-        help="of the run that confirms what probes found, at least (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--confirm-s",
-        type=float,
-        default=180.0,
-        help=f"of such a run at most; there are up to {1 + STEPS_DOWN} (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found here as well")
-    parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
+    confirm_s: Annotated[
+        float, option("Measurement", f"Most seconds of a confirming run; there are up to {1 + STEPS_DOWN}.")
+    ] = 180.0
+    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.", "--no-noise")] = False
+    json: Annotated[Path | None, option("Output", "Write what was found to this file.", metavar="FILE")] = None
 
 
-async def run(given: argparse.Namespace) -> int:
+async def run(given: Options) -> int:
     """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. What is known is said and
     written all the same.
 
@@ -335,7 +331,7 @@ def _bracket(found: Capacity) -> str:
 
 
 def _capacity(
-    given: argparse.Namespace,
+    given: Options,
     setup_: Setup,
     search: Search,
     findings: Findings,
@@ -360,7 +356,7 @@ def _capacity(
     )
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(given: Options) -> None:
     options.positive("--p99-ms", given.p99_ms)
     options.positive("--precision", given.precision)
     options.positive("--probe-s", given.probe_s)

@@ -1,4 +1,4 @@
-"""`python -m loadgen behind`: any server behind a bad link, at an address of this machine's own.
+"""`python -m loadgen link-proxy`: any server behind a bad link, at an address of this machine's own.
 
     callers ─► 127.0.0.2:8080 ─► namespace "client" ─ link of a profile ─► namespace "server" ─► the server itself
 
@@ -13,16 +13,16 @@ the same host it listens. So what is offered has an address to itself, 127.0.0.2
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 import signal
 import socket
 import struct
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Annotated, Final
 
 import aiohttp
 import msgspec
@@ -31,6 +31,7 @@ from hawkvision.errors import ConfigError, NotReady
 from hawkvision.hop import TRANSPORT_PATH, Transports
 from loadgen.clients.connections import check_server
 from loadgen.clients.processes import LEAD_S
+from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.network.link_model import Counts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
@@ -39,7 +40,6 @@ from loadgen.network.tun_link import DISCARD_PORT, TunLink
 from loadgen.network.udp_relay import UdpRelay
 from loadgen.workload.record import CLIENT_EDGE, LinkSample
 
-SUMMARY: Final = "Offer a server at another address of this machine, behind a link of a profile (needs root)."
 LISTEN: Final = "127.0.0.2"
 MAX_CONNECTIONS: Final = 1024
 """At a time; a caller beyond that is hung up on. Each takes four sockets."""
@@ -279,28 +279,32 @@ async def udp_port_of(url: str, api_key: str | None) -> int:
     return offer.port
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m loadgen behind`."""
-    parser.add_argument("--url", required=True, help="of the server, such as http://127.0.0.1:8090")
-    parser.add_argument("--link", required=True, metavar="LINK", help=f"{', '.join(names())}, or a TOML file")
-    parser.add_argument("--listen", default=LISTEN, help="a loopback address (default: %(default)s)")
-    parser.add_argument("--port", type=int, help="default: the server's own")
-    parser.add_argument(
-        "--udp-port", type=int, action="append", default=[], help="also carry datagrams to this port; may be repeated"
-    )
-    parser.add_argument("--congestion", help="TCP's congestion control over the link (default: the kernel's)")
-    parser.add_argument("--round", type=int, default=0, help="which of the profile's weathers")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(MeasurementOptions):
+    """The options of `python -m loadgen link-proxy`."""
+
+    url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8090; plain HTTP.")]
+    link: Annotated[str, option("Link", f"Link between callers and the server: {', '.join(names())}, or a TOML file.")]
+    round: Annotated[int, option("Link", "Which of the link traces of the profile to play.")] = 0
+    congestion: Annotated[
+        str | None, option("Link", "Congestion control of TCP over the link. Default: the kernel's own.")
+    ] = None
+    listen: Annotated[str, option("Server", "Loopback address to offer the server at.")] = LISTEN
+    port: Annotated[int | None, option("Server", "Port to offer the server at. Default: the server's own.")] = None
+    udp_port: Annotated[
+        list[int], option("Server", "Also carry datagrams to this UDP port of the server; may be repeated.")
+    ] = dataclasses.field(default_factory=list)
 
 
-async def run(given: argparse.Namespace) -> None:
+async def run(given: Options) -> None:
     """Offer the server until interrupted; then print what happened to packets.
 
     Raises:
         HawkVisionError: for options that do not fit, or a link that cannot be had here.
     """
-    for option, port in (("--port", given.port), *(("--udp-port", port) for port in given.udp_port)):
+    for named, port in (("--port", given.port), *(("--udp-port", port) for port in given.udp_port)):
         if port is not None and not 1 <= port <= 65535:
-            raise ConfigError(f"{option}: expected a port from 1 to 65535, got {port}")
+            raise ConfigError(f"{named}: expected a port from 1 to 65535, got {port}")
     if given.round < 0:
         raise ConfigError(f"--round: expected 0 or more, got {given.round}")
     behind = Behind(

@@ -11,10 +11,10 @@ cannot be stopped either: after Ctrl-C its logs are incomplete, and nothing else
 
 from __future__ import annotations
 
-import argparse
 import array
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import itertools
 import math
@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -36,15 +36,15 @@ from hawkvision.errors import ConfigError, NotReady
 from loadgen.clients.base import Asker, Replied, Times
 from loadgen.clients.engine import asker_for
 from loadgen.commands import options
+from loadgen.commands.command_line import option
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS
 from loadgen.workload.record import Origin, check_files
 
-SUMMARY: Final = "Let MLPerf LoadGen test a server: SingleStream, MultiStream, Server or Offline, with its verdict."
-SCENARIOS: Final = ("SingleStream", "MultiStream", "Server", "Offline")
-MODES: Final = ("performance", "accuracy")
+Scenario: TypeAlias = Literal["SingleStream", "MultiStream", "Server", "Offline"]
+Mode: TypeAlias = Literal["performance", "accuracy"]
 NO_CLASS: Final = -1
 """What the accuracy log says of a request that was not answered."""
 PERFORMANCE_SAMPLES: Final = 1024
@@ -63,26 +63,39 @@ _LOGGED: Final = ":::MLLOG "
 _RESULTS: Final = ("result_", "early_stopping_", "num_errors", "num_warnings")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(options.LoadOptions):
     """The options of `python -m loadgen mlperf`."""
-    options.add_arguments(parser)
-    parser.set_defaults(max_in_flight=IN_FLIGHT)
-    parser.add_argument("--scenario", choices=SCENARIOS, required=True)
-    parser.add_argument("--mode", choices=MODES, default="performance", help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path("mlperf_logs"), help="folder of logs (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write verdict, figures and counts here as well")
-    parser.add_argument(
-        "--user-conf", type=Path, help="LoadGen's user.conf; overrides the rules, and is overridden by options"
+
+    max_in_flight: Annotated[int, option("Load", "Most requests without an answer at a time.")] = IN_FLIGHT
+    scenario: Annotated[Scenario, option("MLPerf", "MLPerf scenario.")]
+    mode: Annotated[Mode, option("MLPerf", "Measure performance, or the accuracy over all images.")] = "performance"
+    benchmark: Annotated[
+        str, option("MLPerf", "Name of the benchmark in LoadGen's configuration, whose rules apply.")
+    ] = "resnet50"
+    user_conf: Annotated[
+        Path | None, option("MLPerf", "LoadGen's user.conf: overrides the rules; options override it.", metavar="FILE")
+    ] = None
+    min_duration_s: Annotated[float | None, option("MLPerf", "Shortest run, in seconds. Default: the rules', 600.")] = (
+        None
     )
-    parser.add_argument("--benchmark", default="resnet50", help="its name in LoadGen's conf (default: %(default)s)")
-    parser.add_argument("--min-duration-s", type=float, help="default: the rules', 600")
-    parser.add_argument("--min-queries", type=int, help="default: the rules'")
-    parser.add_argument("--target-qps", type=float, help="of Server; of Offline the one expected")
-    parser.add_argument(
-        "--target-latency-ms",
-        type=float,
-        help="of Server (default: the rules', 15); of Single- and MultiStream the one expected",
-    )
+    min_queries: Annotated[int | None, option("MLPerf", "Fewest queries. Default: the rules'.")] = None
+    target_qps: Annotated[
+        float | None,
+        option("MLPerf", "Queries per second: of Server, the rate to send; of Offline, the rate to expect."),
+    ] = None
+    target_latency_ms: Annotated[
+        float | None,
+        option(
+            "MLPerf",
+            "Latency in milliseconds: of Server, the bound (default: the rules', 15); of SingleStream and "
+            "MultiStream, what to expect.",
+        ),
+    ] = None
+    out: Annotated[Path, option("Output", "Folder for LoadGen's logs.")] = Path("mlperf_logs")
+    json: Annotated[
+        Path | None, option("Output", "Write the verdict, figures and counts to this file.", metavar="FILE")
+    ] = None
 
 
 class ClassTally(msgspec.Struct):
@@ -125,7 +138,7 @@ class Report(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-async def run(given: argparse.Namespace) -> int:
+async def run(given: Options) -> int:
     """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
 
     Raises:
@@ -203,7 +216,7 @@ class Expected:
     per_s: float
 
 
-def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expected: Expected) -> Any:
+def read_settings(loadgen: Any, given: Options, pictures: int, expected: Expected) -> Any:
     """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
     the options.
 
@@ -224,14 +237,14 @@ def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expect
             raise ConfigError(f"--user-conf: {given.user_conf}: no such file")
         if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario, 1) != 0:
             raise ConfigError(f"--user-conf: {given.user_conf}: LoadGen cannot read it")
-    for option, value, most in (
+    for named, value, most in (
         ("--min-duration-s", given.min_duration_s, MOST_S),
         ("--target-qps", given.target_qps, MAX_RATE),
         ("--target-latency-ms", given.target_latency_ms, 1e3 * MOST_S),
         ("--min-queries", given.min_queries, MAX_REQUESTS),
     ):
         if value is not None and not 0 < value <= most:
-            raise ConfigError(f"{option}: expected a number above 0, at most {most:g}, got {value!r}")
+            raise ConfigError(f"{named}: expected a number above 0, at most {most:g}, got {value!r}")
     if given.min_duration_s is not None:
         settings.min_duration_ms = round(1e3 * given.min_duration_s)
     if given.min_queries is not None:
@@ -245,7 +258,7 @@ def read_settings(loadgen: Any, given: argparse.Namespace, pictures: int, expect
     return settings
 
 
-def rules(loadgen: Any, given: argparse.Namespace) -> Any:
+def rules(loadgen: Any, given: Options) -> Any:
     """The settings that LoadGen's own mlperf.conf has for the benchmark and scenario.
 
     Raises:
@@ -271,7 +284,7 @@ def _values(settings: Any) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in names}
 
 
-def deviations(loadgen: Any, given: argparse.Namespace, settings: Any) -> list[str]:
+def deviations(loadgen: Any, given: Options, settings: Any) -> list[str]:
     """In which settings a run is no run by the rules, whatever LoadGen says of it."""
     ruled = rules(loadgen, given)
     names = ["min_duration_ms", "min_query_count"]
@@ -284,7 +297,7 @@ def deviations(loadgen: Any, given: argparse.Namespace, settings: Any) -> list[s
     ]
 
 
-async def expect(given: argparse.Namespace, asker: Asker, setup_: Setup) -> Expected:
+async def expect(given: Options, asker: Asker, setup_: Setup) -> Expected:
     """Warm up, with all classes by their shares: one request after another, or for Offline as many at once as may be.
 
     Raises:

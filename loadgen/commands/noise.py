@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 from pathlib import Path
-from typing import Final
+from typing import Annotated
 
 import msgspec
 
@@ -12,17 +12,16 @@ from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Server
+from loadgen.clients.engine import Protocol, Server
 from loadgen.clients.processes import Crew
 from loadgen.commands import options
-from loadgen.commands.options import PROTOCOLS, Setup
+from loadgen.commands.command_line import MeasurementOptions, option
+from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, Constant
 from loadgen.workload.dataset import read_dataset
 from loadgen.workload.record import NoiseFloor, Origin, check_files
-
-SUMMARY: Final = "Measure what the generator itself adds and can send, against a server that does nothing."
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -36,18 +35,29 @@ class Report(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(MeasurementOptions):
     """The options of `python -m loadgen noise`."""
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="http", help="default: %(default)s")
-    parser.add_argument("--processes", type=int, default=1, help="that send; default: %(default)s")
-    parser.add_argument("--data", help="npz file, a directory per class, or a folder; default: the built-in few")
-    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
-    parser.add_argument("--rate", type=float, default=100.0, help="of the floor's requests, per second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for the floor, and as long for the highest rate")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured here as well")
+
+    protocol: Annotated[Protocol, option("Load", "Protocol to send requests with.")] = "http"
+    processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
+    rate: Annotated[float, option("Load", "Requests per second at which the noise floor is measured.")] = 100.0
+    seconds: Annotated[
+        float, option("Load", "Seconds to measure the noise floor, and as many for the highest rate.")
+    ] = 10.0
+    data: Annotated[
+        str | None,
+        option(
+            "Images",
+            "Images to send: an npz file, a folder with a directory per class, or a flat folder. Default: a few "
+            "built-in ones.",
+        ),
+    ] = None
+    limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
+    json: Annotated[Path | None, option("Output", "Write what was measured to this file.", metavar="FILE")] = None
 
 
-async def run(given: argparse.Namespace) -> None:
+async def run(given: Options) -> None:
     """Measure and print.
 
     Raises:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import math
 import os
 import platform
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, get_args
+from typing import Annotated, Final
 
 from hawkvision import __version__
 from hawkvision.client import CLASSIFY_PATH
@@ -18,10 +17,11 @@ from hawkvision.manifest import models_dir
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import Job, Protocol, Server
 from loadgen.commands import command_line
+from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.host import idle_prevention
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import Arrivals, Closed
-from loadgen.workload.dataset import SPLITS, Dataset, read_dataset
+from loadgen.workload.dataset import Dataset, Split, read_dataset
 from loadgen.workload.record import Origin, TargetClass
 
 MAX_IN_FLIGHT: Final = 512
@@ -29,10 +29,72 @@ MAX_IN_FLIGHT: Final = 512
 MOST_IN_FLIGHT: Final = 4096
 CLOSED_PLAN: Final = 20_000
 """Requests that are dealt for a closed loop; it begins anew after these."""
-PROTOCOLS: Final[tuple[str, ...]] = get_args(Protocol)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadOptions(MeasurementOptions):
+    """The options that all load tests share: the server, the images, the targets, and the senders."""
+
+    url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8080.")]
+    protocol: Annotated[Protocol, option("Server", "Protocol to send requests with.")] = "http"
+    path: Annotated[str, option("Server", "Path that images are posted to; plain HTTP only.")] = CLASSIFY_PATH
+    api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
+    timeout_s: Annotated[float, option("Server", "Seconds after which a request counts as unanswered.")] = 10.0
+    data: Annotated[
+        str | None,
+        option(
+            "Images",
+            "Images to send: an npz file, a folder with a directory per class, or a flat folder. Default: a few "
+            "built-in ones.",
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        option(
+            "Images", "Task to name in every request; also names the labels. Default: none named, labels of imagenet."
+        ),
+    ] = None
+    split: Annotated[
+        Split,
+        option(
+            "Images",
+            "Which labelled images to use. held_out: those that the calibration did not see; auto: held_out if "
+            "the calibration used this very data, else all.",
+        ),
+    ] = "auto"
+    indices: Annotated[
+        Path | None,
+        option(
+            "Images", "File that lists the held-out images. Default: held_out.json beside the profile.", metavar="FILE"
+        ),
+    ] = None
+    class_map: Annotated[
+        Path | None,
+        option(
+            "Images",
+            "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
+            metavar="FILE",
+        ),
+    ] = None
+    limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
+    targets: Annotated[
+        str, option("Targets", "Targets and their shares, such as max_drop:0.01=0.2,quality:fast=0.5; default: no target.")
+    ] = target_mix.DEFAULT
+    deadline_ms: Annotated[float | None, option("Targets", "Deadline of every request, in milliseconds.")] = None
+    on_miss: Annotated[
+        str | None, option("Targets", "What the server does when it would miss the deadline: degrade, wait or fail.")
+    ] = None
+    processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
+    max_in_flight: Annotated[
+        int, option("Load", "Most requests without an answer at a time; further ones count as unanswered.")
+    ] = MAX_IN_FLIGHT
+    seed: Annotated[int, option("Load", "Seed of arrival times, targets and the order of images.")] = 0
+    models_dir: Annotated[
+        Path | None, option("Images", "Folder of the models, where labels and held-out images are listed.")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Setup:
     """Whom to ask about which pictures, for what, by how many processes."""
 
@@ -66,40 +128,7 @@ class Setup:
         )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The shared options."""
-    parser.add_argument("--url", required=True, help="of the server, such as http://127.0.0.1:8080")
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="http", help="default: %(default)s")
-    parser.add_argument("--path", default=CLASSIFY_PATH, help="where pictures go over plain HTTP; default: %(default)s")
-    parser.add_argument("--data", help="npz file, a directory per class, or a folder; default: the built-in few")
-    parser.add_argument("--task", help="sent along if given; names the labels (default: imagenet)")
-    parser.add_argument(
-        "--split",
-        choices=SPLITS,
-        default="auto",
-        help="held_out: only pictures that the calibration did not see; auto: so where it saw this very data",
-    )
-    parser.add_argument("--indices", type=Path, help="default: held_out.json beside the shipped profile")
-    parser.add_argument("--limit", type=int, help="use only so many pictures, evenly spread")
-    parser.add_argument(
-        "--targets", default=target_mix.DEFAULT, help="such as max_drop:0.01=0.2,quality:fast=0.5; default: none named"
-    )
-    parser.add_argument("--deadline-ms", type=float, help="asked for with every request")
-    parser.add_argument("--on-miss", help="degrade, wait or fail, asked for with every request")
-    parser.add_argument("--processes", type=int, default=1, help="that send; default: %(default)s")
-    parser.add_argument(
-        "--max-in-flight",
-        type=int,
-        default=MAX_IN_FLIGHT,
-        help="unanswered requests, and connections; those beyond count as unanswered (default: %(default)s)",
-    )
-    parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of times, classes and pictures")
-    parser.add_argument("--api-key")
-    parser.add_argument("--models-dir", type=Path)
-
-
-def read_setup(given: argparse.Namespace) -> Setup:
+def read_setup(given: LoadOptions) -> Setup:
     """What the options say.
 
     Raises:
@@ -124,6 +153,7 @@ def read_setup(given: argparse.Namespace) -> Setup:
         split=given.split,
         indices=given.indices,
         limit=given.limit,
+        class_map=given.class_map,
     )
     server = Server(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
     classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss)

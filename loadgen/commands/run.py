@@ -7,13 +7,13 @@ written all the same; a second Ctrl-C ends at once.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import dataclasses
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from rich.console import Console
@@ -28,6 +28,7 @@ from loadgen.clients.engine import Job, Tally, asker_for
 from loadgen.clients.processes import Crew
 from loadgen.clients.server_info import identify
 from loadgen.commands import options
+from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded
 from loadgen.commands.link_proxy import Behind, seen, udp_port_of
 from loadgen.commands.options import Setup
@@ -37,7 +38,6 @@ from loadgen.network.profiles import LinkProfile, load_profile, names
 from loadgen.workload.arrivals import Arrivals, Closed, Replay, parse
 from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, check_files, save
 
-SUMMARY: Final = "Send a schedule of requests to a server and report what its users would see."
 REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
 REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
@@ -53,39 +53,57 @@ if TYPE_CHECKING:
 Show = Callable[[Tally], None]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(options.LoadOptions):
     """The options of `python -m loadgen run`."""
-    options.add_arguments(parser)
-    parser.add_argument(
-        "--arrivals",
-        default="poisson:8",
-        help="poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], diurnal:RATE[,swing=0.8,period_s=…], "
-        "replay:FILE or closed:CALLERS; default: %(default)s",
-    )
-    parser.add_argument(
-        "--duration-s", type=float, help="of sending, warm-up included; default: 60, or as long as what is replayed"
-    )
-    parser.add_argument(
-        "--warm-up-s",
-        type=float,
-        default=WARM_UP_S,
-        help="requests due earlier are not counted (default: %(default)s)",
-    )
-    parser.add_argument("--name", help="what reports call this run; default: the record's name, or `run`")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here (.json or .json.gz)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page here")
-    parser.add_argument(
-        "--link", metavar="LINK", help=f"put the server behind a link: {', '.join(names())}, or a TOML file; needs root"
-    )
-    parser.add_argument("--reference", action="store_true", help="first ask for every picture with quality=best")
-    parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
-    parser.add_argument("--p99-ms", type=float, help="exit with 1 if the P99 is above, for CI")
-    parser.add_argument(
-        "--min-effective", type=float, metavar="SHARE", help="exit with 1 if fewer requests are right and in time"
-    )
+
+    arrivals: Annotated[
+        str,
+        option(
+            "Load",
+            "When requests are sent: poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], "
+            "diurnal:RATE[,swing=0.8,period_s=…], replay:FILE or closed:CALLERS; rates in requests per second.",
+        ),
+    ] = "poisson:8"
+    duration_s: Annotated[
+        float | None,
+        option("Load", "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file."),
+    ] = None
+    warm_up_s: Annotated[float, option("Load", "Seconds at the start of which requests are not counted.")] = WARM_UP_S
+    link: Annotated[
+        str | None,
+        option("Load", f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root."),
+    ] = None
+    reference: Annotated[
+        bool,
+        option(
+            "Measurement",
+            "First ask for every image with quality=best, so that accuracy drops can be judged.",
+            "--reference",
+        ),
+    ] = False
+    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.", "--no-noise")] = False
+    name: Annotated[
+        str | None, option("Output", "Name of the run in reports. Default: that of the record, else run.")
+    ] = None
+    json: Annotated[
+        Path | None, option("Output", "Write the record to this file (.json or .json.gz).", metavar="FILE")
+    ] = None
+    html: Annotated[Path | None, option("Output", "Write the report page to this file.", metavar="FILE")] = None
+    p99_ms: Annotated[
+        float | None, option("Verdict", "Exit with status 1 if the P99 is above this many milliseconds.")
+    ] = None
+    min_effective: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if a smaller share of requests is answered right within the deadline.",
+            metavar="SHARE",
+        ),
+    ] = None
 
 
-async def run(given: argparse.Namespace) -> int:
+async def run(given: Options) -> int:
     """Test as the options say; print, and write what is asked for.
 
     The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
@@ -94,13 +112,14 @@ async def run(given: argparse.Namespace) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     arrivals = parse(given.arrivals)
-    if given.duration_s is None:
-        given.duration_s = DURATION_S if not isinstance(arrivals, Replay) else arrivals.span_s + REPLAY_TAIL_S
-    options.positive("--duration-s", given.duration_s)
-    if not 0.0 <= given.warm_up_s < given.duration_s:
+    duration_s = given.duration_s
+    if duration_s is None:
+        duration_s = arrivals.span_s + REPLAY_TAIL_S if isinstance(arrivals, Replay) else DURATION_S
+    options.positive("--duration-s", duration_s)
+    if not 0.0 <= given.warm_up_s < duration_s:
         raise ConfigError(
             f"--warm-up-s (default {WARM_UP_S:g}): expected 0 or more and less than the run, which lasts "
-            f"{given.duration_s:g} s; got {given.warm_up_s!r}"
+            f"{duration_s:g} s; got {given.warm_up_s!r}"
         )
     check_files(given.json, given.html)
     if given.p99_ms is not None:
@@ -110,13 +129,13 @@ async def run(given: argparse.Namespace) -> int:
     profile = None if given.link is None else load_profile(given.link)
     setup_ = options.read_setup(given)
     options.check_callers(arrivals, setup_.processes)
-    for option, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
+    for named, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
         if asked and setup_.dataset.labels is None:
-            raise ConfigError(f"{option}: expected labelled pictures; --data has none")
+            raise ConfigError(f"{named}: expected labelled pictures; --data has none")
     started = options.origin(setup_.seed)
-    job = setup_.job(arrivals, given.duration_s)
+    job = setup_.job(arrivals, duration_s)
     if not job.target:
-        raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {given.duration_s:g} s")
+        raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {duration_s:g} s")
     if job.due and job.due[-1] < given.warm_up_s:
         raise ConfigError(
             f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
@@ -135,7 +154,7 @@ async def run(given: argparse.Namespace) -> int:
             rate = _rate(arrivals)
             if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
                 console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
-        asked = await identify(setup_.server)
+        server = await identify(setup_.server)
         reference = await ask_reference(setup_, job) if given.reference else None
         async with _behind(setup_, profile) as behind:
             if behind is not None:
@@ -143,9 +162,11 @@ async def run(given: argparse.Namespace) -> int:
             before, paced = cpu_steal.read(), idle_prevention.pace()
             outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
             lost, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
-    links = [] if profile is None else seen(profile, given.duration_s)
+    links = [] if profile is None else seen(profile, duration_s)
     name = "" if profile is None else profile.name
-    tested = assemble(given, setup_, started, outcomes, floor, reference, stopped_s, lost, slowed, links, asked, name)
+    tested = assemble(
+        given, setup_, started, outcomes, floor, reference, duration_s, stopped_s, lost, slowed, links, server, name
+    )
     missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
     for said in missed:
         print(f"missed: {said}", file=sys.stderr)  # noqa: T201
@@ -167,12 +188,13 @@ def missed_goals(summary: Summary, p99_ms: float | None, min_effective: float | 
 
 
 def assemble(
-    given: argparse.Namespace,
+    given: Options,
     setup_: Setup,
     started: Origin,
     outcomes: list[Outcome],
     floor: NoiseFloor | None,
     reference: dict[int, bool] | None,
+    duration_s: float,
     stopped_s: float | None,
     lost: float | None,
     slowed: float | None,
@@ -185,7 +207,7 @@ def assemble(
     `lost` is the share of the processor time wanted meanwhile that was stolen, `slowed` how much slower processors were
     than at their best.
     """
-    duration_s = given.duration_s if stopped_s is None else min(stopped_s, given.duration_s)
+    duration_s = duration_s if stopped_s is None else min(stopped_s, duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
     return Run(
         name=given.name or ("run" if given.json is None else given.json.name.partition(".")[0]),

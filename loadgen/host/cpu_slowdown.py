@@ -3,7 +3,7 @@
 Two processors of a virtual machine may be two threads of one real core, and its host moves them there and apart again
 within seconds. Each is there whenever it is wanted, so nothing is stolen (`loadgen.host.cpu_steal`), but while both
 work each
-is slower. The spinners of `--keep-awake` see it, who always work: how often they go round in a second of their
+is slower. The spinners of `--prevent-cpu-idle` see it, who always work: how often they go round in a second of their
 processor's time, beside the most that it ever was.
 
 On two cores of an AMD EPYC, in 584 looks over 4 minutes: where spinners were less than 10 % below their best, inference

@@ -1,4 +1,4 @@
-"""Keeping the processors awake while latencies are measured (`--keep-awake`).
+"""Keeping the processors awake while latencies are measured (`--prevent-cpu-idle`).
 
 A processor without work halts. A virtual one is then lent to others, and comes back when its host sees fit: on a
 crowded host milliseconds later, or tens of them, which every request pays that finds it asleep. Linux counts that wait
@@ -62,14 +62,14 @@ _boards: list[Board] = []
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def prevented() -> Iterator[None]:
     """All processors that this process may use are kept awake. Enter it on the main thread.
 
     Raises:
         ConfigError: where the system knows no idle priority.
     """
     if not hasattr(os, "SCHED_IDLE"):
-        raise ConfigError("--keep-awake needs Linux, whose processes can run at idle priority")
+        raise ConfigError("--prevent-cpu-idle needs Linux, whose processes can run at idle priority")
     processors = sorted(os.sched_getaffinity(0))
     try:
         with _shared(board_bytes(len(processors))) as shared:

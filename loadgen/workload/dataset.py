@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 import cv2
 import msgspec
@@ -23,10 +23,12 @@ from hawkvision.errors import ConfigError
 from hawkvision.manifest import load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures, read_unlabelled
 from hawkvision.pictures_idx import holds_idx_files
+from loadgen.workload.class_names import directory_classes
 from loadgen.workload.held_out import HeldOut, read_indices, thin
 
 BUILT_IN: Final = "built-in"
-SPLITS: Final = ("auto", "held_out", "all")
+Split: TypeAlias = Literal["auto", "held_out", "all"]
+SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png")
 """Inside scikit-image's wheel."""
 GENERATED: Final = 8
@@ -57,7 +59,14 @@ class Dataset:
 
 
 def read_dataset(
-    data: str | None, task: str, models: Path, *, split: str = "auto", indices: Path | None = None, limit: int | None
+    data: str | None,
+    task: str,
+    models: Path,
+    *,
+    split: str = "auto",
+    indices: Path | None = None,
+    limit: int | None,
+    class_map: Path | None = None,
 ) -> Dataset:
     """The pictures at `data` (None or `built-in`: those), chosen by split, at most `limit` evenly spread ones.
 
@@ -73,7 +82,7 @@ def read_dataset(
         _only_all(path.name, split)
         pictures = read_unlabelled(path)
         return _unlabelled(pictures.name, pictures.bodies, limit)
-    labelled = read_pictures(path, load_labels(load_manifest(task, models), models))
+    labelled = read_labelled(path, task, models, class_map)
     chosen, taken = _split(labelled, split, indices or models / task / "held_out.json")
     chosen = thin(chosen, limit)
     return Dataset(
@@ -82,6 +91,17 @@ def read_dataset(
         tuple(chosen.tolist()),
         tuple(labelled.labels[chosen].tolist()),
     )
+
+
+def read_labelled(path: Path, task: str, models: Path, class_map: Path | None = None) -> LabelledPictures:
+    """Images with labels of a task; a folder's class directories are named as `directory_classes` says.
+
+    Raises:
+        ConfigError: naming the file or folder and what was expected there.
+    """
+    labels = load_labels(load_manifest(task, models), models)
+    names = {} if path.is_file() else directory_classes(labels, models / task, class_map)
+    return read_pictures(path, labels, names)
 
 
 def photographs() -> list[bytes]:

@@ -20,11 +20,11 @@ def main(name: str, module: Any) -> int:
     command_line.program.set(name)
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module.SUMMARY)
     module.add_arguments(parser)
-    parser.add_argument("--keep-awake", action="store_true", help="keep the processors from halting meanwhile")
+    parser.add_argument("--prevent-cpu-idle", action="store_true", help="keep the processors from halting meanwhile")
     given = parser.parse_args()
 
     def act() -> int | None:
-        with idle_prevention.kept() if given.keep_awake else contextlib.nullcontext():
+        with idle_prevention.prevented() if given.prevent_cpu_idle else contextlib.nullcontext():
             status: int | None = asyncio.run(module.run(given))
         return status
 

@@ -3,7 +3,8 @@ kernel and kept apart.
 
 As many threads as there are cores look at a picture of noise with all models, each on one thread, the first with the
 first; in random order with the other way, after a pause. Apart is as `hawkvision.datacenter.replica` runs them. Compare
-with and without `--keep-awake`: where processors halt, the kernel of a virtual machine places threads differently.
+with and without `--prevent-cpu-idle`: where processors halt, the kernel of a virtual machine places threads
+differently.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.vision.wide import usable_cores
-from loadgen.host.idle_prevention import kept
+from loadgen.host.idle_prevention import prevented
 
 
 @dataclass
@@ -50,7 +51,7 @@ def main() -> int:
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--runs", type=int, default=100, help="of each way")
     parser.add_argument("--pause-ms", type=float, default=20.0, help="before each run")
-    parser.add_argument("--keep-awake", action="store_true", help="keep processors from halting")
+    parser.add_argument("--prevent-cpu-idle", action="store_true", help="keep processors from halting")
     options = parser.parse_args()
     cores = usable_cores()
     if cores < 2:
@@ -65,7 +66,7 @@ def main() -> int:
         Way("apart", ApartThreads(cores, "apart", Apart())),
     ]
     order = random.Random(0)
-    with kept() if options.keep_awake else nullcontext():
+    with prevented() if options.prevent_cpu_idle else nullcontext():
         for number in range(1 + options.runs):
             for way in order.sample(ways, len(ways)):
                 time.sleep(options.pause_ms / 1e3)

@@ -10,7 +10,8 @@ Each way runs the models one after another on a picture of noise, in random orde
 - `aside, spinning`: as `OnnxRuntimeBackend` runs them.
 
 Processor time is that of the whole process, with 3 ms after each run, in which helpers that spin may go on. Compare
-with and without `--keep-awake`: where processors halt, the kernel of a virtual machine places helpers differently.
+with and without `--prevent-cpu-idle`: where processors halt, the kernel of a virtual machine places helpers
+differently.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hawkvision.onnx_runtime import ort
 from hawkvision.types import Pixels
 from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 from hawkvision.vision.onnxruntime_backend import SPIN_US
-from loadgen.host.idle_prevention import kept
+from loadgen.host.idle_prevention import prevented
 
 AFTER_S: Final = 0.003
 
@@ -83,7 +84,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=60, help="of each way")
     parser.add_argument("--pause-ms", type=float, default=20.0, help="before each run")
     parser.add_argument("--spin-us", type=int, default=SPIN_US, help="how long helpers wait before they sleep")
-    parser.add_argument("--keep-awake", action="store_true", help="keep processors from halting")
+    parser.add_argument("--prevent-cpu-idle", action="store_true", help="keep processors from halting")
     options = parser.parse_args()
     several, spin = options.threads, options.spin_us
     if not can_step_aside(several):
@@ -99,7 +100,7 @@ def main() -> int:
         for model in options.models:
             way.open(model)
     order = random.Random(0)
-    with kept() if options.keep_awake else nullcontext():
+    with prevented() if options.prevent_cpu_idle else nullcontext():
         for number in range(1 + options.runs):
             for way in order.sample(ways, len(ways)):
                 time.sleep(options.pause_ms / 1e3)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
+from loadgen.__main__ import main
 from loadgen.analysis.compare import (
     FIGURES,
     Comparison,
@@ -28,7 +27,6 @@ from loadgen.analysis.compare import (
 )
 from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
-from loadgen.commands import compare as command
 from loadgen.workload.record import Run, load, save
 from tests.loadgen.command import unread
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
@@ -194,11 +192,7 @@ class Files:
     folder: Path
 
     def compare(self, *words: str) -> int:
-        parser = ArgumentParser()
-        command.add_arguments(parser)
-        return asyncio.run(
-            command.run(parser.parse_args([*(str(self.folder / name) for name in ("a.json", "b.json.gz")), *words]))
-        )
+        return main(["compare", *(str(self.folder / name) for name in ("a.json", "b.json.gz")), *words])
 
 
 @pytest.fixture

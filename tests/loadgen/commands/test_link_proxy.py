@@ -169,7 +169,7 @@ def test_runs_over_a_link_take_as_long_as_it_and_say_so(null: ServerProcess, tmp
 def test_the_command_offers_a_server_until_it_is_interrupted(null: ServerProcess, tmp_path: Path) -> None:
     port = null.url.rpartition(":")[2]
     process = subprocess.Popen(
-        [sys.executable, "-m", "loadgen", "behind", "--url", null.url, "--link", str(profile_file(tmp_path))],
+        [sys.executable, "-m", "loadgen", "link-proxy", "--url", null.url, "--link", str(profile_file(tmp_path))],
         stdout=subprocess.PIPE,
         text=True,
     )

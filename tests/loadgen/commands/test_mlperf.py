@@ -7,8 +7,8 @@ import json
 import signal
 import struct
 import sys
-from argparse import Namespace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import ServerProcess
-from loadgen.commands.mlperf import SCENARIOS, figures, rules, score, verdict
+from loadgen.commands.mlperf import Options, Scenario, figures, rules, score, verdict
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
 from tests.loadgen.scripted import Asked, reply, scripted
@@ -168,12 +168,12 @@ def test_options_that_loadgen_cannot_keep_to_are_named(
 
 
 @needs_loadgen
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: str) -> None:
+@pytest.mark.parametrize("scenario", get_args(Scenario))
+def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: Scenario) -> None:
     import mlperf_loadgen as loadgen
 
     for benchmark in ("resnet50", "retinanet", "3d-unet", "bert"):
-        rules(loadgen, Namespace(benchmark=benchmark, scenario=scenario))
+        rules(loadgen, Options(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
 
 
 @needs_loadgen

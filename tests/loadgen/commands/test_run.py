@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
+import importlib
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import msgspec
 import pytest
 
 from hawkvision.process import ServerProcess
-from loadgen.__main__ import main
+from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import Summary, summarise
 from loadgen.commands.command_line import stated, words
 from loadgen.commands.run import missed_goals
@@ -307,11 +310,11 @@ def test_the_command_that_a_record_states_is_one_that_runs(
     assert len(load(record).outcomes) == 10
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("scipy", "loadgen"), ("PIL", "peers")])
+@pytest.mark.parametrize(("missing", "extra"), [("scipy", "loadgen")])
 def test_what_is_not_installed_is_named_with_its_extra(missing: str, extra: str) -> None:
     code = (
         f"import sys; sys.modules['{missing}'] = None; from loadgen.__main__ import main;"
-        "sys.exit(main(['peers', '--names', 'hawkvision', '--install-only']))"
+        "sys.exit(main(['compare', 'a.json', 'b.json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
@@ -324,8 +327,40 @@ def test_load_tests_need_no_matplotlib() -> None:
 
 
 @pytest.mark.parametrize("module", [["loadgen"], ["hawkvision.cli", "load"]])
-def test_every_command_explains_itself(module: list[str]) -> None:
+def test_every_command_is_listed(module: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *module, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    for name in ("run", "find-capacity", "mlperf", "evaluate", "compare", "rivals", "peers"):
+    for name in COMMANDS:
         assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}").Options
+    hints = get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        assert hints[field.name].__metadata__[0].help, f"{name}: {field.name}"
+    assert main([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Output" in said or name == "link-proxy"
+
+
+@pytest.mark.parametrize(
+    ("given", "new"),
+    [
+        (["behind", "--url", "http://127.0.0.1"], "python -m loadgen link-proxy"),
+        (["rivals", "--data", "x"], "python -m tests.bench.policies"),
+        (["peers"], "python -m tests.bench.servers"),
+        (["run", "--url", "http://127.0.0.1", "--keep-awake"], "--prevent-cpu-idle"),
+        (["run", "--most-stolen=0.1"], "--max-cpu-steal"),
+        (["run", "--most-slowed", "0.1"], "--max-cpu-slowdown"),
+    ],
+)
+def test_old_words_are_refused_with_the_new_ones(
+    given: list[str], new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert new in said.err

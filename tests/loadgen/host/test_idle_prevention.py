@@ -35,7 +35,7 @@ def one_each(spinners: dict[int, set[int]]) -> bool:
 
 def test_every_processor_has_one_spinner_at_idle_priority_until_the_end() -> None:
     async def scenario() -> None:
-        with idle_prevention.kept():
+        with idle_prevention.prevented():
             await until(lambda: one_each(idle_children(os.getpid())))
             spinners = idle_children(os.getpid())
             assert idle_prevention.spinning() == len(spinners)
@@ -56,7 +56,7 @@ def test_spinners_give_way_to_all_other_sessions() -> None:
     before = weight_of_session(os.getpid())
 
     async def scenario() -> None:
-        with idle_prevention.kept():
+        with idle_prevention.prevented():
             await until(lambda: one_each(idle_children(os.getpid())))
             assert {weight_of_session(pid) for pid in idle_children(os.getpid())} == {"19"}
             assert weight_of_session(os.getpid()) == before
@@ -75,7 +75,7 @@ def test_spinners_say_how_far_they_are_while_they_spin() -> None:
 
     async def scenario() -> None:
         assert idle_prevention.pace() is None
-        with idle_prevention.kept():
+        with idle_prevention.prevented():
             before = spinning_now()
             await until(lambda: all(ahead(*laps) for laps in zip(spinning_now().laps, before.laps, strict=True)))
             slowed = cpu_slowdown.since(before, idle_prevention.pace())
@@ -88,7 +88,7 @@ def test_spinners_say_how_far_they_are_while_they_spin() -> None:
 
 def test_a_test_that_is_killed_leaves_no_spinner_behind() -> None:
     async def scenario() -> None:
-        async with endless("--keep-awake") as (_, process):
+        async with endless("--prevent-cpu-idle") as (_, process):
             await until(lambda: one_each(idle_children(process.pid)))
             spinners = idle_children(process.pid)
             assert all(map(runs, spinners))
