@@ -31,6 +31,7 @@ L1 = frozenset(
         "hawkvision.pictures",
         "hawkvision.pictures_idx",
         "hawkvision.process",
+        "hawkvision.reports",
         "hawkvision.service_links",
         "hawkvision.terminal",
         "hawkvision.servers",

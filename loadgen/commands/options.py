@@ -78,7 +78,8 @@ class LoadOptions(MeasurementOptions):
     ] = None
     limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
     targets: Annotated[
-        str, option("Targets", "Targets and their shares, such as max_drop:0.01=0.2,quality:fast=0.5; default: no target.")
+        str,
+        option("Targets", "Targets and their shares, such as max_drop:0.01=0.2,quality:fast=0.5; default: no target."),
     ] = target_mix.DEFAULT
     deadline_ms: Annotated[float | None, option("Targets", "Deadline of every request, in milliseconds.")] = None
     on_miss: Annotated[

@@ -13,10 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.analysis.bootstrap import quantiles
-from loadgen.analysis.samples import Counted
-from loadgen.analysis.summary import ClassSummary, Estimate, Figures, Percentile, Summary
-from loadgen.reports.svg import (
+from hawkvision.reports.svg import (
     DASHES,
     TEXT,
     Scale,
@@ -34,6 +31,9 @@ from loadgen.reports.svg import (
     text,
     whisker,
 )
+from loadgen.analysis.bootstrap import quantiles
+from loadgen.analysis.samples import Counted
+from loadgen.analysis.summary import ClassSummary, Estimate, Figures, Percentile, Summary
 from loadgen.workload.record import Run
 
 NARROW: Final = 440.0
@@ -43,7 +43,7 @@ CURVE_POINTS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ChartSeries:
     """A run with what is said of it."""
 
     run: Run
@@ -69,18 +69,18 @@ class Point:
     """`8.2 kB to the datacenter`, `12.0 KiB sent`."""
 
 
-def latency_chart(told: Sequence[Told]) -> str:
+def latency_chart(series: Sequence[ChartSeries]) -> str:
     """Share of requests answered against time, logarithmic in both the time and the share that is left."""
     height, left, right, top, bottom = 310.0, 52.0, NARROW - 12, 40.0, 310.0 - 44
-    most = max(len(one.counted.outcomes) for one in told)
-    deadline = told[0].summary.deadline_ms
-    seen = [one.counted.latency_ms[one.counted.answered] for one in told]
+    most = max(len(one.counted.outcomes) for one in series)
+    deadline = series[0].summary.deadline_ms
+    seen = [one.counted.latency_ms[one.counted.answered] for one in series]
     spread = [float(value) for values in seen if len(values) for value in quantiles(values, (0.001, 1.0))]
     x = log_scale([*spread, *([deadline] if deadline else [])], left, right)
     y = Scale(0.0, 1.0 - min(0.1, 1.0 / (most + 1)), bottom, top, "tail")
     marks = bottom_axis(x, bottom, top, "latency from when the request was due", "ms")
     marks += left_axis(y, left, right, "share of requests answered by then", "%", gap=2 * TEXT)
-    for place, one in reversed(list(enumerate(told))):
+    for place, one in reversed(list(enumerate(series))):
         values = np.where(one.counted.answered, one.counted.latency_ms, np.inf)
         last = 1.0 - 1.0 / (len(values) + 1)
         shares = 1.0 - 10.0 ** np.linspace(0.0, math.log10(1.0 - last), CURVE_POINTS)
@@ -92,7 +92,7 @@ def latency_chart(told: Sequence[Told]) -> str:
     return svg(
         "latency", NARROW, height, "Latency of all requests",
         "For each run, the share of requests answered within a time: "
-        + "; ".join(f"{one.run.name} {_spoken(one.summary)}" for one in told), marks,
+        + "; ".join(f"{one.run.name} {_spoken(one.summary)}" for one in series), marks,
     )  # fmt: skip
 
 
@@ -114,45 +114,45 @@ def _deadline(deadline_ms: float | None, x: Scale, top: float, bottom: float) ->
     return [rule(here, top, here, bottom, "limit"), label]
 
 
-def percentile_chart(told: Sequence[Told]) -> str:
+def percentile_chart(series: Sequence[ChartSeries]) -> str:
     """P50, P90, P99 and P99.9 of every run with their intervals; hollow where they rest on little.
 
     An arrow stands at those that are only known to be no less, for requests that had no answer count among the slowest.
     """
     row, gap, left, right, top = 13.0, 14.0, 52.0, NARROW - 12, 30.0
-    names = [one.name for one in told[0].summary.total.percentiles]
-    bottom = top + len(names) * (len(told) * row + gap)
-    every = [one.summary.total.percentiles for one in told]
-    deadline = told[0].summary.deadline_ms
+    names = [one.name for one in series[0].summary.total.percentiles]
+    bottom = top + len(names) * (len(series) * row + gap)
+    every = [one.summary.total.percentiles for one in series]
+    deadline = series[0].summary.deadline_ms
     ends = [end for found in every for one in found for end in (one.low, one.ms, one.high)]
     x = log_scale([*ends, *([deadline] if deadline else [])], left, right)
     marks = bottom_axis(x, bottom, top, "latency from when the request was due", "ms")
     marks += _deadline(deadline, x, top, bottom)
     for group, name in enumerate(names):
-        start = top + group * (len(told) * row + gap) + gap / 2
-        marks.append(text(left - 6, start + len(told) * row / 2 + TEXT * 0.35, name, "end"))
+        start = top + group * (len(series) * row + gap) + gap / 2
+        marks.append(text(left - 6, start + len(series) * row / 2 + TEXT * 0.35, name, "end"))
         if group:
             marks.append(rule(left, start - gap / 2, right, start - gap / 2, "grid"))
         for place, found in enumerate(every):
             one, y = found[group], start + (place + 0.5) * row
             marks.append(whisker(place, x.at(one.low), x.at(one.high), y))
-            spoken = f"{told[place].run.name} {name}: {'at least ' if one.at_least else ''}{one.ms:.1f} ms"
+            spoken = f"{series[place].run.name} {name}: {'at least ' if one.at_least else ''}{one.ms:.1f} ms"
             marks.append(marker(place, x.at(one.ms), y, f"{spoken} ({one.low:.1f}–{one.high:.1f})", hollow=one.few))
             if one.at_least:
                 marks.append(onwards(place, x.at(one.ms), y))
     return svg(
         "percentiles", NARROW, bottom + 44, "Latency percentiles with 95 % intervals",
-        "; ".join(f"{one.run.name} {_spoken(one.summary)}" for one in told), marks,
+        "; ".join(f"{one.run.name} {_spoken(one.summary)}" for one in series), marks,
     )  # fmt: skip
 
 
-def frontier_points(told: Sequence[Told]) -> list[Point]:
+def frontier_points(series: Sequence[ChartSeries]) -> list[Point]:
     """One for each run, or for each target where there is one run; those whose effective accuracy is known."""
     every: list[tuple[str, str, Figures, float | None]]
-    if len(told) > 1:
-        every = [(one.run.name, one.run.name, one.summary.total, one.uplink_bytes) for one in told]
+    if len(series) > 1:
+        every = [(one.run.name, one.run.name, one.summary.total, one.uplink_bytes) for one in series]
     else:
-        every = [(_short(one.target), one.target, one.figures, None) for one in told[0].summary.classes]
+        every = [(_short(one.target), one.target, one.figures, None) for one in series[0].summary.classes]
     return [
         Point(
             place,
@@ -217,23 +217,23 @@ def _label(name: str, x: float, y: float, right: float, taken: list[tuple[float,
     return text(start, line, short, "start", "name")
 
 
-def drop_chart(told: Sequence[Told]) -> str:
+def drop_chart(series: Sequence[ChartSeries]) -> str:
     """Per target, what was given up against the best rung, beside what the target allows."""
     row, gap, right, top = 12.0, 16.0, NARROW - 12, 30.0
     left = 150.0
-    names = [one.target for one in told[0].summary.classes]
+    names = [one.target for one in series[0].summary.classes]
     found: list[list[ClassSummary | None]] = [
-        [next((each for each in one.summary.classes if each.target == name), None) for one in told] for name in names
+        [next((each for each in one.summary.classes if each.target == name), None) for one in series] for name in names
     ]
     drops = [each.drop for group in found for each in group if each is not None and each.drop is not None]
     allowed = [100 * each.kept.bound for group in found for each in group if _bounds_drop(each) and each and each.kept]
     x = linear_scale([0.0, *(100 * end for one in drops for end in (one.low, one.high)), *allowed], left, right)
-    bottom = top + len(names) * (len(told) * row + gap)
+    bottom = top + len(names) * (len(series) * row + gap)
     marks = bottom_axis(x, bottom, top, "points of accuracy given up", most=5)
     marks.append(rule(x.at(0.0), top, x.at(0.0), bottom, "axis"))
     for group, (name, classes) in enumerate(zip(names, found, strict=True)):
-        start = top + group * (len(told) * row + gap) + gap / 2
-        end = start + len(told) * row
+        start = top + group * (len(series) * row + gap) + gap / 2
+        end = start + len(series) * row
         marks.append(text(left - 6, (start + end) / 2 + TEXT * 0.35, _short(name), "end"))
         first = next((each for each in classes if _bounds_drop(each)), None)
         if first is not None and first.kept is not None:
@@ -244,7 +244,7 @@ def drop_chart(told: Sequence[Told]) -> str:
                 continue
             y = start + (place + 0.5) * row
             verdict = f", {each.kept.verdict}" if each.kept else ""
-            spoken = f"{told[place].run.name}, {name}: {100 * each.drop.value:.2f} points{verdict}"
+            spoken = f"{series[place].run.name}, {name}: {100 * each.drop.value:.2f} points{verdict}"
             marks.append(whisker(place, x.at(100 * each.drop.low), x.at(100 * each.drop.high), y))
             marks.append(marker(place, x.at(100 * each.drop.value), y, spoken, hollow=each.unflagged == 0))
     return svg(

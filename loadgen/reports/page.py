@@ -1,22 +1,21 @@
 """A load test as one HTML page that needs nothing else: the story in its first lines, the evidence below.
 
 The page fetches nothing and says so to the browser (its policy allows its own styles and its one script, by hash).
-Names, addresses, targets and error codes come from outside and are escaped wherever they are written.
+Names, addresses, targets and error codes come from outside; the templates escape them.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
-from importlib.resources import files
+from dataclasses import dataclass
 from pathlib import Path
-from string import Template
 from typing import Final, TypeAlias
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
+from hawkvision.reports.pages import Markup, joined, render, script_hash, source
+from hawkvision.reports.svg import DASHES, marker
+from hawkvision.reports.tables import Cell, Table, table
 from loadgen.analysis.compare import MOST_RUNS, Comparison, Ratio, compare_all, written
 from loadgen.analysis.compare import Verdict as Shown
 from loadgen.analysis.samples import counted_of
@@ -24,14 +23,13 @@ from loadgen.analysis.summary import ClassSummary, Estimate, Figures, Verdict, s
 from loadgen.reports.charts import (
     NARROW,
     WIDE,
-    Told,
+    ChartSeries,
     drop_chart,
     frontier_chart,
     frontier_points,
     latency_chart,
     percentile_chart,
 )
-from loadgen.reports.svg import DASHES, marker
 from loadgen.reports.text import (
     headline,
     milliseconds,
@@ -48,11 +46,22 @@ from loadgen.workload.record import Run
 
 MOST_CODES: Final = 12
 """Error codes listed per run; they come from the server, which may invent any number."""
-WORDS: Final = ' class="words"'
+PACKAGE: Final = "loadgen.reports"
+UNKNOWN: Final = Cell("–")
 
-
-Headline: TypeAlias = Callable[[Sequence[Told], Sequence[Comparison]], tuple[str, str]]
+Headline: TypeAlias = Callable[[Sequence[ChartSeries], Sequence[Comparison]], tuple[str, str]]
 """The first sentence of a page, and the one below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart with its words."""
+
+    chart: Markup
+    caption: str
+    title: str = ""
+    summary: str = ""
+    """Of one that is folded away."""
 
 
 def write_html(
@@ -85,54 +94,53 @@ def page(
         runs: what was measured.
         uplink_bytes: from the edge to the datacenter per request, by the name of each run; None if nobody counted.
         headline: says what the page begins with.
-        section: HTML that follows the headline.
+        section: markup that follows the headline.
 
     Raises:
         ConfigError: as `write_html`.
     """
     if not 1 <= len(runs) <= MOST_RUNS:
         raise ConfigError(f"a page shows 1 to {MOST_RUNS} runs, got {len(runs)}")
-    told = [
-        Told(run, counted_of(run), summarise(run), None if uplink_bytes is None else uplink_bytes[run.name])
+    series = [
+        ChartSeries(run, counted_of(run), summarise(run), None if uplink_bytes is None else uplink_bytes[run.name])
         for run in runs
     ]
     comparisons = compare_all(runs) if len(runs) > 1 else ()
-    script = files("loadgen.reports").joinpath("page.js").read_text(encoding="utf-8")
-    template = Template(files("loadgen.reports").joinpath("page.html").read_text(encoding="utf-8"))
-    sections = [
-        _head(told, comparisons, headline),
-        section,
-        _runs_table(told, comparisons) if comparisons else _cards(told[0]),
-        _latencies(told),
-        _over_time(told),
-        _targets(told),
-        _ratios(comparisons, uplink=uplink_bytes is not None),
-        _provenance(told),
-        _notes(told),
-    ]
-    return template.substitute(
-        title=escape(f"Load test: {', '.join(one.run.name for one in told)}"),
-        body="\n".join(section for section in sections if section),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    script = source(PACKAGE, "page.js")
+    first = series[0]
+    deadline = "no deadline" if first.run.deadline_ms is None else f"deadline {first.run.deadline_ms:g} ms"
+    return str(
+        render(
+            PACKAGE,
+            "page.html",
+            title=f"Load test: {', '.join(one.run.name for one in series)}",
+            style=source(PACKAGE, "page.css"),
+            script=script,
+            script_hash=script_hash(script),
+            kicker=" · ".join(
+                ["HawkVision load test", first.summary.conditions, deadline, first.run.data, first.run.origin.started]
+            ),
+            headline=headline(series, comparisons),
+            warnings=warnings_of(series, comparisons),
+            section=Markup(section),
+            cards=() if comparisons else _cards(first),
+            runs=_runs_table(series, comparisons) if comparisons else "",
+            keys=[{"mark": _key(place), "name": one.run.name} for place, one in enumerate(series)],
+            columns=_latencies(series),
+            over_time=_over_time(series),
+            targets=_targets(series),
+            targets_note=_targets_note(series),
+            ratios=[_ratios(one) for one in comparisons],
+            uplink=uplink_bytes is not None,
+            provenance=[
+                {"name": one.run.name, "command": one.run.origin.command, "facts": _facts(one)} for one in series
+            ],
+            notes=notes_of(series),
+        )
     )
 
 
-def _head(told: Sequence[Told], comparisons: Sequence[Comparison], headline: Headline) -> str:
-    run = told[0].run
-    claim, lead = headline(told, comparisons)
-    deadline = "no deadline" if run.deadline_ms is None else f"deadline {run.deadline_ms:g} ms"
-    kicker = ["HawkVision load test", told[0].summary.conditions, deadline, run.data, run.origin.started]
-    doubts = warnings_of(told, comparisons)
-    listed = "".join(f"<li>{escape(sentence)}</li>" for sentence in doubts)
-    warnings = f'<ul class="warnings" aria-label="Before believing this">{listed}</ul>' if doubts else ""
-    return (
-        f'<p class="kicker">{escape(" · ".join(kicker))}</p>\n<h1>{escape(claim)}</h1>\n'
-        f'<p class="lead">{escape(lead)}</p>\n{warnings}'
-    )
-
-
-def _cards(one: Told) -> str:
+def _cards(one: ChartSeries) -> list[tuple[str, str, str]]:
     total = one.summary.total
     cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles]
     if total.in_time is not None:
@@ -147,14 +155,9 @@ def _cards(one: Told) -> str:
     cards.append(("flagged", percent(total.flagged), "do not claim their target"))
     if one.uplink_bytes is not None:
         cards.append(("to the datacenter", f"{one.uplink_bytes / 1000:.1f} kB", "per request"))
-    cards.append(
-        ("sent per request", f"{total.sent_bytes / 1024:.1f} KiB", f"{percent(total.received_fraction)} received")
-    )
-    cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(small)}</small></dd></div>"
-        for name, value, small in cards
-    )
-    return f'<dl class="cards">{cells}</dl>'
+    received = f"{percent(total.received_fraction)} received"
+    cards.append(("sent per request", f"{total.sent_bytes / 1024:.1f} KiB", received))
+    return cards
 
 
 def _latency(total: Figures, share: float) -> tuple[str, str]:
@@ -164,76 +167,62 @@ def _latency(total: Figures, share: float) -> tuple[str, str]:
     return marks, span(found)
 
 
-def _runs_table(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
-    sent = "KiB sent" if told[0].uplink_bytes is None else "kB to the datacenter"
+def _latency_cell(total: Figures, share: float) -> Cell:
+    value, small = _latency(total, share)
+    return Cell(value, (small,))
+
+
+def _runs_table(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> Markup:
+    sent = "KiB sent" if series[0].uplink_bytes is None else "kB to the datacenter"
     names = ("P50", "P99", "P99.9", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
              "escalated", "not answered", "shed", "flagged", sent)  # fmt: skip
-    head = "".join(f'<th scope="col"{WORDS if name == "targets kept" else ""}>{name}</th>' for name in names)
-    rows = "".join(
-        _run_row(place, one, comparisons[place - 1].ratio("P99") if place else None) for place, one in enumerate(told)
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr><th scope="col" class="words">run</th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    head = [Cell("run", kind="words"), *(Cell(name, kind="words" * (name == "targets kept")) for name in names)]
+    rows = [_run_row(place, one, comparisons[place - 1].ratio("P99") if place else None)
+            for place, one in enumerate(series)]  # fmt: skip
+    return table(Table(head, rows, first=True))
 
 
-def _run_row(place: int, one: Told, ratio: Ratio | None) -> str:
+def _run_row(place: int, one: ChartSeries, ratio: Ratio | None) -> list[Cell]:
     total = one.summary.total
-    cells = [_two(*_latency(total, share)) for share in (0.5, 0.99, 0.999)]
-    cells.append(_two("first", "") if ratio is None else _ratio_cell(ratio))
-    cells += [_share_cell(estimate) for estimate in (total.in_time, total.effective, total.accuracy)]
-    cells.append(f"<td{WORDS}>{escape(targets_words(one.summary))}</td>")
-    cells.append(f"<td>{percent(total.escalated)}</td>")
-    cells.append(_two(f"{total.n - total.answered:,}", f"of {total.n:,}"))
-    cells.append(_two(percent(total.shed_share), f"{total.shed:,}"))
     sent = total.sent_bytes / 1024 if one.uplink_bytes is None else one.uplink_bytes / 1000
-    cells += [f"<td>{percent(total.flagged)}</td>", f"<td>{sent:.1f}</td>"]
-    first = ' class="first"' if place == 0 else ""
-    return f'<tr{first}><th scope="row">{_key(place)}{escape(one.run.name)}</th>{"".join(cells)}</tr>'
+    return [
+        Cell(one.run.name, key=_key(place)),
+        *(_latency_cell(total, share) for share in (0.5, 0.99, 0.999)),
+        Cell("first") if ratio is None else _ratio_cell(ratio),
+        *(_share_cell(estimate) for estimate in (total.in_time, total.effective, total.accuracy)),
+        Cell(targets_words(one.summary), kind="words"),
+        Cell(percent(total.escalated)),
+        Cell(f"{total.n - total.answered:,}", (f"of {total.n:,}",)),
+        Cell(percent(total.shed_share), (f"{total.shed:,}",)),
+        Cell(percent(total.flagged)),
+        Cell(f"{sent:.1f}"),
+    ]
 
 
-def _two(value: str, small: str, kind: str = "") -> str:
-    """A cell with a small second line."""
-    style = f' class="{kind}"' if kind else ""
-    return f"<td{style}>{escape(value)}<small>{escape(small)}</small></td>"
+def _share_cell(found: Estimate | None) -> Cell:
+    return UNKNOWN if found is None else Cell(percent(found.value), (within(found),))
 
 
-def _share_cell(found: Estimate | None) -> str:
-    return "<td>–</td>" if found is None else _two(percent(found.value), within(found))
-
-
-def _ratio_cell(ratio: Ratio) -> str:
+def _ratio_cell(ratio: Ratio) -> Cell:
     if ratio.ratio is None:
-        return _two("–", str(ratio.verdict))
-    kind = {Shown.SLOWER: ' class="bad"', Shown.FASTER: ' class="good"'}.get(ratio.verdict, "")
-    value = f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}"
-    return f"<td{kind}>{value}<small>{ratio.verdict}</small><small>{ratio.low:.2f}–{ratio.high:.2f}</small></td>"
+        return Cell("–", (ratio.verdict,))
+    kind = {Shown.SLOWER: "bad", Shown.FASTER: "good"}.get(ratio.verdict, "")
+    small = (ratio.verdict, f"{ratio.low:.2f}–{ratio.high:.2f}")
+    return Cell(f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}", small, kind)
 
 
-def _key(place: int) -> str:
+def _key(place: int) -> Markup:
     """A run's colour, dash and marker."""
     dash = DASHES[place % len(DASHES)]
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return (
+    return Markup(
         f'<svg class="key" viewBox="0 0 34 12" aria-hidden="true"><path d="M1 6H33" class="line c{place % 8}"{dashes}/>'
         f"{marker(place, 17, 6, size=4)}</svg>"
     )
 
 
-def _legend(told: Sequence[Told]) -> str:
-    if len(told) == 1:
-        return ""
-    items = "".join(
-        f'<li><button type="button" data-run="r{place}" aria-pressed="false">{_key(place)}{escape(one.run.name)}'
-        "</button></li>"
-        for place, one in enumerate(told)
-    )
-    return f'<ul class="legend" aria-label="Runs; press one to fade the others">{items}</ul>'
-
-
-def _figure(title: str, chart: str, caption: str) -> str:
-    return f"<figure><h3>{escape(title)}</h3>{chart}<figcaption>{escape(caption)}</figcaption></figure>"
+def _chart(drawn: str) -> Markup:
+    return Markup(drawn)
 
 
 def _arrows(at_least: Iterable[bool]) -> str:
@@ -241,131 +230,127 @@ def _arrows(at_least: Iterable[bool]) -> str:
     return " Arrow: at least so much, for unanswered requests are among the slowest." if any(at_least) else ""
 
 
-def _latencies(told: Sequence[Told]) -> str:
+def _latencies(series: Sequence[ChartSeries]) -> tuple[list[Chart], list[Chart]]:
     left = [
-        _figure(
-            "How long requests took",
-            latency_chart(told),
+        Chart(
+            _chart(latency_chart(series)),
             "Further left is faster. The upper scale opens up the tail: each step up leaves a tenth of the requests.",
+            "How long requests took",
         )
     ]
     right = [
-        _figure(
-            "Percentiles with 95 % intervals",
-            percentile_chart(told),
+        Chart(
+            _chart(percentile_chart(series)),
             "Where intervals are far apart, runs differ. Hollow: rests on few requests or few occasions."
-            f"{_arrows(one.at_least for each in told for one in each.summary.total.percentiles)}",
+            f"{_arrows(one.at_least for each in series for one in each.summary.total.percentiles)}",
+            "Percentiles with 95 % intervals",
         )
     ]
-    points = frontier_points(told)
+    points = frontier_points(series)
     if len(points) > 1:
-        each = "One point per target. " if len(told) == 1 else ""
-        where = " to the datacenter" if len(told) > 1 and told[0].uplink_bytes is not None else ""
+        each = "One point per target. " if len(series) == 1 else ""
+        where = " to the datacenter" if len(series) > 1 and series[0].uplink_bytes is not None else ""
         left.append(
-            _figure(
-                "Accuracy, latency and bytes together",
-                frontier_chart(points),
+            Chart(
+                _chart(frontier_chart(points)),
                 f"{each}Up and to the left is better; a smaller disc sends fewer bytes{where}. Crosses are 95 % "
                 "intervals. Hollow: its P99 rests on few requests or few occasions."
                 f"{_arrows(one.p99.at_least for one in points)}",
+                "Accuracy, latency and bytes together",
             )
         )
-    if any(found.drop is not None for one in told for found in one.summary.classes):
+    if any(found.drop is not None for one in series for found in one.summary.classes):
         right.append(
-            _figure(
+            Chart(
+                _chart(drop_chart(series)),
+                "Accuracy given up against the reference stage on the same images, with 95 % intervals. Left of the "
+                "dashed line the target is kept. Hollow: no answer claimed to keep it.",
                 "Is the accuracy that was asked for kept?",
-                drop_chart(told),
-                "What was given up against the best rung on the same pictures, with 95 % intervals. Left of the dashed "
-                "line the target is kept. Hollow: no answer claimed to keep it.",
             )
         )
-    columns = f"<div>{''.join(left)}</div><div>{''.join(right)}</div>"
-    return f'<h2>Latency and accuracy</h2>\n{_legend(told)}<div class="columns">{columns}</div>'
+    return left, right
 
 
-def _over_time(told: Sequence[Told]) -> str:
-    links = " Bands: a link's rate as height, loss as the strip below it, solid where it was down."
-    few = (
+def _over_time(series: Sequence[ChartSeries]) -> list[Chart]:
+    """The chart of all runs, then each by itself if there are several."""
+    first = series[0].run
+    caption = (
         "In windows of few requests, P99 is nearly the slowest of them. A line is at the upper edge where requests "
         "without an answer reach it."
     )
-    caption = few + (links if told[0].run.links else "")
-    if len(told) == 1:
-        return f"<h2>Over time</h2>\n{_both(told[0], '0', caption)}"
-    together = "".join(
-        f'<div class="{kind}">{timelines(told, width, kind)}</div>'
+    if first.links:
+        caption += " Bands: a link's rate as height, loss as the strip below it, solid where it was down."
+    if len(series) == 1:
+        return [Chart(_both(lambda width, kind: timeline(series[0], width, f"{kind}-0")), caption)]
+    each = [
+        Chart(
+            _both(lambda width, kind, one=one, place=place: timeline(one, width, f"{kind}-{place}")),  # type: ignore[misc]
+            caption,
+            summary=f"{one.run.name} by itself: P50, P99, escalations and requests without an answer",
+        )
+        for place, one in enumerate(series)
+    ]
+    if first.links and any(one.run.links != first.links for one in series[1:]):
+        caption += f" The bands are those of {first.name}; other runs had links of their own."
+    return [Chart(_both(lambda width, kind: timelines(series, width, kind)), caption), *each]
+
+
+def _both(draw: Callable[[float, str], str]) -> Markup:
+    """A chart for wide and for narrow screens."""
+    return joined(
+        Markup('<div class="{}">{}</div>').format(kind, _chart(draw(width, kind)))
         for kind, width in (("wide", WIDE), ("narrow", NARROW))
     )
-    each = "".join(
-        f"<details><summary>{escape(one.run.name)} by itself: P50, P99, escalations and requests without an answer"
-        f"</summary>{_both(one, str(place), caption)}</details>"
-        for place, one in enumerate(told)
-    )
-    odd = [one.run.name for one in told[1:] if one.run.links != told[0].run.links]
-    if odd and told[0].run.links:
-        caption += f" The bands are those of {told[0].run.name}; other runs had links of their own."
-    figure = f"<figure>{together}<figcaption>{escape(caption)}</figcaption></figure>"
-    return f"<h2>Over time</h2>\n{_legend(told)}{figure}\n{each}"
 
 
-def _both(one: Told, name: str, caption: str) -> str:
-    """A run's timeline for wide and for narrow screens."""
-    charts = "".join(
-        f'<div class="{kind}">{timeline(one, width, f"{kind}-{name}")}</div>'
-        for kind, width in (("wide", WIDE), ("narrow", NARROW))
-    )
-    return f"<figure>{charts}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def _targets(told: Sequence[Told]) -> str:
+def _targets(series: Sequence[ChartSeries]) -> list[dict[str, object]]:
     names = ("target", "verdict", "missing in accuracy", "counting the late as wrong", "given up", "where not flagged",
              "flagged", "right and in time", "accuracy", "P99", "requests")  # fmt: skip
-    head = "".join(f'<th scope="col"{WORDS if name in names[:2] else ""}>{name}</th>' for name in names)
-    parts = ["<h2>Per target</h2>"]
-    for place, one in enumerate(told):
-        rows = "".join(_target_row(each) for each in one.summary.classes)
-        table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        if len(told) == 1:
-            parts.append(table)
-        else:
-            shown = " open" if place == 0 else ""
-            said = escape(f"{one.run.name}: targets kept {targets_words(one.summary)}")
-            parts.append(f"<details{shown}><summary>{_key(place)} {said}</summary>{table}</details>")
-    note = (
-        "Points of accuracy with 95 % intervals; above zero, accuracy is missing. “Given up” is against the best rung "
-        "on the same pictures"
+    head = [Cell(name, kind="words" * (name in names[:2])) for name in names]
+    return [
+        {
+            "key": _key(place),
+            "summary": f"{one.run.name}: targets kept {targets_words(one.summary)}",
+            "table": table(Table(head, [_target_row(each) for each in one.summary.classes])),
+        }
+        for place, one in enumerate(series)
+    ]
+
+
+def _targets_note(series: Sequence[ChartSeries]) -> str:
+    unknown = all(one.run.reference is None for one in series)
+    return (
+        "Points of accuracy with 95 % intervals; above zero, accuracy is missing. “Given up” is against the reference "
+        f"stage on the same images{', which was not measured here: use --reference' if unknown else ''}."
     )
-    unknown = ", which was not measured here" if all(one.run.reference is None for one in told) else ""
-    parts.append(f'<p class="note">{note}{unknown}.</p>')
-    return "\n".join(parts)
 
 
-def _target_row(one: ClassSummary) -> str:
+def _target_row(one: ClassSummary) -> list[Cell]:
     figures, kept = one.figures, one.kept
-    promised = "" if one.promised_drop is None else f"<small>promises ≤ {100 * one.promised_drop:.2g} points</small>"
+    small = () if one.promised_drop is None else (f"guarantees ≤ {100 * one.promised_drop:.2g} points",)
     unjudged = "not measured" if one.numeric else "no number asked"
-    cells = [
-        f"<td{WORDS}>{unjudged}</td>" if kept is None else _verdict_cell(kept.verdict),
+    return [
+        Cell(one.target, small),
+        Cell(unjudged, kind="words") if kept is None else _verdict_cell(kept.verdict),
         _points_cell(None if kept is None else kept.shortfall),
         _points_cell(None if kept is None else kept.effective_shortfall),
         _points_cell(one.drop),
         _points_cell(one.unflagged_drop),
-        f"<td>{percent(figures.flagged)}</td>",
+        Cell(percent(figures.flagged)),
         _share_cell(figures.effective),
         _share_cell(figures.accuracy),
-        _two(*_latency(figures, 0.99)),
-        _two(f"{figures.n:,}", percent(one.share)),
+        _latency_cell(figures, 0.99),
+        Cell(f"{figures.n:,}", (percent(one.share),)),
     ]
-    return f'<tr><th scope="row">{escape(one.target)}{promised}</th>{"".join(cells)}</tr>'
 
 
-def _points_cell(found: Estimate | None) -> str:
+def _points_cell(found: Estimate | None) -> Cell:
     if found is None:
-        return "<td>–</td>"
-    return _two(f"{100 * found.value:+.1f}", f"{100 * found.low:.1f} to {100 * found.high:.1f}")
+        return UNKNOWN
+    return Cell(f"{100 * found.value:+.1f}", (f"{100 * found.low:.1f} to {100 * found.high:.1f}",))
 
 
-def _verdict_cell(verdict: Verdict) -> str:
+def _verdict_cell(verdict: Verdict) -> Cell:
     sign, kind = {
         Verdict.KEPT: ("✓", "good"),
         Verdict.UNSHOWN: ("≈", ""),
@@ -374,49 +359,25 @@ def _verdict_cell(verdict: Verdict) -> str:
         Verdict.UNCLAIMED: ("○", ""),
         Verdict.SILENT: ("✗", "bad"),
     }[verdict]
-    return f'<td class="words {kind}"><span aria-hidden="true">{sign} </span>{escape(verdict)}</td>'
+    return Cell(verdict, kind=f"words {kind}".strip(), sign=sign)
 
 
-def _ratios(comparisons: Sequence[Comparison], *, uplink: bool) -> str:
-    if not comparisons:
-        return ""
-    parts = [f"<h2>Beside {escape(comparisons[0].first)}</h2>"]
-    if uplink:
-        parts.append('<p class="note">“Bytes sent” are those from callers to the edge.</p>')
-    for one in comparisons:
-        rows = "".join(
-            f'<tr><th scope="row">{ratio.figure}</th><td>{_value(ratio, first=True)}</td>'
-            f"<td>{_value(ratio, first=False)}</td>{_ratio_cell(ratio)}</tr>"
-            for ratio in one.ratios
-        )
-        how = "same requests, in pairs" if one.paired else "different requests, without pairs"
-        parts.append(
-            f"<details{' open' if len(comparisons) == 1 else ''}><summary>{escape(one.other)} ({how})</summary>"
-            f'<div class="scroll"><table class="small"><thead><tr><th></th><th scope="col">{escape(one.first)}</th>'
-            f'<th scope="col">{escape(one.other)}</th><th scope="col">ratio</th></tr></thead>'
-            f"<tbody>{rows}</tbody></table></div></details>"
-        )
-    return "\n".join(parts)
+def _ratios(one: Comparison) -> dict[str, object]:
+    how = "same requests, in pairs" if one.paired else "different requests, without pairs"
+    rows = [
+        [
+            Cell(ratio.figure),
+            Cell(written(ratio.figure, ratio.first, at_least=ratio.first_at_least) or "–"),
+            Cell(written(ratio.figure, ratio.other, at_least=ratio.other_at_least) or "–"),
+            _ratio_cell(ratio),
+        ]
+        for ratio in one.ratios
+    ]
+    head = [Cell(""), Cell(one.first), Cell(one.other), Cell("ratio")]
+    return {"summary": f"{one.other} ({how})", "table": table(Table(head, rows, kind="small"))}
 
 
-def _value(ratio: Ratio, *, first: bool) -> str:
-    value, at_least = (ratio.first, ratio.first_at_least) if first else (ratio.other, ratio.other_at_least)
-    return escape(written(ratio.figure, value, at_least=at_least)) or "–"
-
-
-def _provenance(told: Sequence[Told]) -> str:
-    parts = ["<h2>What was run</h2>"]
-    for one in told:
-        facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(one))
-        shown = " open" if len(told) == 1 else ""
-        parts.append(
-            f"<details{shown}><summary>{escape(one.run.name)}</summary>"
-            f'<p><code>{escape(one.run.origin.command)}</code></p><dl class="facts">{facts}</dl></details>'
-        )
-    return "\n".join(parts)
-
-
-def _facts(one: Told) -> list[tuple[str, str]]:
+def _facts(one: ChartSeries) -> list[tuple[str, str]]:
     run, origin, total = one.run, one.run.origin, one.summary.total
     noise = run.noise
     codes = list(total.errors.items())
@@ -430,7 +391,7 @@ def _facts(one: Told) -> list[tuple[str, str]]:
         ("requests", f"{total.n:,} counted, {total.answered:,} answered; {total.offered_per_s:.4g} a second offered, "
                      f"{total.answered_per_s:.4g} answered"),
         ("without an answer", ", ".join(errors) or "none"),
-        ("pictures", f"{run.data}, each sent {one.summary.per_picture:.3g} times on average"),
+        ("images", f"{run.data}, each sent {one.summary.per_picture:.3g} times on average"),
         ("targets", ", ".join(f"{target.name} ({percent(target.share)})" for target in run.targets)),
         ("slowest", milliseconds(total.max_ms)),
         ("generator", "not measured" if noise is None else
@@ -441,8 +402,3 @@ def _facts(one: Told) -> list[tuple[str, str]]:
             ("" if run.stolen is None else f"; {percent(run.stolen)} of the time wanted was held back by the host") +
             ("" if run.slowed is None else f"; {percent(run.slowed)} slower than at its best")),
     ]  # fmt: skip
-
-
-def _notes(told: Sequence[Told]) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes_of(told))
-    return f'<h2>How to read this</h2>\n<ul class="notes">{items}</ul>'

@@ -20,7 +20,7 @@ from loadgen.analysis.summary import (
     targets_kept,
 )
 from loadgen.host import cpu_slowdown, cpu_steal
-from loadgen.reports.charts import Told
+from loadgen.reports.charts import ChartSeries
 from loadgen.workload.record import Run
 
 IN_TIME: Final = 0.95
@@ -57,9 +57,9 @@ NOTES: Final = (
 )
 
 
-def headline(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+def headline(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> tuple[str, str]:
     """The page's first sentence, and the one below it."""
-    return _beside(told, comparisons) if comparisons else _alone(told[0].summary)
+    return _beside(series, comparisons) if comparisons else _alone(series[0].summary)
 
 
 def _alone(summary: Summary) -> tuple[str, str]:
@@ -112,10 +112,10 @@ def target_words(summary: Summary) -> str:
     return "no accuracy target shown to be missed"
 
 
-def _beside(told: Sequence[Told], comparisons: Sequence[Comparison]) -> tuple[str, str]:
-    first = told[0].summary
+def _beside(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+    first = series[0].summary
     shown = "; ".join(difference_words([(_named(one), one.ratio("P99")) for one in comparisons]))
-    return f"{first.name}: {latency_words(first, 'P99')}, {shown}", _second_line(told, comparisons)
+    return f"{first.name}: {latency_words(first, 'P99')}, {shown}", _second_line(series, comparisons)
 
 
 def _named(one: Comparison) -> str:
@@ -154,14 +154,14 @@ def difference_words(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
     return parts
 
 
-def _second_line(told: Sequence[Told], comparisons: Sequence[Comparison]) -> str:
-    first = told[0].summary
+def _second_line(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> str:
+    first = series[0].summary
     fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is Shown.MORE]
     sends = f"sends fewer bytes than {join_words(fewer)}" if fewer else ""
     return sentence(
         f"{rate_words(first.total)} on {first.conditions}",
-        right_in_time_words(told[0], told[1:]),
-        sends if told[0].uplink_bytes is None else uplink_words(told[0], told[1:]),
+        right_in_time_words(series[0], series[1:]),
+        sends if series[0].uplink_bytes is None else uplink_words(series[0], series[1:]),
         target_words(first),
     )
 
@@ -171,7 +171,7 @@ def sentence(*parts: str) -> str:
     return "; ".join(part for part in parts if part) + "."
 
 
-def right_in_time_words(one: Told, others: Sequence[Told]) -> str:
+def right_in_time_words(one: ChartSeries, others: Sequence[ChartSeries]) -> str:
     """Empty if that was not measured."""
     effective = one.summary.total.effective
     if effective is None:
@@ -184,7 +184,7 @@ def right_in_time_words(one: Told, others: Sequence[Told]) -> str:
     )
 
 
-def uplink_words(one: Told, others: Sequence[Told]) -> str:
+def uplink_words(one: ChartSeries, others: Sequence[ChartSeries]) -> str:
     """`8.2 kB to the datacenter per request, against 12.5 (infaas)`; empty where nobody counted them."""
     if one.uplink_bytes is None:
         return ""
@@ -210,21 +210,23 @@ def join_words(words: Iterable[str]) -> str:
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
 
 
-def warnings_of(told: Sequence[Told], comparisons: Sequence[Comparison]) -> list[str]:
+def warnings_of(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader must know before believing the numbers; what several runs share is said once."""
     doubts: dict[str, list[tuple[str, str]]] = {}
-    for one in told:
+    for one in series:
         for doubt, detail in _doubts(one):
             doubts.setdefault(doubt, []).append((one.run.name, detail))
-    found = [_doubt(doubt, runs, len(told)) for doubt, runs in doubts.items()]
+    found = [_doubt(doubt, runs, len(series)) for doubt, runs in doubts.items()]
     unpaired = [one.other for one in comparisons if not one.paired]
     if unpaired:
-        found.append(f"Not the same requests as {told[0].run.name}, so compared without pairs: {join_words(unpaired)}.")
-    if len({one.run.link_words for one in told}) > 1:
-        links = join_words(f"{one.run.name} ({one.run.link_words})" for one in told)
+        found.append(
+            f"Not the same requests as {series[0].run.name}, so compared without pairs: {join_words(unpaired)}."
+        )
+    if len({one.run.link_words for one in series}) > 1:
+        links = join_words(f"{one.run.name} ({one.run.link_words})" for one in series)
         found.append(f"Not behind the same link, so differences are the links' as well: {links}.")
-    if len({one.run.deadline_ms for one in told}) > 1:
-        found.append(f"The runs had different deadlines; the charts show that of {told[0].run.name}.")
+    if len({one.run.deadline_ms for one in series}) > 1:
+        found.append(f"The runs had different deadlines; the charts show that of {series[0].run.name}.")
     return found
 
 
@@ -237,7 +239,7 @@ def _doubt(doubt: str, runs: Sequence[tuple[str, str]], all_runs: int) -> str:
     return f"{doubt}: {join_words(f'{name} ({detail})' if detail else name for name, detail in runs)}."
 
 
-def _doubts(one: Told) -> list[tuple[str, str]]:
+def _doubts(one: ChartSeries) -> list[tuple[str, str]]:
     """What is doubtful about a run, each with its number."""
     run, total = one.run, one.summary.total
     p99 = total.percentile(0.99)
@@ -290,9 +292,9 @@ def _rounds(run: Run) -> str:
     return f"in {rounds.count(run.steady)} of {len(rounds)} rounds" if rounds else ""
 
 
-def notes_of(told: Sequence[Told]) -> list[str]:
+def notes_of(series: Sequence[ChartSeries]) -> list[str]:
     """How to read the page."""
-    blocks = ", ".join(f"{one.run.name} {one.summary.block}" for one in told)
+    blocks = ", ".join(f"{one.run.name} {one.summary.block}" for one in series)
     return [*NOTES, f"Neighbouring requests resampled together: {blocks}."]
 
 

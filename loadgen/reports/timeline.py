@@ -9,9 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.analysis.bootstrap import Floats, quantiles
-from loadgen.reports.charts import Told, run_line
-from loadgen.reports.svg import (
+from hawkvision.reports.svg import (
     DASHES,
     TEXT,
     Scale,
@@ -26,6 +24,8 @@ from loadgen.reports.svg import (
     ticks,
     written,
 )
+from loadgen.analysis.bootstrap import Floats, quantiles
+from loadgen.reports.charts import ChartSeries, run_line
 from loadgen.workload.record import LinkSample, Run
 
 WINDOWS: Final = 120
@@ -53,7 +53,7 @@ class Windows:
     unanswered: Floats
 
 
-def windows(one: Told) -> Windows:
+def windows(one: ChartSeries) -> Windows:
     """Windows long enough for `WINDOW_REQUESTS` on average, and a thirtieth of the run, and at most a quarter of it."""
     counted, run = one.counted, one.run
     latency = np.where(counted.answered, counted.latency_ms, np.inf)
@@ -76,7 +76,7 @@ def windows(one: Told) -> Windows:
     return Windows(at, width, *np.array(rows).T)
 
 
-def timeline(one: Told, width: float, name: str) -> str:
+def timeline(one: ChartSeries, width: float, name: str) -> str:
     """One run over time: rolling P50 and P99, escalations and requests without an answer, and its links below."""
     seen = windows(one)
     left, right, top, middle = 56.0, width - 12, 30.0, 170.0
@@ -105,23 +105,23 @@ def timeline(one: Told, width: float, name: str) -> str:
     )  # fmt: skip
 
 
-def timelines(told: Sequence[Told], width: float, name: str) -> str:
+def timelines(series: Sequence[ChartSeries], width: float, name: str) -> str:
     """The rolling P99 of several runs, over the links of the first."""
-    every = [windows(one) for one in told]
+    every = [windows(one) for one in series]
     left, right, top, bottom = 56.0, width - 12, 30.0, 210.0
-    deadline = told[0].summary.deadline_ms
-    x = Scale(0.0, max(_end(one) for one in told), left, right)
+    deadline = series[0].summary.deadline_ms
+    x = Scale(0.0, max(_end(one) for one in series), left, right)
     known = [value for seen in every for value in seen.p99.tolist()]
     y = log_scale([*known, *([deadline] if deadline else [])], bottom, top)
     marks = left_axis(y, left, right, "rolling P99", "ms", 6) + _time_grid(x, top, bottom)
     if deadline is not None:
         marks.append(rule(left, y.at(deadline), right, y.at(deadline), "limit"))
-    for place, (one, seen) in reversed(list(enumerate(zip(told, every, strict=True)))):
+    for place, (one, seen) in reversed(list(enumerate(zip(series, every, strict=True)))):
         xs = [x.at(moment) for moment in seen.at_s.tolist()]
         marks.append(path(xs, _heights(y, seen.p99), run_line(place), DASHES[place % len(DASHES)], one.run.name))
     if deadline is not None:
         marks.append(text(right, y.at(deadline) - 4, "deadline", "end", "limit"))
-    links, after = link_bands(told[0].run, x, bottom + 12)
+    links, after = link_bands(series[0].run, x, bottom + 12)
     marks += [*links, *_time_axis(x, after)]
     return svg(
         f"timelines-{name}", width, after + 42, "P99 over time, all runs",
@@ -134,7 +134,7 @@ def _heights(scale: Scale, values: Floats) -> list[float]:
     return [math.nan if math.isnan(value) else scale.at(value) for value in values.tolist()]
 
 
-def _end(one: Told) -> float:
+def _end(one: ChartSeries) -> float:
     return max(one.counted.outcomes[-1].due_s, one.run.duration_s if not one.run.interrupted else 0.0)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Final
 
+from hawkvision.reports.pages import Markup
+from hawkvision.reports.tables import Cell, Table, table
 from loadgen.analysis.compare import Comparison
 from loadgen.analysis.summary import Summary
-from loadgen.reports.charts import Told
+from loadgen.reports.charts import ChartSeries
 from loadgen.reports.page import Headline, page
 from loadgen.reports.text import (
     difference_words,
@@ -34,7 +35,6 @@ NOTE: Final = (
 _COLUMNS: Final = (("claim", True), ("against", True), ("value", False), ("worst to best", False), ("goal", False),
                    ("met", True), ("measured", True))  # fmt: skip
 """Each with whether it has words, not numbers."""
-_WORDS: Final = ' class="words"'
 _MET: Final = {True: ("✓", "met", "good"), False: ("✗", "not met", "bad"), None: ("?", "cannot be said", "")}
 
 
@@ -56,49 +56,40 @@ def claims_table(claims: Sequence[Claim]) -> str:
     """A row per claim; empty without claims."""
     if not claims:
         return ""
-    head = "".join(f'<th scope="col"{_WORDS * words}>{name}</th>' for name, words in _COLUMNS)
-    rows = "".join(_row(claim) for claim in claims)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<h2>Claims</h2>\n<div class="scroll">{table}</div>\n<p class="note">{escape(NOTE)}</p>'
+    head = [Cell(name, kind="words" * words) for name, words in _COLUMNS]
+    drawn = table(Table(head, [_row(claim) for claim in claims]))
+    return Markup('<h2>Claims</h2>\n{}\n<p class="note">{}</p>').format(drawn, NOTE)
 
 
-def _row(claim: Claim) -> str:
+def _row(claim: Claim) -> list[Cell]:
     value, interval, rounds = figures(claim)
     few = claim.ratio is not None and claim.ratio.few
-    cells = [
-        f"<td{_WORDS}>{escape(claim.against)}</td>",
-        f"<td>{value or '–'}{' ?' * few}{_small(interval)}</td>",
-        f"<td>{rounds or '–'}</td>",
-        f"<td>{escape(claim.goal)}</td>",
-        _met(claim.met),
-        f'<td class="said">{escape(claim.note)}</td>',
+    sign, word, kind = _MET[claim.met]
+    return [
+        Cell(claim.what, (claim.ours,)),
+        Cell(claim.against, kind="words"),
+        Cell(f"{value or '–'}{' ?' * few}", (interval,)),
+        Cell(rounds or "–"),
+        Cell(claim.goal),
+        Cell(word, kind=f"words {kind}".strip(), sign=sign),
+        Cell(claim.note, kind="said"),
     ]
-    return f'<tr><th scope="row">{escape(claim.what)}{_small(claim.ours)}</th>{"".join(cells)}</tr>'
-
-
-def _met(met: bool | None) -> str:
-    sign, word, kind = _MET[met]
-    return f'<td class="words {kind}"><span aria-hidden="true">{sign} </span>{word}</td>'
-
-
-def _small(words: str) -> str:
-    return f"<small>{escape(words)}</small>"
 
 
 def headline_of(claims: Sequence[Claim]) -> Headline:
     """The headline of a page that begins with what is claimed."""
 
-    def claimed(told: Sequence[Told], _: Sequence[Comparison]) -> tuple[str, str]:
-        return _claimed(told, claims)
+    def claimed(series: Sequence[ChartSeries], _: Sequence[Comparison]) -> tuple[str, str]:
+        return _claimed(series, claims)
 
     return claimed
 
 
-def _claimed(told: Sequence[Told], claims: Sequence[Claim]) -> tuple[str, str]:
+def _claimed(series: Sequence[ChartSeries], claims: Sequence[Claim]) -> tuple[str, str]:
     """What is claimed of the first contender that anything is claimed of: right in time, promises, then latency."""
     own = [claim for claim in claims if claim.ours == claims[0].ours]
-    mine = next(one for one in told if one.run.name == own[0].ours)
-    others = [one for one in told if one is not mine]
+    mine = next(one for one in series if one.run.name == own[0].ours)
+    others = [one for one in series if one is not mine]
     latencies = [_at_equal_accuracy(mine.summary, figure, own) for figure in _figures(own)]
     return (
         f"{mine.run.name}: {'; '.join(part for part in (_more_often(mine, own), target_words(mine.summary)) if part)}",
@@ -116,7 +107,7 @@ def _figures(claims: Sequence[Claim]) -> list[str]:
     return list(dict.fromkeys(claim.ratio.figure for claim in claims if claim.ratio is not None))
 
 
-def _more_often(mine: Told, claims: Sequence[Claim]) -> str:
+def _more_often(mine: ChartSeries, claims: Sequence[Claim]) -> str:
     """`86.7 % right within 100 ms, more often than static, no difference shown to split`."""
     effective, deadline = mine.summary.total.effective, mine.summary.deadline_ms
     if effective is None:

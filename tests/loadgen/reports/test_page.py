@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
+from hawkvision.reports.svg import Kind, Scale, linear_scale, log_scale, path, ticks
 from loadgen.analysis.compare import compare_all
 from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
-from loadgen.reports.charts import Told
+from loadgen.reports.charts import ChartSeries
 from loadgen.reports.page import page, write_html
-from loadgen.reports.svg import Kind, Scale, linear_scale, log_scale, path, ticks
 from loadgen.reports.text import headline, milliseconds, warnings_of
 from loadgen.reports.timeline import link_words, timeline, timelines, windows
 from loadgen.workload.record import LinkSample, NoiseFloor, Run, TargetClass
@@ -31,8 +31,8 @@ from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
 
-def told(run: Run) -> Told:
-    return Told(run, counted_of(run), summarise(run))
+def told(run: Run) -> ChartSeries:
+    return ChartSeries(run, counted_of(run), summarise(run))
 
 
 def short(name: str, *, slow: float = 1.0, honest: bool = True) -> Run:

@@ -13,9 +13,9 @@ from html import escape
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.analysis.bootstrap import Floats
-
+Floats: TypeAlias = NDArray[np.float64]
 COLOURS: Final = 8
 DASHES: Final = ("", "7 3", "2 2.5", "9 3 2 3", "4 2")
 TEXT: Final = 12.0
