@@ -139,6 +139,31 @@ def whisker(run: int, low: float, high: float, across: float, *, upright: bool =
     return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="line thin {series_class(run)}"/>'
 
 
+def area(xs: Sequence[float], low: Sequence[float], high: Sequence[float], kind: str) -> str:
+    """What lies between two lines."""
+    ends = [*zip(xs, low, strict=True), *reversed(list(zip(xs, high, strict=True)))]
+    points = " ".join(f"{n(x)},{n(y)}" for x, y in ends if math.isfinite(x) and math.isfinite(y))
+    return f'<polygon points="{points}" class="{kind}"/>'
+
+
+def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
+    """An upright bar."""
+    return f'<rect x="{n(x)}" y="{n(y)}" width="{n(width)}" height="{n(height)}" class="{kind}"/>'
+
+
+def legend(entries: Iterable[tuple[int, str, str]], x: float, y: float, right: float) -> list[str]:
+    """The run, dash and name of each line or marker, in rows that end before `right`."""
+    marks, at = list[str](), x
+    for run, dash, name in entries:
+        width = 34 + 0.56 * TEXT * len(name)
+        if at > x and at + width > right:
+            at, y = x, y + TEXT + 4
+        marks.append(path([at, at + 18], [y - 4, y - 4], series_class(run), dash))
+        marks += [marker(run, at + 9, y - 4, size=3.5), text(at + 23, y, name)]
+        at += width
+    return marks
+
+
 def onwards(run: int, x: float, y: float) -> str:
     """An arrowhead beside a mark: the value is at least that."""
     points = " ".join(f"{n(x + dx)},{n(y + dy)}" for dx, dy in ((7.5, -3.5), (11.0, 0.0), (7.5, 3.5)))

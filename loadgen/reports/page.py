@@ -114,7 +114,7 @@ def page(
             PACKAGE,
             "page.html",
             title=f"Load test: {', '.join(one.run.name for one in series)}",
-            style=source(PACKAGE, "page.css"),
+            style=joined((source(PACKAGE, "page.css"), source(PACKAGE, "charts.css"))),
             script=script,
             script_hash=script_hash(script),
             kicker=" · ".join(
