@@ -47,7 +47,7 @@ WIDTH: Final = 440.0
 SMALL_WIDTH: Final = 320.0
 """Of charts that stand three in a row on a wide screen."""
 LEFT: Final = 48.0
-TOP: Final = 46.0
+TOP: Final = 58.0
 BELOW: Final = 44.0
 """Room for the lower axis and its name."""
 WINDOW: Final = 500
@@ -63,7 +63,7 @@ MOST_USED: Final = 2.0
 
 def reliability_figure(found: Reliability, name: str) -> str:
     """Accuracy against confidence, before and after the temperature, above the counts."""
-    right, middle, bottom = SMALL_WIDTH - 10, 236.0, 290.0
+    right, middle, bottom = SMALL_WIDTH - 24, 236.0, 290.0
     x, y = Scale(0.0, 1.0, LEFT, right), Scale(0.0, 1.02, middle, TOP)
     marks = left_axis(y, LEFT, right, "share right", "%", gap=6)
     marks.append(path([x.at(0), x.at(1)], [y.at(0), y.at(1)], "axis", DOTTED))
