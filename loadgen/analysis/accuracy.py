@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.analysis.bootstrap import Floats, block_length, bootstrap, clustered_error, exact_interval, interval
-from loadgen.analysis.samples import Counted, number_of
+from loadgen.analysis.samples import CountedRequests, number_of
 from loadgen.workload.record import Run, TargetClass
 
 BOUNDS: Final = ("max_accuracy_drop", "min_accuracy")
@@ -20,7 +20,7 @@ STANDARD_ERRORS: Final = 1.96
 """From a mean to the end of its 95 % interval."""
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class IntervalEstimate(msgspec.Struct, frozen=True):
     """A measured number with its 95 % interval."""
 
     value: float
@@ -28,7 +28,7 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float
 
 
-class Verdict(StrEnum):
+class TargetVerdict(StrEnum):
     """Whether answers were as accurate as their target asks."""
 
     KEPT = "kept"
@@ -45,22 +45,22 @@ class Verdict(StrEnum):
     """Missed among the answers that claim to keep it."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class TargetJudgement(msgspec.Struct, frozen=True):
     """How a class stands to its target. Shortfalls are fractions; above zero, accuracy is missing."""
 
     field: str
     """`max_accuracy_drop` or `min_accuracy`."""
     bound: float
-    shortfall: Estimate
+    shortfall: IntervalEstimate
     """Over answers."""
-    effective_shortfall: Estimate
+    effective_shortfall: IntervalEstimate
     """Over all requests, those late or without an answer taken for wrong."""
-    unflagged_shortfall: Estimate | None
+    unflagged_shortfall: IntervalEstimate | None
     """Over the answers that claim to keep the target; None if there are none."""
-    verdict: Verdict
+    verdict: TargetVerdict
 
 
-def drops_of(run: Run, counted: Counted) -> Floats:
+def drops_of(run: Run, counted: CountedRequests) -> Floats:
     """Per request, what was lost against the best rung: 1, 0 or -1; NaN where that was not measured."""
     reference = run.reference or {}
     best = np.array([float(reference.get(picture, math.nan)) for picture in counted.picture.tolist()])
@@ -72,7 +72,9 @@ def bound_field(target: TargetClass) -> str | None:
     return next((name for name in BOUNDS if name in target.fields), None)
 
 
-def judge(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflagged: NDArray[np.bool_]) -> Kept | None:
+def judge(
+    run: Run, target: TargetClass, counted: CountedRequests, drops: Floats, unflagged: NDArray[np.bool_]
+) -> TargetJudgement | None:
     """How a class stands to its target, given what was lost per request and which answers claim to keep the target.
 
     None where the target is not a number, or where it cannot be said.
@@ -95,22 +97,24 @@ def judge(run: Run, target: TargetClass, counted: Counted, drops: Floats, unflag
     if shortfall is None or effective is None:
         return None
     unflagged_shortfall = mean_difference(missing, counted.picture, measured & unflagged)
-    return Kept(field, bound, shortfall, effective, unflagged_shortfall, _verdict(shortfall, unflagged_shortfall))
+    return TargetJudgement(
+        field, bound, shortfall, effective, unflagged_shortfall, _verdict(shortfall, unflagged_shortfall)
+    )
 
 
-def _verdict(shortfall: Estimate, unflagged: Estimate | None) -> Verdict:
+def _verdict(shortfall: IntervalEstimate, unflagged: IntervalEstimate | None) -> TargetVerdict:
     if unflagged is not None and unflagged.low > 0:
-        return Verdict.SILENT
+        return TargetVerdict.SILENT
     if shortfall.low > 0:
-        return Verdict.UNCLAIMED if unflagged is None else Verdict.FLAGGED
+        return TargetVerdict.UNCLAIMED if unflagged is None else TargetVerdict.FLAGGED
     if shortfall.value > 0:
-        return Verdict.UNCERTAIN
-    return Verdict.KEPT if shortfall.high <= 0 else Verdict.UNSHOWN
+        return TargetVerdict.UNCERTAIN
+    return TargetVerdict.KEPT if shortfall.high <= 0 else TargetVerdict.UNSHOWN
 
 
 def mean_difference(
     differences: Floats, pictures: NDArray[np.int64], which: NDArray[np.bool_], in_time_seed: int | None = None
-) -> Estimate | None:
+) -> IntervalEstimate | None:
     """The mean of some paired differences, of which those on the same picture may be alike.
 
     With a seed, neighbours in time may be alike as well, and the wider of both intervals is taken. Never narrower than
@@ -128,4 +132,4 @@ def mean_difference(
         resampled = bootstrap(n, block_length(some), in_time_seed, lambda places: some[places].mean(axis=1))
         early, late = interval(resampled)
         low, high = min(low, early), max(high, late)
-    return Estimate(mean, low, high)
+    return IntervalEstimate(mean, low, high)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from loadgen.analysis.accuracy import Estimate, mean_difference
+from loadgen.analysis.accuracy import IntervalEstimate, mean_difference
 from loadgen.analysis.bootstrap import (
     CONFIDENCE,
     Floats,
@@ -39,7 +39,7 @@ from loadgen.analysis.bootstrap import (
     occasions,
     quantiles,
 )
-from loadgen.analysis.rate_search import Try
+from loadgen.analysis.rate_search import RateTrial
 from loadgen.analysis.samples import FEWEST_BEYOND
 from loadgen.analysis.steady_state import is_growing, is_steady
 from loadgen.workload.record import INTERRUPTED, Outcome
@@ -69,13 +69,13 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class CapacityGoal:
     """What is to be kept."""
 
     p99_ms: float
     min_accuracy: float | None
 
-    def standing(self, accuracy: Estimate) -> Standing | None:
+    def standing(self, accuracy: IntervalEstimate) -> Standing | None:
         """How an accuracy stands to it; None if none is wanted."""
         wanted = self.min_accuracy
         if wanted is None:
@@ -121,14 +121,14 @@ class Confirmation(msgspec.Struct, frozen=True):
     """Separate occasions on which the P99 was reached."""
     few: bool
     """Fewer than `FEWEST_BEYOND` of these or of requests beyond it: its interval is probably too narrow."""
-    accuracy: Estimate | None
+    accuracy: IntervalEstimate | None
     """Right answers over all requests; None without labels."""
     standing: Standing | None
     """How the accuracy stands to what is wanted; None if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class CountedAnswers:
     """What came of the counted requests of a run, in the order in which they were due."""
 
     outcomes: Sequence[Outcome]
@@ -146,20 +146,20 @@ class Answers:
         """Infinite if nothing was asked."""
         return float(quantiles(self.latency_ms, [SHARE])[0]) if len(self) else math.inf
 
-    def accuracy(self) -> Estimate | None:
+    def accuracy(self) -> IntervalEstimate | None:
         """With its interval."""
         if self.right is None or not len(self):
             return None
-        return Estimate(float(self.right.mean()), *clustered_interval(self.right, self.picture))
+        return IntervalEstimate(float(self.right.mean()), *clustered_interval(self.right, self.picture))
 
 
-def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labelled: bool) -> Answers:
+def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labelled: bool) -> CountedAnswers:
     """The requests due from `start_s` to `end_s`, but those that were still unanswered when an interrupt came."""
     kept = sorted(
         (each for each in outcomes if start_s <= each.due_s < end_s and each.error != INTERRUPTED),
         key=lambda each: each.due_s,
     )
-    return Answers(
+    return CountedAnswers(
         kept,
         start_s,
         end_s,
@@ -169,7 +169,14 @@ def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labell
     )
 
 
-def judge(tried: Try, answers: Answers, goal: Goal, least: Answers | None, *, interrupted: bool = False) -> Probe:
+def judge(
+    tried: RateTrial,
+    answers: CountedAnswers,
+    goal: CapacityGoal,
+    least: CountedAnswers | None,
+    *,
+    interrupted: bool = False,
+) -> Probe:
     """Whether a rate held; `least` is what came of the lowest rate, whose pictures were the same."""
     p99_ms, accuracy = answers.p99_ms(), answers.accuracy()
     failing: list[Failing] = []
@@ -195,7 +202,7 @@ def judge(tried: Try, answers: Answers, goal: Goal, least: Answers | None, *, in
     )
 
 
-def confirmation(rate: float, answers: Answers, goal: Goal, wanted: int, seed: int) -> Confirmation:
+def confirmation(rate: float, answers: CountedAnswers, goal: CapacityGoal, wanted: int, seed: int) -> Confirmation:
     """The figures of a long run, of at least one request. Its P99's interval is by a block bootstrap."""
     n, latency_ms = len(answers), answers.latency_ms
     block = block_length(rankdata(latency_ms))
@@ -228,7 +235,9 @@ def is_lightly_loaded(probe: Probe) -> bool:
     return not probe.interrupted and set(probe.failing) <= {Failing.ACCURACY}
 
 
-def _too_wrong(answers: Answers, accuracy: Estimate | None, goal: Goal, least: Answers | None) -> bool:
+def _too_wrong(
+    answers: CountedAnswers, accuracy: IntervalEstimate | None, goal: CapacityGoal, least: CountedAnswers | None
+) -> bool:
     if goal.min_accuracy is None:
         return False
     if accuracy is None:
@@ -239,7 +248,7 @@ def _too_wrong(answers: Answers, accuracy: Estimate | None, goal: Goal, least: A
     return standing is Standing.MISSED
 
 
-def _lost_by_load(answers: Answers, least: Answers) -> bool:
+def _lost_by_load(answers: CountedAnswers, least: CountedAnswers) -> bool:
     """Whether fewer of the same pictures were right than at the lowest rate, by more than chance explains."""
     n = min(len(answers), len(least))
     if answers.right is None or least.right is None or n == 0:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hawkvision.errors import ConfigError
 from loadgen.analysis.bootstrap import Floats, Places, bootstrap, interval, quantiles
-from loadgen.analysis.samples import Counted, counted_of
+from loadgen.analysis.samples import CountedRequests, counted_of
 from loadgen.workload.record import Run
 
 LATENCIES: Final = {"P50": 0.5, "P90": 0.9, "P99": 0.99}
@@ -28,7 +28,7 @@ MOST_RUNS: Final = 12
 Statistic: TypeAlias = Callable[[Places], Floats]
 
 
-class Verdict(StrEnum):
+class RatioVerdict(StrEnum):
     """What a ratio shows."""
 
     SAME = "no difference shown"
@@ -51,7 +51,7 @@ class Ratio(msgspec.Struct, frozen=True):
     """None if there is nothing to divide by, or one was not measured."""
     low: float | None
     high: float | None
-    verdict: Verdict
+    verdict: RatioVerdict
     first_at_least: bool = False
     """Requests without an answer reach this percentile; the true one is larger, and the ratio cannot say how much."""
     other_at_least: bool = False
@@ -59,7 +59,7 @@ class Ratio(msgspec.Struct, frozen=True):
     """This percentile rests on too little in one of the runs; the interval is probably too narrow."""
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class RunComparison(msgspec.Struct, frozen=True):
     """One run against the first."""
 
     first: str
@@ -76,27 +76,27 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 _WORDS: Final = {
-    **dict.fromkeys(LATENCIES, (Verdict.FASTER, Verdict.SLOWER)),
-    "answered": (Verdict.FEWER, Verdict.MORE),
-    "effective accuracy": (Verdict.WORSE, Verdict.BETTER),
-    "accuracy": (Verdict.WORSE, Verdict.BETTER),
-    "escalated": (Verdict.FEWER, Verdict.MORE),
-    "bytes sent": (Verdict.FEWER, Verdict.MORE),
+    **dict.fromkeys(LATENCIES, (RatioVerdict.FASTER, RatioVerdict.SLOWER)),
+    "answered": (RatioVerdict.FEWER, RatioVerdict.MORE),
+    "effective accuracy": (RatioVerdict.WORSE, RatioVerdict.BETTER),
+    "accuracy": (RatioVerdict.WORSE, RatioVerdict.BETTER),
+    "escalated": (RatioVerdict.FEWER, RatioVerdict.MORE),
+    "bytes sent": (RatioVerdict.FEWER, RatioVerdict.MORE),
 }
 """What a ratio below and above 1 means."""
 
 FIGURES: Final = tuple(_WORDS)
 
 
-class Written(msgspec.Struct, frozen=True):
+class ComparisonReport(msgspec.Struct, frozen=True):
     """Comparisons, as `--json` writes them; what was not measured is null there."""
 
     runs: list[str]
     """The files, the one that others are compared with first."""
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[RunComparison, ...]
 
 
-def compare(first: Run, other: Run) -> Comparison:
+def compare(first: Run, other: Run) -> RunComparison:
     """Every figure of one run over that of the first; the same for the same runs.
 
     Raises:
@@ -121,10 +121,10 @@ def compare(first: Run, other: Run) -> Comparison:
         if figure in LATENCIES:
             found = _qualified(found, ours, theirs)
         ratios.append(found)
-    return Comparison(first.name, other.name, paired, first.link_words, other.link_words, tuple(ratios))
+    return RunComparison(first.name, other.name, paired, first.link_words, other.link_words, tuple(ratios))
 
 
-def compare_all(runs: Sequence[Run]) -> tuple[Comparison, ...]:
+def compare_all(runs: Sequence[Run]) -> tuple[RunComparison, ...]:
     """Every later run against the first.
 
     Raises:
@@ -135,7 +135,7 @@ def compare_all(runs: Sequence[Run]) -> tuple[Comparison, ...]:
     return tuple(compare(runs[0], other) for other in runs[1:])
 
 
-def same_schedule(first: Run, other: Run, ours: Counted, theirs: Counted) -> bool:
+def same_schedule(first: Run, other: Run, ours: CountedRequests, theirs: CountedRequests) -> bool:
     """Whether both sent the same pictures with the same targets at the same moments, to a microsecond.
 
     Callers in a closed loop wait for answers, so no two such runs send at the same moments.
@@ -148,7 +148,7 @@ def same_schedule(first: Run, other: Run, ours: Counted, theirs: Counted) -> boo
     return sent == also_sent
 
 
-def _statistic(counted: Counted, *, labelled: bool) -> Statistic:
+def _statistic(counted: CountedRequests, *, labelled: bool) -> Statistic:
     """The figures of `FIGURES`, a row for each of some resamples; NaN where there is none."""
     latency, answered, judged, right = counted.latency_ms, counted.answered, counted.labelled, counted.right
     effective = counted.right & counted.in_time
@@ -173,7 +173,7 @@ def _statistic(counted: Counted, *, labelled: bool) -> Statistic:
     return statistic
 
 
-def _unpaired(ours: Counted, theirs: Counted, one: Statistic, two: Statistic, seed: int) -> Floats:
+def _unpaired(ours: CountedRequests, theirs: CountedRequests, one: Statistic, two: Statistic, seed: int) -> Floats:
     # Two seeds, or runs of equal length would be drawn alike as if they were paired.
     our_seed, their_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     first = bootstrap(len(ours.outcomes), ours.block(), our_seed, one)
@@ -193,15 +193,15 @@ def _ratio_of(figure: str, first: float, other: float, resampled: Floats) -> Rat
     """A figure of another run over that of the first, with the interval of its resamples."""
     low, high = interval(resampled)
     if first == other == 0.0:
-        return Ratio(figure, first, other, None, None, None, Verdict.SAME)
+        return Ratio(figure, first, other, None, None, None, RatioVerdict.SAME)
     if first == 0.0 or not math.isfinite(low + first + other):
-        return Ratio(figure, first, other, None, None, None, Verdict.UNKNOWN)
+        return Ratio(figure, first, other, None, None, None, RatioVerdict.UNKNOWN)
     below, above = _WORDS[figure]
-    verdict = below if high < 1.0 else above if low > 1.0 else Verdict.SAME
+    verdict = below if high < 1.0 else above if low > 1.0 else RatioVerdict.SAME
     return Ratio(figure, first, other, other / first, low, high, verdict)
 
 
-def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
+def _qualified(found: Ratio, ours: CountedRequests, theirs: CountedRequests) -> Ratio:
     """A ratio of latencies with what limits it; where an unknown end leaves open who is faster, nothing is shown.
 
     Where requests without an answer reach the first run's percentile, the true ratio is smaller than this one, so the
@@ -209,18 +209,18 @@ def _qualified(found: Ratio, ours: Counted, theirs: Counted) -> Ratio:
     """
     share = LATENCIES[found.figure]
     first_at_least, other_at_least = (not counted.true_percentile(share) for counted in (ours, theirs))
-    open_ends = {Verdict.SLOWER: first_at_least, Verdict.FASTER: other_at_least}
+    open_ends = {RatioVerdict.SLOWER: first_at_least, RatioVerdict.FASTER: other_at_least}
     unknown = open_ends.get(found.verdict, first_at_least or other_at_least)
     return msgspec.structs.replace(
         found,
-        verdict=Verdict.UNKNOWN if unknown else found.verdict,
+        verdict=RatioVerdict.UNKNOWN if unknown else found.verdict,
         first_at_least=first_at_least,
         other_at_least=other_at_least,
         few=any(counted.few(share, counted.block()) for counted in (ours, theirs)),
     )
 
 
-def slower(comparisons: Sequence[Comparison], percent: float) -> list[str]:
+def slower(comparisons: Sequence[RunComparison], percent: float) -> list[str]:
     """What is shown to be slower than in the first run, by more than so many percent; a sentence each.
 
     A server that answers less must not pass for it, so percentiles that requests without an answer reach, and did not
@@ -230,15 +230,15 @@ def slower(comparisons: Sequence[Comparison], percent: float) -> list[str]:
     return [sentence for sentence in found if sentence]
 
 
-def _slower(one: Comparison, ratio: Ratio, percent: float) -> str:
+def _slower(one: RunComparison, ratio: Ratio, percent: float) -> str:
     """Empty if it is not."""
     said = f"{one.other}: {ratio.figure} is"
-    if ratio.verdict is Verdict.SLOWER and ratio.ratio is not None and ratio.ratio > 1.0 + percent / 100.0:
+    if ratio.verdict is RatioVerdict.SLOWER and ratio.ratio is not None and ratio.ratio > 1.0 + percent / 100.0:
         return f"{said} {ratio.ratio:.2f}x that of {one.first} ({ratio.low:.2f}–{ratio.high:.2f})"
     if ratio.other_at_least and not ratio.first_at_least:
         known = written(ratio.figure, ratio.first)
         return f"{said} unknown, since requests without an answer reach it; that of {one.first} is {known}"
-    if ratio.figure == "answered" and ratio.verdict is Verdict.FEWER:
+    if ratio.figure == "answered" and ratio.verdict is RatioVerdict.FEWER:
         return f"{one.other}: {ratio.other:.1%} of its requests were answered, {ratio.first:.1%} of {one.first}’s"
     return ""
 

@@ -28,7 +28,7 @@ confirmed by then was not found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class RateTrial:
     """One run at one rate."""
 
     rate: float
@@ -38,7 +38,7 @@ class Try:
 
 
 @dataclass(slots=True)
-class Search:
+class RateSearch:
     """First a bracket, then a confirmation."""
 
     first: float
@@ -58,19 +58,19 @@ class Search:
     doubted: float | None = None
     """A rate that failed once."""
 
-    def next(self) -> Try | None:
+    def next(self) -> RateTrial | None:
         """What to try next, or None when the search is over."""
         if self.confirmed is not None:
             return None
         if self.refuted:
             rate = STEP_DOWN * self.refuted[-1]
-            return Try(rate, confirming=True) if len(self.refuted) <= STEPS_DOWN and rate >= LEAST_RATE else None
+            return RateTrial(rate, confirming=True) if len(self.refuted) <= STEPS_DOWN and rate >= LEAST_RATE else None
         rate_or_none = self._bracketing() if self.probes_left > 0 else None
         if rate_or_none is not None:
-            return Try(rate_or_none, again=rate_or_none == self.doubted)
-        return Try(self.low, confirming=True) if self.low > 0.0 else None
+            return RateTrial(rate_or_none, again=rate_or_none == self.doubted)
+        return RateTrial(self.low, confirming=True) if self.low > 0.0 else None
 
-    def tell(self, tried: Try, held: bool) -> None:
+    def tell(self, tried: RateTrial, held: bool) -> None:
         """What came of it."""
         if tried.confirming:
             if held:

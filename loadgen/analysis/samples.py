@@ -22,7 +22,7 @@ more of the server than of luck: a P99 needs 1,000 requests, and more where slow
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedRequests:
     """Counted requests in order of time, as columns."""
 
     outcomes: tuple[Outcome, ...]
@@ -36,9 +36,9 @@ class Counted:
     target: NDArray[np.int64]
     picture: NDArray[np.int64]
 
-    def some(self, places: Places) -> Counted:
+    def some(self, places: Places) -> CountedRequests:
         """Some of them."""
-        return Counted(
+        return CountedRequests(
             tuple(self.outcomes[place] for place in places.tolist()),
             self.latency_ms[places],
             self.answered[places],
@@ -71,7 +71,7 @@ class Counted:
         return bool(quantiles(never, [share])[0] == quantiles(self.latency_ms, [share])[0])
 
 
-def counted_of(run: Run) -> Counted:
+def counted_of(run: Run) -> CountedRequests:
     """The requests after warm-up.
 
     Raises:
@@ -91,7 +91,7 @@ def counted_of(run: Run) -> Counted:
     answered = np.array([each.answered for each in outcomes])
     # To a nanosecond: below that is only what is left of subtracting times, which would make equal latencies differ.
     latency = np.round(1e3 * np.array([each.latency_s for each in outcomes]), 6)
-    return Counted(
+    return CountedRequests(
         outcomes=outcomes,
         latency_ms=np.where(answered | np.isinf(deadline), latency, np.maximum(latency, deadline)),
         answered=answered,

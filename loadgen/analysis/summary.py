@@ -27,7 +27,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.analysis.accuracy import Estimate, Kept, Verdict, bound_field, drops_of, judge, mean_difference
+from loadgen.analysis.accuracy import (
+    IntervalEstimate,
+    TargetJudgement,
+    TargetVerdict,
+    bound_field,
+    drops_of,
+    judge,
+    mean_difference,
+)
 from loadgen.analysis.bootstrap import (
     Floats,
     Places,
@@ -37,17 +45,17 @@ from loadgen.analysis.bootstrap import (
     interval,
     quantiles,
 )
-from loadgen.analysis.samples import Counted, counted_of, counted_seconds, deadline_of, error_code, is_flagged
+from loadgen.analysis.samples import CountedRequests, counted_of, counted_seconds, deadline_of, error_code, is_flagged
 from loadgen.workload.record import Run, TargetClass
 
 __all__ = [
     "ClassSummary",
-    "Estimate",
     "Figures",
-    "Kept",
+    "IntervalEstimate",
     "Percentile",
-    "Summary",
-    "Verdict",
+    "RunSummary",
+    "TargetJudgement",
+    "TargetVerdict",
     "failures",
     "show",
     "summarise",
@@ -92,11 +100,11 @@ class Figures(msgspec.Struct, frozen=True):
     """At `SHARES`."""
     max_ms: float
     """Without an interval: resampling cannot tell of what is slower than the slowest (Bickel and Freedman, 1981)."""
-    accuracy: Estimate | None
+    accuracy: IntervalEstimate | None
     """Of answers; None without labels or answers."""
-    effective: Estimate | None
+    effective: IntervalEstimate | None
     """Right and in time, of all requests; None without labels."""
-    in_time: Estimate | None
+    in_time: IntervalEstimate | None
     """Answered in time, of all requests; None without a deadline."""
     escalated: float
     """Of answers."""
@@ -127,20 +135,20 @@ class ClassSummary(msgspec.Struct, frozen=True):
     share: float
     """Of all counted requests."""
     figures: Figures
-    drop: Estimate | None
+    drop: IntervalEstimate | None
     """Against the best rung, over answers; None if that was not measured."""
     unflagged: int
     """Answers that claim to keep the target."""
-    unflagged_drop: Estimate | None
+    unflagged_drop: IntervalEstimate | None
     promised_drop: float | None
     """The largest drop that any of them allows itself; None where any states none."""
     numeric: bool
     """Whether its target says in numbers what accuracy is wanted."""
-    kept: Kept | None
+    kept: TargetJudgement | None
     """None where it does not, or where that was not measured."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class RunSummary(msgspec.Struct, frozen=True):
     """A run, said in numbers."""
 
     name: str
@@ -166,7 +174,7 @@ class Summary(msgspec.Struct, frozen=True):
         return f"{self.schedule} behind {self.link}" if self.link else self.schedule
 
 
-def summarise(run: Run) -> Summary:
+def summarise(run: Run) -> RunSummary:
     """Everything that is said about a run; the same for the same run, since resampling is seeded with its seed.
 
     Raises:
@@ -179,7 +187,7 @@ def summarise(run: Run) -> Summary:
         places = np.flatnonzero(counted.target == number)
         if len(places):
             classes.append(_class_summary(run, target, counted.some(places), len(counted.outcomes)))
-    return Summary(
+    return RunSummary(
         name=run.name,
         url=run.url,
         protocol=run.protocol,
@@ -195,7 +203,7 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def _figures(run: Run, counted: Counted) -> Figures:
+def _figures(run: Run, counted: CountedRequests) -> Figures:
     outcomes, answered = counted.outcomes, counted.answered
     n, answers = len(outcomes), int(answered.sum())
     seconds = counted_seconds(run, outcomes)
@@ -226,7 +234,7 @@ def _figures(run: Run, counted: Counted) -> Figures:
     )
 
 
-def _resampled(run: Run, counted: Counted, block: int) -> Floats:
+def _resampled(run: Run, counted: CountedRequests, block: int) -> Floats:
     """Per resample: the latencies at `SHARES`, the share in time, and the share right and in time."""
     effective = counted.right & counted.in_time
 
@@ -241,7 +249,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
 
-def _percentile(counted: Counted, share: float, resampled: Floats, block: int) -> Percentile:
+def _percentile(counted: CountedRequests, share: float, resampled: Floats, block: int) -> Percentile:
     low, high = interval(resampled)
     return Percentile(
         share=share,
@@ -254,25 +262,25 @@ def _percentile(counted: Counted, share: float, resampled: Floats, block: int) -
     )
 
 
-def _accuracy(counted: Counted) -> Estimate | None:
+def _accuracy(counted: CountedRequests) -> IntervalEstimate | None:
     if not counted.labelled.any():
         return None
     right = counted.right[counted.labelled]
     low, high = clustered_interval(right, counted.picture[counted.labelled])
-    return Estimate(float(right.mean()), low, high)
+    return IntervalEstimate(float(right.mean()), low, high)
 
 
-def _share(flags: NDArray[np.bool_], resampled: Floats) -> Estimate:
+def _share(flags: NDArray[np.bool_], resampled: Floats) -> IntervalEstimate:
     """A share of requests of which neighbours are alike.
 
     At least as wide as if they were not: resamples of nothing but successes would call the next one certain.
     """
     low, high = interval(resampled)
     exact_low, exact_high = exact_interval(float(flags.sum()), len(flags))
-    return Estimate(float(flags.mean()), min(low, exact_low), max(high, exact_high))
+    return IntervalEstimate(float(flags.mean()), min(low, exact_low), max(high, exact_high))
 
 
-def _class_summary(run: Run, target: TargetClass, counted: Counted, all_requests: int) -> ClassSummary:
+def _class_summary(run: Run, target: TargetClass, counted: CountedRequests, all_requests: int) -> ClassSummary:
     unflagged = counted.labelled & ~np.array([is_flagged(each) for each in counted.outcomes])
     drops = drops_of(run, counted)
     known = np.isfinite(drops)
@@ -291,7 +299,7 @@ def _class_summary(run: Run, target: TargetClass, counted: Counted, all_requests
     )
 
 
-def show(summaries: Sequence[Summary], console: Console) -> None:
+def show(summaries: Sequence[RunSummary], console: Console) -> None:
     """Print a table for a person: a row per run, and a row per target where there is one run."""
     alone = summaries[0] if len(summaries) == 1 else None
     table = Table(box=None, header_style="bold", title=escape(_title(summaries)))
@@ -321,7 +329,7 @@ def show(summaries: Sequence[Summary], console: Console) -> None:
     console.print("latency from when a request was due; 95 % intervals by block bootstrap; " + _caution(summaries))
 
 
-def _title(summaries: Sequence[Summary]) -> str:
+def _title(summaries: Sequence[RunSummary]) -> str:
     first = summaries[0]
     deadline = "no deadline" if first.deadline_ms is None else f"deadline {first.deadline_ms:g} ms"
     return f"{first.name} at {first.url}, {first.conditions}, {deadline}" if len(summaries) == 1 else deadline
@@ -350,15 +358,17 @@ def _milliseconds(percentile: Percentile) -> str:
     return f"{'≥' if percentile.at_least else ''}{percentile.ms:.1f}{'?' if percentile.few else ''}"
 
 
-def targets_kept(summary: Summary) -> str:
+def targets_kept(summary: RunSummary) -> str:
     """`4 of 5 (1 not shown; 1 missed silently)`: how the targets with a number fared; empty if there are none."""
     verdicts = Counter(one.kept.verdict for one in summary.classes if one.kept is not None)
     total = sum(verdicts.values())
     if not total:
         return ""
-    words = {one: str(one) for one in Verdict if one is not Verdict.KEPT} | {Verdict.UNSHOWN: "not shown"}
+    words = {one: str(one) for one in TargetVerdict if one is not TargetVerdict.KEPT} | {
+        TargetVerdict.UNSHOWN: "not shown"
+    }
     others = [f"{verdicts[one]} {word}" for one, word in words.items() if verdicts[one]]
-    kept = verdicts[Verdict.KEPT] + verdicts[Verdict.UNSHOWN]
+    kept = verdicts[TargetVerdict.KEPT] + verdicts[TargetVerdict.UNSHOWN]
     return f"{kept} of {total}" + (f" ({'; '.join(others)})" if others else "")
 
 
@@ -381,7 +391,7 @@ def _standing(one: ClassSummary) -> str:
     return f"{one.kept.verdict} ({side} {100 * abs(missing.value):.1f} ± {error:.1f} pt)"
 
 
-def _caution(summaries: Sequence[Summary]) -> str:
+def _caution(summaries: Sequence[RunSummary]) -> str:
     found = ["? rests on few requests or few occasions"]
     if any(one.at_least for summary in summaries for one in summary.total.percentiles):
         found.append("≥ requests without an answer reach it")

@@ -1,7 +1,7 @@
 """How a server is asked: one picture, one target, one reply; whatever the protocol.
 
-An `Asker` never raises for what a server does: a load test goes on when a server refuses, breaks off or times out, and
-says so in its report.
+An `RequestClient` never raises for what a server does: a load test goes on when a server refuses, breaks off or
+times out, and says so in its report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from hawkvision.types import PromiseStatus
 
 
-class Replied(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """What came back; the fields are those of `loadgen.workload.record.Outcome`."""
 
     status: int
@@ -32,7 +32,7 @@ class Replied(msgspec.Struct, frozen=True):
     sent_bytes: int = 0
 
 
-class Times:
+class RequestTimes:
     """When one request may be sent, was sent, and was answered: by `time.monotonic`, taken where it happens.
 
     What the generator does before the first byte leaves and after the last has come, it does on its own account.
@@ -56,7 +56,7 @@ class Times:
             self.sent = now
 
 
-class Asker(Protocol):
+class RequestClient(Protocol):
     """A client of one protocol, used by one event loop."""
 
     async def open(self) -> None:
@@ -66,7 +66,7 @@ class Asker(Protocol):
             HawkVisionError: if there is nobody.
         """
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         """Send one picture with its target's fields, not before it is due, and say in `times` when it left and came."""
 
     async def close(self) -> None:

@@ -19,13 +19,13 @@ import httptools
 
 from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError
-from loadgen.clients.base import Times
+from loadgen.clients.base import RequestTimes
 
 MAX_REPLY_BYTES: Final = 4 << 20
 """As the client's: far above the largest reply."""
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection ended, or what came over it is no HTTP; the code says which."""
 
     def __init__(self, code: str) -> None:
@@ -65,7 +65,7 @@ def check_server(url: str, api_key: str | None) -> SplitResult:
     return parts
 
 
-class Connections:
+class ConnectionPool:
     """To one server; at most `limit` at once. For one event loop."""
 
     def __init__(self, url: str, *, limit: int, timeout_s: float, api_key: str | None = None) -> None:
@@ -111,7 +111,7 @@ class Connections:
             why = str(failed) or f"no answer to connecting within {self.timeout_s:g} s"  # a TimeoutError says nothing
             raise Unreachable(f"{self.url} cannot be reached: {why}")
 
-    async def exchange(self, head: bytes, body: bytes = b"", times: Times | None = None) -> HttpReply:
+    async def exchange(self, head: bytes, body: bytes = b"", times: RequestTimes | None = None) -> HttpReply:
         """Send a request, not before it is due, and wait for its reply.
 
         Raises:
@@ -124,7 +124,7 @@ class Connections:
             if connection is not None:
                 try:
                     return await self._ask(connection, request, times)
-                except Broken:
+                except ConnectionBroken:
                     # The server may close a kept-alive connection just as it is used again: one new one is tried.
                     if connection.spoke:
                         raise
@@ -133,7 +133,7 @@ class Connections:
             try:
                 connection = await self._connect()
             except OSError:
-                raise Broken("unreachable") from None
+                raise ConnectionBroken("unreachable") from None
             return await self._ask(connection, request, times)
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class Connections:
                 return connection
         return None
 
-    async def _ask(self, connection: _Connection, request: bytes, times: Times | None) -> HttpReply:
+    async def _ask(self, connection: _Connection, request: bytes, times: RequestTimes | None) -> HttpReply:
         try:
             reply = await connection.ask(request, times)
         except BaseException:  # timeouts and cancellation, too: a late reply must not be taken for another's
@@ -181,7 +181,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser = httptools.HttpResponseParser(self)
 
-    async def ask(self, request: bytes, times: Times | None = None) -> HttpReply:
+    async def ask(self, request: bytes, times: RequestTimes | None = None) -> HttpReply:
         """Send; wait for the reply."""
         self.spoke = False
         self._waiting = asyncio.get_running_loop().create_future()
@@ -246,4 +246,4 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
         waiting, self._waiting = self._waiting, None
         if waiting is not None and not waiting.done():
-            waiting.set_exception(Broken(code))
+            waiting.set_exception(ConnectionBroken(code))

@@ -8,11 +8,11 @@ from typing import Any
 from hawkvision.client import AsyncClient
 from hawkvision.client_replies import BadReply, Unreachable
 from hawkvision.errors import HawkVisionError
-from loadgen.clients.base import Replied, Times
+from loadgen.clients.base import Reply, RequestTimes
 from loadgen.workload.record import UNANSWERED
 
 
-class LossyAsker:
+class DatagramClient:
     """An `Asker` whose pictures travel as datagrams."""
 
     def __init__(self, url: str, *, timeout_s: float, task: str | None = None, api_key: str | None = None) -> None:
@@ -29,7 +29,7 @@ class LossyAsker:
         """See `Asker`."""
         await self._client.connect()
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         """See `Asker`."""
         asked: dict[str, Any] = dict(fields)
         if "deadline_ms" in asked:
@@ -38,10 +38,10 @@ class LossyAsker:
         try:
             answer = await self._client.classify(picture, task=self._task, **asked)
         except (Unreachable, BadReply) as error:
-            return Replied(UNANSWERED, error.code, sent_bytes=self._sent())
+            return Reply(UNANSWERED, error.code, sent_bytes=self._sent())
         except HawkVisionError as error:
-            return Replied(error.status, error.code, sent_bytes=self._sent())
-        return Replied(
+            return Reply(error.status, error.code, sent_bytes=self._sent())
+        return Reply(
             status=200,
             index=answer.index,
             confidence=answer.confidence,

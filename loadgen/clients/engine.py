@@ -16,12 +16,12 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from loadgen.clients.base import Asker, Replied, Times
-from loadgen.clients.connections import Connections
-from loadgen.clients.datagram import LossyAsker
-from loadgen.clients.http import HttpAsker
-from loadgen.clients.oip import OipAsker
-from loadgen.host.timer import Alarm
+from loadgen.clients.base import Reply, RequestClient, RequestTimes
+from loadgen.clients.connections import ConnectionPool
+from loadgen.clients.datagram import DatagramClient
+from loadgen.clients.http import HttpClient
+from loadgen.clients.oip import OipClient
+from loadgen.host.timer import PreciseTimer
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome
 
 GRACE_S: Final = 5.0
@@ -35,10 +35,10 @@ MAX_OUTCOMES: Final = 5_000_000
 """Of one process: a closed loop against a server that does nothing reaches it in three minutes, and 2 GB."""
 GENERATOR_FULL: Final = "generator_full"
 
-Protocol: TypeAlias = Literal["http", "lossy", "oip"]
+Protocol: TypeAlias = Literal["http", "datagram", "oip"]
 
 
-class Server(msgspec.Struct, frozen=True):
+class ServerAddress(msgspec.Struct, frozen=True):
     """Whom to ask, and how."""
 
     url: str
@@ -54,7 +54,7 @@ class Server(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """What one process sends. The n-th request is of class `target[n]` with picture `picture[n]`."""
 
-    server: Server
+    server: ServerAddress
     fields: list[dict[str, str]]
     """Per target class."""
     target: list[int]
@@ -69,7 +69,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class SharedImages:
     """Pictures with their numbers in the data set, and their labels where they have any."""
 
     bodies: Sequence[bytes]
@@ -87,24 +87,24 @@ class Tally:
     """Of those done: not answered with 200."""
 
 
-def asker_for(server: Server, connections: int) -> Asker:
+def client_for(server: ServerAddress, connections: int) -> RequestClient:
     """A client of the server's protocol, with so many connections at most.
 
     Raises:
         ConfigError: if the URL is none.
     """
-    if server.protocol == "lossy":
-        return LossyAsker(server.url, timeout_s=server.timeout_s, task=server.task, api_key=server.api_key)
-    pool = Connections(server.url, limit=connections, timeout_s=server.timeout_s, api_key=server.api_key)
+    if server.protocol == "datagram":
+        return DatagramClient(server.url, timeout_s=server.timeout_s, task=server.task, api_key=server.api_key)
+    pool = ConnectionPool(server.url, limit=connections, timeout_s=server.timeout_s, api_key=server.api_key)
     if server.protocol == "oip":
-        return OipAsker(pool, connections, server.task or "imagenet")
-    return HttpAsker(pool, connections, server.path, server.task)
+        return OipClient(pool, connections, server.task or "imagenet")
+    return HttpClient(pool, connections, server.path, server.task)
 
 
 class Engine:
     """Runs one job. `stop` may be called any time, from the loop."""
 
-    def __init__(self, job: Job, loaded: Loaded, asker: Asker, grace_s: float = GRACE_S) -> None:
+    def __init__(self, job: Job, loaded: SharedImages, asker: RequestClient, grace_s: float = GRACE_S) -> None:
         self.tally = Tally()
         self.interrupted = False
         self._job = job
@@ -113,7 +113,7 @@ class Engine:
         self._grace_s = grace_s
         self._outcomes: list[Outcome] = []
         self._tasks: set[asyncio.Task[bool] | asyncio.Task[None]] = set()
-        self._alarm: Alarm | None = None
+        self._alarm: PreciseTimer | None = None
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -144,7 +144,7 @@ class Engine:
 
     async def _send(self, group: asyncio.TaskGroup, start: float) -> None:
         """The open loop."""
-        alarm = self._alarm = Alarm()
+        alarm = self._alarm = PreciseTimer()
         for number, due_s in enumerate(self._job.due):
             if start + due_s > time.monotonic():
                 await alarm.until(start + due_s - AHEAD_S)
@@ -154,7 +154,7 @@ class Engine:
                 return
             if len(self._tasks) >= self._job.max_in_flight:
                 now_s = max(due_s, time.monotonic() - start)
-                self._note(number, due_s, now_s, now_s, Replied(UNANSWERED, GENERATOR_FULL))
+                self._note(number, due_s, now_s, now_s, Reply(UNANSWERED, GENERATOR_FULL))
                 continue
             self.tally.sent += 1
             task = group.create_task(self._ask(number, due_s, start))
@@ -178,19 +178,19 @@ class Engine:
         """Ask, note, and say whether a reply came."""
         body = self._loaded.bodies[self._job.picture[number]]
         fields = self._job.fields[self._job.target[number]]
-        times, begun = Times(start + due_s), time.monotonic()
+        times, begun = RequestTimes(start + due_s), time.monotonic()
         try:
             replied = await self._asker.ask(body, fields, times)
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
-            replied = Replied(UNANSWERED, INTERRUPTED)  # by `_cut_off`; the task ends with this
+            replied = Reply(UNANSWERED, INTERRUPTED)  # by `_cut_off`; the task ends with this
         sent = begun if times.sent is None else times.sent
         done = time.monotonic() if times.done is None else times.done
         self._note(number, due_s, max(due_s, sent - start), done - start, replied)
         return replied.status != UNANSWERED
 
-    def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: Replied) -> None:
+    def _note(self, number: int, due_s: float, sent_s: float, done_s: float, replied: Reply) -> None:
         position = self._job.picture[number]
         right: bool | None = None
         if self._loaded.labels is not None and replied.index is not None:

@@ -25,8 +25,8 @@ from hawkvision.transport.receiver import Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
 from loadgen.clients.engine import Job
-from loadgen.clients.processes import Crew
-from loadgen.workload.arrivals import Poisson
+from loadgen.clients.processes import WorkerProcesses
+from loadgen.workload.arrivals import PoissonArrivals
 from loadgen.workload.record import NoiseFloor, Outcome
 
 LEAST_RATE: Final = 100.0
@@ -63,7 +63,7 @@ OIP_ANSWER: Final = msgspec.json.encode(
 
 
 async def measure(
-    crew: Crew, job: Job, rate: float | None, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
+    crew: WorkerProcesses, job: Job, rate: float | None, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
 ) -> NoiseFloor:
     """What this crew measures where there is nothing to measure.
 
@@ -79,7 +79,7 @@ async def measure(
     max_rate = len(done) / ((1.0 - SKIPPED) * ceiling_s)
     floor = msgspec.structs.replace(job, duration_s=floor_s)
     if rate is not None:
-        due = Poisson(floor_rate(rate, max_rate)).due_times(floor_s, seed=0)
+        due = PoissonArrivals(floor_rate(rate, max_rate)).due_times(floor_s, seed=0)
         picked = np.arange(len(due)) % len(job.target)
         floor = msgspec.structs.replace(
             floor,
@@ -93,7 +93,7 @@ async def measure(
     return NoiseFloor(float(p50), float(p99), max_rate)
 
 
-async def _ask_null(crew: Crew, job: Job) -> list[Outcome]:
+async def _ask_null(crew: WorkerProcesses, job: Job) -> list[Outcome]:
     """The job, sent to a null server of its own: one that was just overwhelmed may still be busy with that."""
     with running("loadgen.clients.noise_floor", title="the null server") as null:
         server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)
@@ -105,7 +105,7 @@ def floor_rate(rate: float, max_rate: float) -> float:
     return min(max(rate, min(LEAST_RATE, LEAST_SHARE * max_rate)), max(1.0, MOST_SHARE * max_rate))
 
 
-class Null(asyncio.Protocol):
+class NullServer(asyncio.Protocol):
     """One connection: reads requests to their end, and answers each the same."""
 
     def __init__(self, offer: bytes) -> None:
@@ -160,7 +160,7 @@ async def serve() -> None:
     identity = own_identity()
     datagrams = await LossyServer.start("127.0.0.1", 0, identity, _nothing)
     offer = msgspec.json.encode(Transports(LossyOffer(datagrams.port, identity.pem, identity.name, VERSION)))
-    server = await asyncio.get_running_loop().create_server(lambda: Null(offer), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: NullServer(offer), "127.0.0.1", 0)
     print(f"ready: http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)  # noqa: T201
     await server.serve_forever()
 

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 
 from hawkvision.types import PromiseStatus
-from loadgen.clients.base import Replied, Times
-from loadgen.clients.connections import Connections, HttpReply
+from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.connections import ConnectionPool, HttpReply
 from loadgen.clients.http import WARM, exchanged, refused
 from loadgen.workload.record import UNANSWERED
 
@@ -44,10 +44,10 @@ _TEXTS: Final = frozenset({"on_miss", "quality", "stream", "task"})
 Value: TypeAlias = str | int | float | bool
 
 
-class OipAsker:
+class OipClient:
     """An `Asker` of `/v2/models/{task}/infer`."""
 
-    def __init__(self, connections: Connections, limit: int, task: str) -> None:
+    def __init__(self, connections: ConnectionPool, limit: int, task: str) -> None:
         self._connections = connections
         self._limit = limit
         self._path = f"/v2/models/{quote(task, safe='')}/infer"
@@ -57,7 +57,7 @@ class OipAsker:
         """See `Asker`."""
         await self._connections.open(min(WARM, self._limit))
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         """See `Asker`."""
         key = tuple(fields.items())
         parameters = self._parameters.get(key)
@@ -70,7 +70,7 @@ class OipAsker:
         )  # fmt: skip
         body = b"%s%s%s" % (header, struct.pack("<I", len(picture)), picture)
         reply = await exchanged(self._connections, head, body, times)
-        return reply if isinstance(reply, Replied) else read_reply(reply, len(body))
+        return reply if isinstance(reply, Reply) else read_reply(reply, len(body))
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -78,7 +78,7 @@ class OipAsker:
 
 
 def as_parameters(fields: Mapping[str, str]) -> dict[str, Value]:
-    """The fields as request parameters: numbers as numbers, and the wish for binary outputs."""
+    """The fields as request parameters: numbers, and the wish for binary outputs."""
     found: dict[str, Value] = {}
     for name, value in fields.items():
         found[name] = value if name in _TEXTS else float(value)
@@ -93,7 +93,7 @@ def request_json(parameters: bytes, picture_bytes: int) -> bytes:
     )
 
 
-class _Output(msgspec.Struct, frozen=True):
+class _OutputTensor(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -102,23 +102,23 @@ class _Output(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class _InputTensor:
     name: str
     datatype: str
     elements: Sequence[Any]
     """In a row, at least one."""
 
 
-class _Reply(msgspec.Struct, frozen=True):
-    outputs: tuple[_Output, ...]
+class _InferReply(msgspec.Struct, frozen=True):
+    outputs: tuple[_OutputTensor, ...]
     parameters: dict[str, Value] = {}
     model_name: str = ""
 
 
-_REPLY: Final = msgspec.json.Decoder(_Reply)
+_REPLY: Final = msgspec.json.Decoder(_InferReply)
 
 
-def read_reply(reply: HttpReply, sent_bytes: int) -> Replied:
+def read_reply(reply: HttpReply, sent_bytes: int) -> Reply:
     """What a reply says; one that cannot be read says `bad_reply` and counts as none."""
     if reply.status != 200:
         return refused(reply, sent_bytes)
@@ -126,10 +126,10 @@ def read_reply(reply: HttpReply, sent_bytes: int) -> Replied:
         decoded, tensors = _tensors(reply)
         index, confidence = _answer(tensors)
     except (ValueError, TypeError, OverflowError, msgspec.DecodeError, struct.error):  # whatever JSON may hold
-        return Replied(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
+        return Reply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
     said = decoded.parameters
     status, fraction, drop = said.get("status"), said.get("received_fraction"), said.get("max_drop")
-    return Replied(
+    return Reply(
         status=200,
         index=index,
         confidence=confidence,
@@ -144,7 +144,7 @@ def read_reply(reply: HttpReply, sent_bytes: int) -> Replied:
     )
 
 
-def _tensors(reply: HttpReply) -> tuple[_Reply, list[_Tensor]]:
+def _tensors(reply: HttpReply) -> tuple[_InferReply, list[_InputTensor]]:
     """The JSON part, and each output that holds anything.
 
     Raises:
@@ -155,7 +155,7 @@ def _tensors(reply: HttpReply) -> tuple[_Reply, list[_Tensor]]:
         raise ValueError(split)
     decoded = _REPLY.decode(reply.body[:split])
     rest = memoryview(reply.body)[split:]
-    tensors: list[_Tensor] = []
+    tensors: list[_InputTensor] = []
     for output in decoded.outputs:
         size = output.parameters.get("binary_data_size")
         if size is None:
@@ -166,7 +166,7 @@ def _tensors(reply: HttpReply) -> tuple[_Reply, list[_Tensor]]:
             elements = _elements(output.datatype, bytes(rest[:size]))
             rest = rest[size:]
         if elements:
-            tensors.append(_Tensor(output.name, output.datatype, elements))
+            tensors.append(_InputTensor(output.name, output.datatype, elements))
     return decoded, tensors
 
 
@@ -199,7 +199,7 @@ def _flat(data: Any) -> list[Any]:
     return flat
 
 
-def _answer(tensors: Sequence[_Tensor]) -> tuple[int, float | None]:
+def _answer(tensors: Sequence[_InputTensor]) -> tuple[int, float | None]:
     """The class and how sure the server is of it, from whichever outputs there are.
 
     Raises:

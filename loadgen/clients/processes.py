@@ -27,7 +27,7 @@ import uvloop
 
 from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError, HawkVisionError, InternalError
-from loadgen.clients.engine import GRACE_S, Engine, Job, Loaded, Tally, asker_for
+from loadgen.clients.engine import GRACE_S, Engine, Job, SharedImages, Tally, client_for
 from loadgen.host.scheduling import before_others
 from loadgen.workload.record import Outcome
 
@@ -47,7 +47,7 @@ MAX_FRAME: Final = 1 << 34
 REALTIME: Final = "--realtime"
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class LoadImages(msgspec.Struct, frozen=True, tag=True):
     """The pictures of the jobs that follow."""
 
     bodies: list[bytes]
@@ -55,27 +55,27 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     labels: list[int] | None
 
 
-class Connect(msgspec.Struct, frozen=True, tag=True):
-    """The next job: connect to its server, and say `Ready`."""
+class ConnectClients(msgspec.Struct, frozen=True, tag=True):
+    """The next job: connect to its server, and say `WorkerReady`."""
 
     job: Job
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginSending(msgspec.Struct, frozen=True, tag=True):
     """Send, from this moment of the monotonic clock."""
 
     at: float
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopSending(msgspec.Struct, frozen=True, tag=True):
     """Send nothing more."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """Pictures are there, or the server is connected."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class WorkerProgress(msgspec.Struct, frozen=True, tag=True):
     """How far the job is."""
 
     sent: int
@@ -83,13 +83,13 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     failed: int
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class WorkerDone(msgspec.Struct, frozen=True, tag=True):
     """All that came of the job."""
 
     outcomes: list[Outcome]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The server cannot be asked at all."""
 
     message: str
@@ -97,8 +97,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """Whether the options are at fault, not the server."""
 
 
-Order: TypeAlias = Load | Connect | Begin | Stop
-Report: TypeAlias = Ready | Progress | Done | Failed
+Order: TypeAlias = LoadImages | ConnectClients | BeginSending | StopSending
+Report: TypeAlias = WorkerReady | WorkerProgress | WorkerDone | WorkerFailed
 
 _ORDERS: Final = msgspec.msgpack.Decoder(Order)
 _REPORTS: Final = msgspec.msgpack.Decoder(Report)
@@ -107,7 +107,7 @@ _REPORTS: Final = msgspec.msgpack.Decoder(Report)
 # ------------------------------------------------------------------------------------------- the crew
 
 
-class Crew:
+class WorkerProcesses:
     """Client processes, used as a context manager; they keep their pictures from one job to the next."""
 
     def __init__(self, size: int, prefix: Sequence[str] = (), *, realtime: bool = False) -> None:
@@ -130,7 +130,7 @@ class Crew:
         self.size = size
         self._clients: list[asyncio.subprocess.Process] = []
 
-    async def __aenter__(self) -> Crew:
+    async def __aenter__(self) -> WorkerProcesses:
         for _ in range(self.size):
             client = await asyncio.create_subprocess_exec(
                 *self._prefix, sys.executable, "-m", "loadgen.clients.processes", *self._arguments,
@@ -157,7 +157,7 @@ class Crew:
     async def load(self, dataset: Dataset) -> None:
         """Give all of them the pictures."""
         labels = None if dataset.labels is None else list(dataset.labels)
-        order = Load(list(dataset.bodies), list(dataset.numbers), labels)
+        order = LoadImages(list(dataset.bodies), list(dataset.numbers), labels)
         await self._all_ready(order)
 
     async def run(
@@ -182,9 +182,9 @@ class Crew:
             InternalError: if a client process ends or hangs.
         """
         for client, part in zip(self._clients, parts(job, self.size), strict=True):
-            await _tell(client, Connect(part))
+            await _tell(client, ConnectClients(part))
         await self._ready(START_S)
-        begin = Begin(time.monotonic() + LEAD_S)
+        begin = BeginSending(time.monotonic() + LEAD_S)
         for client in self._clients:
             await _tell(client, begin)
         if begun is not None:
@@ -192,7 +192,7 @@ class Crew:
         stopping = asyncio.create_task(self._stop_when(stop))
         tallies = [Tally() for _ in self._clients]
 
-        def told(number: int, progress: Progress) -> None:
+        def told(number: int, progress: WorkerProgress) -> None:
             tallies[number] = Tally(progress.sent, progress.done, progress.failed)
             if show is not None:
                 show(Tally(*(sum(getattr(t, name) for t in tallies) for name in ("sent", "done", "failed"))))
@@ -215,19 +215,19 @@ class Crew:
         await self._ready(START_S)
 
     async def _ready(self, within_s: float) -> None:
-        """All say `Ready`, or one says why not."""
+        """All say `WorkerReady`, or one says why not."""
         reports = await asyncio.wait_for(asyncio.gather(*(_hear(client) for client in self._clients)), within_s)
         for report in reports:
-            if isinstance(report, Failed):
+            if isinstance(report, WorkerFailed):
                 raise ConfigError(report.message) if report.config else Unreachable(report.message)
-            if not isinstance(report, Ready):
+            if not isinstance(report, WorkerReady):
                 raise InternalError(f"a client process said {type(report).__name__} when it should be ready")
 
     async def _stop_when(self, stop: asyncio.Event | None) -> None:
         if stop is not None:
             await stop.wait()
             for client in self._clients:
-                await _tell(client, Stop())
+                await _tell(client, StopSending())
 
 
 def parts(job: Job, size: int) -> list[Job]:
@@ -253,14 +253,14 @@ def _share(job: Job, part: int, size: int, callers: int) -> Job:
 
 
 async def _outcomes(
-    client: asyncio.subprocess.Process, number: int, told: Callable[[int, Progress], None]
+    client: asyncio.subprocess.Process, number: int, told: Callable[[int, WorkerProgress], None]
 ) -> list[Outcome]:
     """A client's outcomes, once it is done."""
     while True:
         match await _hear(client):
-            case Done(outcomes):
+            case WorkerDone(outcomes):
                 return outcomes
-            case Progress() as progress:
+            case WorkerProgress() as progress:
                 told(number, progress)
             case other:
                 raise InternalError(f"a client process said {type(other).__name__} in the middle of a job")
@@ -297,31 +297,31 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 async def _serve(orders: asyncio.StreamReader, out: int) -> None:
     """Take orders until the pipe ends."""
-    loaded = Loaded([], [], None)
+    loaded = SharedImages([], [], None)
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             order = _ORDERS.decode(await _read(orders))
             match order:
-                case Load(bodies, numbers, labels):
-                    loaded = Loaded(bodies, numbers, labels)
-                    _say(out, Ready())
-                case Connect(job):
+                case LoadImages(bodies, numbers, labels):
+                    loaded = SharedImages(bodies, numbers, labels)
+                    _say(out, WorkerReady())
+                case ConnectClients(job):
                     await _work(job, loaded, orders, out)
-                case Begin() | Stop():
+                case BeginSending() | StopSending():
                     pass  # of a job that failed, or was over already
 
 
-async def _work(job: Job, loaded: Loaded, orders: asyncio.StreamReader, out: int) -> None:
+async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
     """One job, from connecting to its outcomes."""
     try:
-        asker = asker_for(job.server, max(job.max_in_flight, job.callers))
+        asker = client_for(job.server, max(job.max_in_flight, job.callers))
         await asker.open()
     except HawkVisionError as error:
-        _say(out, Failed(str(error), isinstance(error, ConfigError)))
+        _say(out, WorkerFailed(str(error), isinstance(error, ConfigError)))
         return
-    _say(out, Ready())
+    _say(out, WorkerReady())
     begin = _ORDERS.decode(await _read(orders))
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, BeginSending):
         await asker.close()
         return
     engine = Engine(job, loaded, asker)
@@ -333,20 +333,20 @@ async def _work(job: Job, loaded: Loaded, orders: asyncio.StreamReader, out: int
             helper.cancel()
         await asyncio.gather(*helpers, return_exceptions=True)
     await asker.close()
-    _say(out, Done(outcomes))
+    _say(out, WorkerDone(outcomes))
 
 
 async def _tell_progress(engine: Engine, out: int) -> None:
     while True:
         await asyncio.sleep(TELL_S)
-        _say(out, Progress(engine.tally.sent, engine.tally.done, engine.tally.failed))
+        _say(out, WorkerProgress(engine.tally.sent, engine.tally.done, engine.tally.failed))
 
 
 async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
-    """`Stop` stops; the pipe's end ends the process, for nobody is left to tell."""
+    """`StopSending` stops; the pipe's end ends the process, for nobody is left to tell."""
     try:
         while True:
-            if isinstance(_ORDERS.decode(await _read(orders)), Stop):
+            if isinstance(_ORDERS.decode(await _read(orders)), StopSending):
                 engine.stop()
     except asyncio.IncompleteReadError:
         os._exit(1)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
-from loadgen.clients.engine import Server
+from loadgen.clients.engine import ServerAddress
 
 TIMEOUT_S: Final = 2.0
 """For both together: a server that does not say is tested all the same."""
@@ -26,21 +26,21 @@ class _Metadata(msgspec.Struct):
     version: str = ""
 
 
-class _Rung(msgspec.Struct):
+class _Stage(msgspec.Struct):
     variant: str
 
 
 class _Targets(msgspec.Struct):
     policy: str
-    edge: _Rung
-    best: _Rung
+    edge: _Stage
+    best: _Stage
     certificates_valid: bool
 
 
 SaidT = TypeVar("SaidT")
 
 
-async def identify(server: Server) -> str:
+async def identify(server: ServerAddress) -> str:
     """Such as `hawkvision 0.1.0, policy hawkvision, efficientnet_lite0_int8 before committee`; what is not said is
     left out, and of a server that says nothing it is empty.
     """

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
-from loadgen.analysis.compare import Comparison, Verdict, Written, compare_all, slower, written
+from loadgen.analysis.compare import ComparisonReport, RatioVerdict, RunComparison, compare_all, slower, written
 from loadgen.commands.command_line import option
 from loadgen.commands.terminal import terminal
 from loadgen.workload.record import Run, check_files, load
@@ -62,7 +62,7 @@ async def run(given: Options) -> int:
 
         write_html(runs, given.html)
     if given.json is not None:
-        body = msgspec.json.encode(Written([str(path) for path in given.runs], comparisons))
+        body = msgspec.json.encode(ComparisonReport([str(path) for path in given.runs], comparisons))
         write_atomic(given.json, msgspec.json.format(body) + b"\n")
     show(comparisons, terminal(160))
     if given.fail_if_slower is None:
@@ -82,7 +82,7 @@ def named_apart(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def show(comparisons: Sequence[Comparison], console: Console) -> None:
+def show(comparisons: Sequence[RunComparison], console: Console) -> None:
     """Print a table per comparison."""
     for one in comparisons:
         how = "same schedule, paired" if one.paired else "different requests, unpaired"
@@ -99,7 +99,7 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
                 "" if ratio.ratio is None else f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}",
                 "" if ratio.low is None else f"{ratio.low:.2f}–{ratio.high:.2f}",
                 str(ratio.verdict),
-                style=None if ratio.verdict in (Verdict.SAME, Verdict.UNKNOWN) else "bold",
+                style=None if ratio.verdict in (RatioVerdict.SAME, RatioVerdict.UNKNOWN) else "bold",
             )
         console.print(table)
         if one.first_link != one.other_link:

@@ -58,7 +58,7 @@ LATE_S: Final = 29.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EvaluatedImage:
     """One answered picture: whether it was right, what the client waited, and what the answer says of itself."""
 
     right: bool
@@ -67,22 +67,22 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EvaluatedImages:
     """What was answered so far, by picture."""
 
-    samples: dict[Target, dict[int, Sample]] = field(default_factory=dict)
+    samples: dict[Target, dict[int, EvaluatedImage]] = field(default_factory=dict)
     unattainable: dict[Target, float] = field(default_factory=dict)
     """The maximum that the node named instead."""
 
 
-class Unattainable(msgspec.Struct, frozen=True, tag="unattainable"):
+class UnattainableTarget(msgspec.Struct, frozen=True, tag="unattainable"):
     """A target that the node refused with 422."""
 
     target: str
     maximum: float
 
 
-class Row(msgspec.Struct, frozen=True, tag="measured"):
+class TargetRow(msgspec.Struct, frozen=True, tag="measured"):
     """What one target was measured to give. Fractions are 0..1, times milliseconds at the client."""
 
     target: str
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, tag="measured"):
     p99_ms: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class EvaluationReport(msgspec.Struct, frozen=True):
     """A whole evaluation, as `--json` writes it."""
 
     url: str
@@ -114,7 +114,7 @@ class Report(msgspec.Struct, frozen=True):
     split: str
     n: int
     concurrency: int
-    rows: tuple[Row | Unattainable, ...]
+    rows: tuple[TargetRow | UnattainableTarget, ...]
     interrupted: bool = False
     """By Ctrl-C or by an error. Then rows may have fewer pictures than `n`, and targets may be missing."""
     not_best: int = 0
@@ -185,8 +185,8 @@ async def run(given: Options) -> int:
     chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
     if not 1 <= given.concurrency <= MAX_CONCURRENCY:
         raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
-    seen = Seen()
-    rows: tuple[Row | Unattainable, ...] | None = None
+    seen = EvaluatedImages()
+    rows: tuple[TargetRow | UnattainableTarget, ...] | None = None
     failed: HawkVisionError | None = None
     with heeded() as stop:
         async with AsyncClient(
@@ -199,7 +199,7 @@ async def run(given: Options) -> int:
                 if not rows_of(seen, chosen, targets):
                     raise
                 failed = error
-    report = Report(
+    report = EvaluationReport(
         url=client.url,
         task=given.task,
         data=pictures.name,
@@ -265,8 +265,8 @@ async def measure(
     chosen: NDArray[np.intp],
     targets: Sequence[Target],
     concurrency: int,
-    seen: Seen | None = None,
-) -> tuple[Row | Unattainable, ...]:
+    seen: EvaluatedImages | None = None,
+) -> tuple[TargetRow | UnattainableTarget, ...]:
     """Send the chosen pictures once per target, `best` first, for the others are compared with it.
 
     What is answered is in `seen` at once, for whoever does not want to wait for the end.
@@ -274,7 +274,7 @@ async def measure(
     Raises:
         HawkVisionError: what the node says of a picture, with the picture's number.
     """
-    seen = Seen() if seen is None else seen
+    seen = EvaluatedImages() if seen is None else seen
     await _ask(client, task, pictures, chosen, Quality.BEST, concurrency, seen)
     for target in targets:
         if target is Quality.BEST:
@@ -286,13 +286,15 @@ async def measure(
     return rows_of(seen, chosen, targets)
 
 
-def rows_of(seen: Seen, chosen: NDArray[np.intp], targets: Sequence[Target]) -> tuple[Row | Unattainable, ...]:
+def rows_of(
+    seen: EvaluatedImages, chosen: NDArray[np.intp], targets: Sequence[Target]
+) -> tuple[TargetRow | UnattainableTarget, ...]:
     """The rows of targets with answers, each over the pictures that `best` has answered, too."""
     best = seen.samples.get(Quality.BEST, {})
-    rows: list[Row | Unattainable] = []
+    rows: list[TargetRow | UnattainableTarget] = []
     for target in targets:
         if target in seen.unattainable:
-            rows.append(Unattainable(written(target), seen.unattainable[target]))
+            rows.append(UnattainableTarget(written(target), seen.unattainable[target]))
             continue
         samples = seen.samples.get(target, {})
         both = [index for index in chosen.tolist() if index in samples and index in best]
@@ -308,7 +310,7 @@ async def _ask(
     chosen: NDArray[np.intp],
     target: Target,
     concurrency: int,
-    seen: Seen,
+    seen: EvaluatedImages,
 ) -> None:
     """Every chosen picture. The first refusal ends it: what cannot be answered cannot be judged."""
     samples = seen.samples.setdefault(target, {})
@@ -324,7 +326,7 @@ async def _ask(
                 error.add_note(f"picture {index} of {pictures.name}, {written(target)}")
                 raise
             latency_ms = (time.perf_counter() - started) * 1e3
-            samples[index] = Sample(answer.index == int(pictures.labels[index]), latency_ms, answer)
+            samples[index] = EvaluatedImage(answer.index == int(pictures.labels[index]), latency_ms, answer)
 
     try:
         async with asyncio.TaskGroup() as callers:
@@ -341,7 +343,7 @@ def written(target: Target) -> str:
     return f"{name}={value}"
 
 
-def summarise(target: str, samples: Sequence[Sample], best: Sequence[Sample]) -> Row:
+def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[EvaluatedImage]) -> TargetRow:
     """One row from a target's samples and those of `best` for the same pictures, in the same order."""
     n = len(samples)
     right = np.array([sample.right for sample in samples])
@@ -351,7 +353,7 @@ def summarise(target: str, samples: Sequence[Sample], best: Sequence[Sample]) ->
     p50, p99 = np.percentile([sample.latency_ms for sample in samples], (50, 99))
     promises = [sample.answer.accuracy for sample in samples]
     bounds = [promise.max_drop for promise in promises if promise.max_drop is not None]
-    return Row(
+    return TargetRow(
         target=target,
         n=n,
         accuracy=float(right.mean()),
@@ -369,7 +371,7 @@ def summarise(target: str, samples: Sequence[Sample], best: Sequence[Sample]) ->
     )
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: EvaluationReport, console: Console) -> None:
     """Print the report for a person."""
     table = Table(
         box=None, header_style="bold", title=f"{report.n} pictures of {report.data} ({report.split}) at {report.url}"
@@ -388,7 +390,7 @@ def show(report: Report, console: Console) -> None:
     ):
         table.add_column(title, justify="left" if title in ("target", "status") else "right", no_wrap=title == "target")
     for row in report.rows:
-        if isinstance(row, Unattainable):
+        if isinstance(row, UnattainableTarget):
             table.add_row(row.target, "", "", "", "", f"unattainable, at most {row.maximum:g}")
             continue
         table.add_row(

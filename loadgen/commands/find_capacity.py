@@ -28,9 +28,9 @@ import numpy as np
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from loadgen.analysis.capacity import (
-    Answers,
+    CapacityGoal,
     Confirmation,
-    Goal,
+    CountedAnswers,
     Probe,
     Standing,
     confirmation,
@@ -38,17 +38,17 @@ from loadgen.analysis.capacity import (
     is_lightly_loaded,
     judge,
 )
-from loadgen.analysis.rate_search import LEAST_RATE, STEPS_DOWN, Search, Try
+from loadgen.analysis.rate_search import LEAST_RATE, STEPS_DOWN, RateSearch, RateTrial
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import Job
-from loadgen.clients.processes import Crew
+from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
-from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS, Constant
+from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS, ConstantArrivals
 from loadgen.workload.record import Origin, Outcome, TargetClass, check_files
 
 WARM_UP_S: Final = 1.0
@@ -69,7 +69,7 @@ Ask: TypeAlias = Callable[[Job], Awaitable[tuple[list[Outcome], bool]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProbePlan:
     """How long runs are, and what they send."""
 
     setup: Setup
@@ -78,13 +78,13 @@ class Plan:
     confirm_requests: int = LEAST_CONFIRMING
     confirm_s: float = 180.0
 
-    def seconds(self, tried: Try) -> float:
+    def seconds(self, tried: RateTrial) -> float:
         """Counted."""
         if tried.confirming:
             return min(self.confirm_s, max(self.confirm_requests / tried.rate, CONFIRM_PROBES * self.probe_s))
         return max(self.probe_s, min(self.probe_requests / tried.rate, MOST_PROBE_S))
 
-    def job(self, tried: Try) -> Job:
+    def job(self, tried: RateTrial) -> Job:
         """Every request of a run: so many at uniform moments, which is what Poisson arrivals are once it is known how
         many there are. So the rate is what it says, without its own chance.
         """
@@ -112,7 +112,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Findings:
+class CapacityFindings:
     """What is known so far."""
 
     probes: list[Probe] = field(default_factory=list)
@@ -186,14 +186,14 @@ async def run(given: Options) -> int:
     _check(given)
     check_files(given.json)
     setup_ = options.read_setup(given)
-    goal = Goal(given.p99_ms, given.min_accuracy)
+    goal = CapacityGoal(given.p99_ms, given.min_accuracy)
     if goal.min_accuracy is not None and setup_.dataset.labels is None:
         raise ConfigError("--min-accuracy: expected labelled pictures; --data has none")
-    plan = Plan(setup_, given.probe_requests, given.probe_s, given.confirm_requests, given.confirm_s)
+    plan = ProbePlan(setup_, given.probe_requests, given.probe_s, given.confirm_requests, given.confirm_s)
     started = options.origin(setup_.seed)
     console = terminal(160, highlight=False)
-    findings = Findings()
-    search = Search(given.from_rate, given.precision, plan.most_rate(), given.max_probes)
+    findings = CapacityFindings()
+    search = RateSearch(given.from_rate, given.precision, plan.most_rate(), given.max_probes)
     limit: float | None = None
 
     def conclude() -> None:
@@ -203,14 +203,14 @@ async def run(given: Options) -> int:
             write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
     with heeded() as stop:
-        async with Crew(setup_.processes) as crew:
+        async with WorkerProcesses(setup_.processes) as crew:
 
             async def ask(job: Job) -> tuple[list[Outcome], bool]:
                 return await crew.run(job, stop=stop), stop.is_set()
 
             await crew.load(setup_.dataset)
             if not given.no_noise:
-                job = setup_.job(Constant(noise_floor.LEAST_RATE), given.probe_s)
+                job = setup_.job(ConstantArrivals(noise_floor.LEAST_RATE), given.probe_s)
                 floor = await unless(stop, noise_floor.measure(crew, job, given.from_rate))
                 if floor is not None:
                     limit = GENERATOR_SHARE * floor.max_rate
@@ -233,7 +233,12 @@ async def run(given: Options) -> int:
 
 
 async def find(
-    search: Search, plan: Plan, goal: Goal, ask: Ask, findings: Findings, tell: Callable[[Probe], None]
+    search: RateSearch,
+    plan: ProbePlan,
+    goal: CapacityGoal,
+    ask: Ask,
+    findings: CapacityFindings,
+    tell: Callable[[Probe], None],
 ) -> None:
     """Try rates until the search is over or interrupted; what comes of them is added to the findings, and told.
 
@@ -241,7 +246,7 @@ async def find(
         NotReady: if the first run has no answer at all, which no lower rate would mend.
     """
     labelled = plan.setup.dataset.labels is not None
-    least: Answers | None = None
+    least: CountedAnswers | None = None
     least_rate = math.inf
     while (tried := search.next()) is not None:
         job = plan.job(tried)
@@ -333,8 +338,8 @@ def _bracket(found: Capacity) -> str:
 def _capacity(
     given: Options,
     setup_: Setup,
-    search: Search,
-    findings: Findings,
+    search: RateSearch,
+    findings: CapacityFindings,
     limit: float | None,
     started: Origin,
 ) -> Capacity:

@@ -32,7 +32,7 @@ from hawkvision.hop import TRANSPORT_PATH, Transports
 from loadgen.clients.connections import check_server
 from loadgen.clients.processes import LEAD_S
 from loadgen.commands.command_line import MeasurementOptions, option
-from loadgen.network.link_model import Counts
+from loadgen.network.link_model import PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
 from loadgen.network.profiles import LinkProfile, load_profile, names
@@ -49,7 +49,7 @@ MAX_UDP_PORTS: Final = 8
 DISCOVERY_S: Final = 5.0
 
 
-class Behind:
+class LinkProxy:
     """A server behind a link, while the context is entered.
 
     The link is calm (`LinkProfile.calm`) until `begin`.
@@ -94,7 +94,7 @@ class Behind:
         self.refused = 0
         """Callers that were hung up on, for too many were there."""
 
-    async def __aenter__(self) -> Behind:
+    async def __aenter__(self) -> LinkProxy:
         """Raises ConfigError where there can be no such link or the address is taken, NotReady if it fails to come."""
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(self._link)
@@ -130,7 +130,7 @@ class Behind:
         for packet, address in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (address, DISCARD_PORT))
 
-    def counts(self) -> tuple[Counts, Counts]:
+    def counts(self) -> tuple[PacketCounts, PacketCounts]:
         """What happened to packets (up, down)."""
         return self._link.counts()
 
@@ -253,7 +253,7 @@ def _loopback(address: str) -> str:
     return address
 
 
-def seen(profile: LinkProfile, duration_s: float, link: str = CLIENT_EDGE, offset: int = 0) -> list[LinkSample]:
+def link_samples(profile: LinkProfile, duration_s: float, link: str = CLIENT_EDGE, offset: int = 0) -> list[LinkSample]:
     """What a link of a run is like, for its record; its weather begins `LEAD_S` before the run."""
     found = profile.samples(link, duration_s + LEAD_S, offset, -LEAD_S)
     return [msgspec.structs.replace(sample, at_s=max(0.0, sample.at_s)) for sample in found]
@@ -307,7 +307,7 @@ async def run(given: Options) -> None:
             raise ConfigError(f"{named}: expected a port from 1 to 65535, got {port}")
     if given.round < 0:
         raise ConfigError(f"--round: expected 0 or more, got {given.round}")
-    behind = Behind(
+    behind = LinkProxy(
         given.url,
         load_profile(given.link),
         listen=given.listen,

@@ -33,8 +33,8 @@ import msgspec
 
 from hawkvision.artifacts import check_writable, write_atomic
 from hawkvision.errors import ConfigError, NotReady
-from loadgen.clients.base import Asker, Replied, Times
-from loadgen.clients.engine import asker_for
+from loadgen.clients.base import Reply, RequestClient, RequestTimes
+from loadgen.clients.engine import client_for
 from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.commands.options import Setup
@@ -113,7 +113,7 @@ class ClassTally(msgspec.Struct):
         return None if self.right is None or not self.asked else self.right / self.asked
 
 
-class Report(msgspec.Struct, frozen=True):
+class MlperfReport(msgspec.Struct, frozen=True):
     """A test, as `--json` writes it."""
 
     url: str
@@ -150,14 +150,14 @@ async def run(given: Options) -> int:
     setup_ = options.read_setup(given)
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
-    read_settings(loadgen, given, len(setup_.dataset), Expected(1.0, 1.0))  # refused before anything is asked
+    read_settings(loadgen, given, len(setup_.dataset), ExpectedSpeed(1.0, 1.0))  # refused before anything is asked
     _make_folder(given.out)
     check_files(given.json)
     console = terminal(160, highlight=False)
     started = options.origin(setup_.seed)
-    asker = asker_for(setup_.server, setup_.max_in_flight)
+    asker = client_for(setup_.server, setup_.max_in_flight)
     await asker.open()
-    bridge = Bridge(loadgen, asker, setup_)
+    bridge = LoadGenBridge(loadgen, asker, setup_)
     try:
         expected = await expect(given, asker, setup_)
         settings = read_settings(loadgen, given, len(setup_.dataset), expected)
@@ -187,7 +187,7 @@ async def run(given: Options) -> int:
             console.print(f"  {_said(tally)}", markup=False)
     console.print(f"LoadGen's logs are in {given.out}")
     if given.json is not None:
-        report = Report(
+        report = MlperfReport(
             url=given.url,
             data=setup_.dataset.name,
             scenario=given.scenario,
@@ -209,14 +209,14 @@ async def run(given: Options) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedSpeed:
     """What the warm-up saw: LoadGen draws its queries before the run, from what it is told to expect."""
 
     fastest_s: float
     per_s: float
 
 
-def read_settings(loadgen: Any, given: Options, pictures: int, expected: Expected) -> Any:
+def read_settings(loadgen: Any, given: Options, pictures: int, expected: ExpectedSpeed) -> Any:
     """LoadGen's `TestSettings`: the rules it carries for the benchmark, then what the warm-up saw, the user's conf, and
     the options.
 
@@ -297,7 +297,7 @@ def deviations(loadgen: Any, given: Options, settings: Any) -> list[str]:
     ]
 
 
-async def expect(given: Options, asker: Asker, setup_: Setup) -> Expected:
+async def expect(given: Options, asker: RequestClient, setup_: Setup) -> ExpectedSpeed:
     """Warm up, with all classes by their shares: one request after another, or for Offline as many at once as may be.
 
     Raises:
@@ -313,19 +313,19 @@ async def expect(given: Options, asker: Asker, setup_: Setup) -> Expected:
         nonlocal fastest_s, done
         while (asked := loop.time()) < began + WARM_UP_S:
             target = setup_.classes[next(targets)]
-            replied = await asker.ask(next(bodies), target.fields, Times())
+            replied = await asker.ask(next(bodies), target.fields, RequestTimes())
             if replied.status != 200:
                 raise NotReady(f"the server does not answer pictures, {target.name}: {replied.error}")
             fastest_s, done = min(fastest_s, loop.time() - asked), done + 1
 
     await asyncio.gather(*(caller() for _ in range(together)))
-    return Expected(fastest_s, done / (loop.time() - began))
+    return ExpectedSpeed(fastest_s, done / (loop.time() - began))
 
 
-class Bridge:
+class LoadGenBridge:
     """LoadGen's system under test on the running event loop."""
 
-    def __init__(self, loadgen: Any, asker: Asker, setup_: Setup) -> None:
+    def __init__(self, loadgen: Any, asker: RequestClient, setup_: Setup) -> None:
         self.completed = 0
         self.failed = 0
         self.errors: dict[str, int] = {}
@@ -393,12 +393,12 @@ class Bridge:
         """Ask as long as there is something to ask."""
         while self._waiting:
             identity, picture, target = self._waiting.popleft()
-            replied = await self._asker.ask(self._bodies[picture], self._fields[target], Times())
+            replied = await self._asker.ask(self._bodies[picture], self._fields[target], RequestTimes())
             self._count(replied, picture, self.tallies[target])
             self._complete(identity, NO_CLASS if replied.index is None else replied.index)
         self._active -= 1
 
-    def _count(self, replied: Replied, picture: int, tally: ClassTally) -> None:
+    def _count(self, replied: Reply, picture: int, tally: ClassTally) -> None:
         self.completed += 1
         tally.asked += 1
         if replied.status != 200 or replied.index is None:
@@ -435,7 +435,7 @@ def verdict(summary: str) -> bool:
     return found[1] == "VALID"
 
 
-class _Line(msgspec.Struct):
+class _LogLine(msgspec.Struct):
     key: str
     value: Any = None
 
@@ -446,7 +446,7 @@ def figures(detail: str) -> dict[str, Any]:
     for line in detail.splitlines():
         if line.startswith(_LOGGED):
             with contextlib.suppress(msgspec.DecodeError):
-                read = msgspec.json.decode(line.removeprefix(_LOGGED).encode(), type=_Line)
+                read = msgspec.json.decode(line.removeprefix(_LOGGED).encode(), type=_LogLine)
                 if read.key.startswith(_RESULTS):
                     found[read.key] = read.value
     return found
@@ -479,7 +479,7 @@ def _said(tally: ClassTally) -> str:
     return f"{tally.target}: {tally.asked} requests{accuracy}, {tally.asked - tally.answered} not answered"
 
 
-def _reasons(bridge: Bridge) -> str:
+def _reasons(bridge: LoadGenBridge) -> str:
     return "".join(f", {code}: {n}" for code, n in sorted(bridge.errors.items()))
 
 

@@ -12,19 +12,19 @@ from hawkvision.artifacts import write_atomic
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Protocol, Server
-from loadgen.clients.processes import Crew
+from loadgen.clients.engine import Protocol, ServerAddress
+from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
 from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
-from loadgen.workload.arrivals import MAX_RATE, Constant
+from loadgen.workload.arrivals import MAX_RATE, ConstantArrivals
 from loadgen.workload.dataset import read_dataset
 from loadgen.workload.record import NoiseFloor, Origin, check_files
 
 
-class Report(msgspec.Struct, frozen=True):
+class NoiseReport(msgspec.Struct, frozen=True):
     """What was measured, as `--json` writes it."""
 
     protocol: str
@@ -69,15 +69,15 @@ async def run(given: Options) -> None:
     check_files(given.json)
     dataset = read_dataset(given.data, "imagenet", models_dir(None), split="all", limit=given.limit)
     classes = target_mix.parse(target_mix.DEFAULT)
-    server = Server("http://127.0.0.1", given.protocol)
+    server = ServerAddress("http://127.0.0.1", given.protocol)
     planned = Setup(server, dataset, classes, given.processes, options.MAX_IN_FLIGHT, seed=0)
     started = options.origin(planned.seed)
-    async with Crew(given.processes) as crew:
+    async with WorkerProcesses(given.processes) as crew:
         await crew.load(dataset)
-        job = planned.job(Constant(noise_floor.LEAST_RATE), given.seconds)
+        job = planned.job(ConstantArrivals(noise_floor.LEAST_RATE), given.seconds)
         floor = await noise_floor.measure(crew, job, given.rate, floor_s=given.seconds, ceiling_s=given.seconds)
     rate = noise_floor.floor_rate(given.rate, floor.max_rate)
-    report = Report(given.protocol, given.processes, dataset.name, rate, floor, started)
+    report = NoiseReport(given.protocol, given.processes, dataset.name, rate, floor, started)
     console = terminal(160, highlight=False)
     console.print(
         f"{given.protocol}, {given.processes} processes, {dataset.name}\n"

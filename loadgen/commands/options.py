@@ -15,12 +15,12 @@ from hawkvision.client import CLASSIFY_PATH
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from loadgen.clients.connections import check_server
-from loadgen.clients.engine import Job, Protocol, Server
+from loadgen.clients.engine import Job, Protocol, ServerAddress
 from loadgen.commands import command_line
 from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.host import idle_prevention
 from loadgen.workload import target_mix
-from loadgen.workload.arrivals import Arrivals, Closed
+from loadgen.workload.arrivals import Arrivals, ClosedLoop
 from loadgen.workload.dataset import Dataset, Split, read_dataset
 from loadgen.workload.record import Origin, TargetClass
 
@@ -99,7 +99,7 @@ class LoadOptions(MeasurementOptions):
 class Setup:
     """Whom to ask about which pictures, for what, by how many processes."""
 
-    server: Server
+    server: ServerAddress
     dataset: Dataset
     classes: list[TargetClass]
     processes: int
@@ -111,7 +111,7 @@ class Setup:
 
         One seed gives the same requests whatever server is asked, so that runs can be compared in pairs.
         """
-        if isinstance(arrivals, Closed):
+        if isinstance(arrivals, ClosedLoop):
             due: list[float] = []
             n = CLOSED_PLAN
         else:
@@ -125,7 +125,7 @@ class Setup:
             duration_s=duration_s,
             max_in_flight=self.max_in_flight,
             due=due,
-            callers=arrivals.callers if isinstance(arrivals, Closed) else 0,
+            callers=arrivals.callers if isinstance(arrivals, ClosedLoop) else 0,
         )
 
 
@@ -156,7 +156,7 @@ def read_setup(given: LoadOptions) -> Setup:
         limit=given.limit,
         class_map=given.class_map,
     )
-    server = Server(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
+    server = ServerAddress(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
     classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss)
     return Setup(server, dataset, classes, given.processes, given.max_in_flight, given.seed)
 
@@ -191,7 +191,7 @@ def check_callers(arrivals: Arrivals, processes: int) -> None:
     Raises:
         ConfigError: saying so.
     """
-    if isinstance(arrivals, Closed) and arrivals.callers < processes:
+    if isinstance(arrivals, ClosedLoop) and arrivals.callers < processes:
         raise ConfigError(f"--processes {processes}: expected at most as many as callers, {arrivals.callers}")
 
 

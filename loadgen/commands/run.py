@@ -24,18 +24,18 @@ from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotRe
 from hawkvision.types import Answer, Quality
 from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Job, Tally, asker_for
-from loadgen.clients.processes import Crew
+from loadgen.clients.engine import Job, Tally, client_for
+from loadgen.clients.processes import WorkerProcesses
 from loadgen.clients.server_info import identify
 from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded
-from loadgen.commands.link_proxy import Behind, seen, udp_port_of
+from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
 from loadgen.network.profiles import LinkProfile, load_profile, names
-from loadgen.workload.arrivals import Arrivals, Closed, Replay, parse
+from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
 from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, check_files, save
 
 REFERENCE_CALLERS: Final = 4
@@ -48,7 +48,7 @@ REPLAY_TAIL_S: Final = 0.001
 """After the last timestamp, lest it be due when all is over."""
 
 if TYPE_CHECKING:
-    from loadgen.analysis.summary import Summary
+    from loadgen.analysis.summary import RunSummary
 
 Show = Callable[[Tally], None]
 
@@ -114,7 +114,7 @@ async def run(given: Options) -> int:
     arrivals = parse(given.arrivals)
     duration_s = given.duration_s
     if duration_s is None:
-        duration_s = arrivals.span_s + REPLAY_TAIL_S if isinstance(arrivals, Replay) else DURATION_S
+        duration_s = arrivals.span_s + REPLAY_TAIL_S if isinstance(arrivals, ReplayedArrivals) else DURATION_S
     options.positive("--duration-s", duration_s)
     if not 0.0 <= given.warm_up_s < duration_s:
         raise ConfigError(
@@ -142,7 +142,7 @@ async def run(given: Options) -> int:
             "warm-up, or more requests (--arrivals, --duration-s)"
         )
     console = terminal(180)
-    async with Crew(setup_.processes) as crew:
+    async with WorkerProcesses(setup_.processes) as crew:
         await crew.load(setup_.dataset)
         floor = None if given.no_noise else await noise_floor.measure(crew, job, _rate(arrivals))
         if floor is not None:
@@ -162,7 +162,7 @@ async def run(given: Options) -> int:
             before, paced = cpu_steal.read(), idle_prevention.pace()
             outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
             lost, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
-    links = [] if profile is None else seen(profile, duration_s)
+    links = [] if profile is None else link_samples(profile, duration_s)
     name = "" if profile is None else profile.name
     tested = assemble(
         given, setup_, started, outcomes, floor, reference, duration_s, stopped_s, lost, slowed, links, server, name
@@ -173,7 +173,7 @@ async def run(given: Options) -> int:
     return INTERRUPTED_STATUS if stopped_s is not None else int(bool(missed))
 
 
-def missed_goals(summary: Summary, p99_ms: float | None, min_effective: float | None) -> list[str]:
+def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
     """What a test came short of: answers at all, and the goals that are given, by what was measured."""
     total, missed = summary.total, []
     if not total.answered:
@@ -288,23 +288,25 @@ async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> An
 
 
 @asynccontextmanager
-async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[Behind | None]:
+async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[LinkProxy | None]:
     """The server behind the link that was asked for. It is connected to first: at a link, somebody always answers."""
     if profile is None:
         yield None
         return
     server = setup_.server
-    asker = asker_for(server, 1)
+    asker = client_for(server, 1)
     try:
         await asker.open()
     finally:
         await asker.close()
-    datagrams = [await udp_port_of(server.url, server.api_key)] if server.protocol == "lossy" else []
-    async with Behind(server.url, profile, udp_ports=datagrams) as behind:
+    datagrams = [await udp_port_of(server.url, server.api_key)] if server.protocol == "datagram" else []
+    async with LinkProxy(server.url, profile, udp_ports=datagrams) as behind:
         yield behind
 
 
-async def _interruptible(crew: Crew, job: Job, begun: Callable[[], None] | None) -> tuple[list[Outcome], float | None]:
+async def _interruptible(
+    crew: WorkerProcesses, job: Job, begun: Callable[[], None] | None
+) -> tuple[list[Outcome], float | None]:
     """The outcomes, and when (since the start) an interrupt stopped the sending."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -339,7 +341,7 @@ def _bar(title: str, total: int | None) -> Iterator[Show]:
         yield show
 
 
-def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> Summary:
+def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> RunSummary:
     """Save first, and once more with the figures: whatever becomes of the rest, the record is there.
 
     Raises:
@@ -375,4 +377,4 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
 
 
 def _rate(arrivals: Arrivals) -> float | None:
-    return None if isinstance(arrivals, Closed) else arrivals.rate
+    return None if isinstance(arrivals, ClosedLoop) else arrivals.rate

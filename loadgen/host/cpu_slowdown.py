@@ -28,7 +28,7 @@ _LINE: Final = struct.Struct("=3d")
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class SpinnerLap:
     """What one spinner has done since it began."""
 
     turns: float = 0.0
@@ -38,12 +38,12 @@ class Lap:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SpinnerProgress:
     """What the spinners of all processors have done since they began."""
 
-    laps: tuple[Lap, ...]
+    laps: tuple[SpinnerLap, ...]
 
-    def slowed_since(self, before: Pace) -> float | None:
+    def slowed_since(self, before: SpinnerProgress) -> float | None:
         """By how much slower than at their best they were since `before`, 0..1; None if they did nothing."""
         spent_s = at_best_s = 0.0
         for now, then in zip(self.laps, before.laps, strict=True):
@@ -53,17 +53,17 @@ class Pace:
         return max(0.0, 1.0 - at_best_s / spent_s) if spent_s > 0.0 else None
 
 
-def since(before: Pace | None, now: Pace | None) -> float | None:
+def since(before: SpinnerProgress | None, now: SpinnerProgress | None) -> float | None:
     """By how much slower than at their best the processors were meanwhile; None where nobody spun."""
     return None if before is None or now is None else now.slowed_since(before)
 
 
 def board_bytes(spinners: int) -> int:
-    """What a `Board` needs."""
+    """What a `SpinnerBoard` needs."""
     return spinners * _LINE.size
 
 
-class Board:
+class SpinnerBoard:
     """Where spinners, processes of their own, write how far they are, and others read it.
 
     What is read of one spinner may be of two moments that are one of its stretches of time apart.
@@ -74,13 +74,15 @@ class Board:
         self._map = mmap.mmap(descriptor, board_bytes(spinners))
         self._spinners = spinners
 
-    def write(self, spinner: int, lap: Lap) -> None:
+    def write(self, spinner: int, lap: SpinnerLap) -> None:
         """Of one spinner, counted from 0."""
         _LINE.pack_into(self._map, spinner * _LINE.size, lap.turns, lap.cpu_s, lap.best)
 
-    def read(self) -> Pace:
+    def read(self) -> SpinnerProgress:
         """Of all."""
-        return Pace(tuple(Lap(*_LINE.unpack_from(self._map, n * _LINE.size)) for n in range(self._spinners)))
+        return SpinnerProgress(
+            tuple(SpinnerLap(*_LINE.unpack_from(self._map, n * _LINE.size)) for n in range(self._spinners))
+        )
 
     def close(self) -> None:
         """Unmap it."""

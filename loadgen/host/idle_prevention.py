@@ -45,7 +45,7 @@ from typing import Final, NoReturn
 
 from hawkvision.errors import ConfigError
 from hawkvision.process import ended, stop_with_parent
-from loadgen.host.cpu_slowdown import Board, Lap, Pace, board_bytes
+from loadgen.host.cpu_slowdown import SpinnerBoard, SpinnerLap, SpinnerProgress, board_bytes
 
 STOP_LIMIT_S: Final = 5.0
 SPIN_S: Final = 0.1
@@ -57,7 +57,7 @@ AUTOGROUP_EVERY_S: Final = 0.1
 AUTOGROUP_TRIES: Final = 50
 
 _spinners: list[subprocess.Popen[bytes]] = []
-_boards: list[Board] = []
+_boards: list[SpinnerBoard] = []
 """Where they write; empty without any."""
 
 
@@ -73,7 +73,7 @@ def prevented() -> Iterator[None]:
     processors = sorted(os.sched_getaffinity(0))
     try:
         with _shared(board_bytes(len(processors))) as shared:
-            _boards.append(Board(shared, len(processors)))
+            _boards.append(SpinnerBoard(shared, len(processors)))
             for number, processor in enumerate(processors):
                 words = (str(word) for word in (processor, shared, number, len(processors)))
                 _spinners.append(
@@ -112,17 +112,17 @@ def spinning() -> int:
     return len(_spinners)
 
 
-def pace() -> Pace | None:
+def pace() -> SpinnerProgress | None:
     """How far the spinners are, to be compared with later; None while processors are not kept awake."""
     return _boards[0].read() if _boards else None
 
 
-def _spin(processor: int, board: Board, number: int) -> NoReturn:
+def _spin(processor: int, board: SpinnerBoard, number: int) -> NoReturn:
     """Spin on one processor, with short rests, until terminated."""
     _give_way_to_other_sessions()
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {processor})
-    lap = Lap()
+    lap = SpinnerLap()
     while True:
         turns, began, until = 0, time.thread_time(), time.perf_counter() + SPIN_S
         while time.perf_counter() < until:
@@ -131,7 +131,7 @@ def _spin(processor: int, board: Board, number: int) -> NoReturn:
         spent = time.thread_time() - began
         # Of a stretch in which it hardly ran, little can be said.
         best = max(lap.best, turns / spent) if spent > 0.5 * SPIN_S else lap.best
-        lap = Lap(lap.turns + turns, lap.cpu_s + spent, best)
+        lap = SpinnerLap(lap.turns + turns, lap.cpu_s + spent, best)
         board.write(number, lap)
         time.sleep(REST_S)
 
@@ -153,4 +153,4 @@ def _give_way_to_other_sessions() -> None:
 
 if __name__ == "__main__":
     own, shared, place, all_of_them = (int(word) for word in sys.argv[1:])
-    _spin(own, Board(shared, all_of_them), place)
+    _spin(own, SpinnerBoard(shared, all_of_them), place)

@@ -74,7 +74,7 @@ class Timer:
         self._ring()
 
 
-class Alarm:
+class PreciseTimer:
     """Waits for moments of `time.monotonic`, one at a time, on the running loop. Close it."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
     packet ─► queue (drop-tail, rate) ─► air (loss, then duplication) ─► delay, jitter, reordering ─► arrival
 
 Loss comes after the bottleneck, so a lost packet has used the link's time, as on a radio. A rate counts whole IP
-packets. `Direction` is the model; `Pipe` keeps what is under way.
+packets. `Direction` is the model; `LinkPipe` keeps what is under way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, Loss, NoLoss, Outages, Step, Trace
+from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, LinkTrace, Loss, NoLoss, Outages, TraceStep
 
 BATCH: Final = 64
 """Packets read from one socket before others get their turn."""
@@ -29,13 +29,13 @@ BOOKKEEPING_BYTES: Final = 256
 """What Python spends per held packet on tuples, floats and headers of objects, so that tiny packets count too."""
 
 
-class Counts(msgspec.Struct, frozen=True):
+class PacketCounts(msgspec.Struct, frozen=True):
     """What one direction has done since it was made."""
 
     offered: int
     offered_bytes: int
     delivered: int
-    """Copies that a `Pipe` gave out; 0 where there is only a `Direction`."""
+    """Copies that a `LinkPipe` gave out; 0 where there is only a `Direction`."""
     lost_air: int
     lost_queue: int
     lost_cut: int
@@ -77,8 +77,8 @@ class Direction:
         self._spec = spec
         self._random = random.Random(f"{spec.seed} {self._name}")  # noqa: S311 - weather, not secrets
         self._lost = _loss_process(spec.loss, self._random)
-        trace = spec.trace or Trace((Step(1.0, spec.rate_bit_s, spec.delay_ms, 0.0),), loop=False)
-        self._weather = _Weather(trace)
+        trace = spec.trace or LinkTrace((TraceStep(1.0, spec.rate_bit_s, spec.delay_ms, 0.0),), loop=False)
+        self._weather = _LinkState(trace)
         self._begun_at: float | None = None
 
     def offer(self, packet: bytes | int, now: float) -> tuple[float, ...]:
@@ -134,16 +134,16 @@ class Direction:
         return self._last_arrival
 
 
-class _Weather:
+class _LinkState:
     """A trace's rate, delay and loss at any time, counted in seconds from its beginning."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: LinkTrace) -> None:
         self._steps = trace.steps
         self._loop = trace.loop
         *self._starts, self._length_s = itertools.accumulate((step.seconds for step in trace.steps), initial=0.0)
         self._round_bits = sum(math.inf if s.rate_bit_s is None else s.rate_bit_s * s.seconds for s in trace.steps)
 
-    def at(self, at_s: float) -> Step:
+    def at(self, at_s: float) -> TraceStep:
         return self._steps[self._place(at_s)[0]]
 
     def sent(self, start_s: float, bits: float) -> float:
@@ -228,7 +228,7 @@ class _DeadTimes:
 Item = TypeVar("Item")
 
 
-class Pipe(Generic[Item]):
+class LinkPipe(Generic[Item]):
     """A direction and what is under way in it, soonest first. `now` never decreases."""
 
     def __init__(self, spec: LinkSpec, name: str = "") -> None:
@@ -288,10 +288,10 @@ class Pipe(Generic[Item]):
         return items
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> PacketCounts:
         """What happened so far."""
         model = self.direction
-        return Counts(
+        return PacketCounts(
             offered=model.offered,
             offered_bytes=model.offered_bytes,
             delivered=self._delivered,

@@ -68,7 +68,7 @@ class Outages(msgspec.Struct, frozen=True, tag="outages"):
 Loss: TypeAlias = NoLoss | IidLoss | GilbertElliott | Outages
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class TraceStep(msgspec.Struct, frozen=True, array_like=True):
     """A link's weather for some time. A rate of 0 sends nothing and lets packets queue; None is unlimited."""
 
     seconds: float
@@ -84,14 +84,14 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         _within("loss_ratio", self.loss_ratio, 0.0, 1.0)
 
 
-class Trace(msgspec.Struct, frozen=True):
+class LinkTrace(msgspec.Struct, frozen=True):
     """Steps one after another from the first packet on; then again from the start (`loop`), or the last one for ever.
 
     As a file: one step a line, `seconds rate_bit_s delay_ms loss_ratio`, the rate `-` where unlimited; `#` begins a
     comment. `seconds` is how long the line holds, so that a loop has a length.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     loop: bool = True
     source: str = "trace"
 
@@ -102,13 +102,13 @@ class Trace(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self.source}: its rate stays 0 and packets queue for ever; end with another rate")
 
     @classmethod
-    def read(cls, path: Path, loop: bool = True) -> Trace:
+    def read(cls, path: Path, loop: bool = True) -> LinkTrace:
         """The trace in a file.
 
         Raises:
             ConfigError: naming file and line.
         """
-        steps: list[Step] = []
+        steps: list[TraceStep] = []
         try:
             with path.open(encoding="utf-8") as lines:
                 for number, line in enumerate(lines, 1):
@@ -122,10 +122,10 @@ class Trace(msgspec.Struct, frozen=True):
         return cls(tuple(steps), loop, str(path))
 
 
-def _read_step(words: list[str], where: str) -> Step:
+def _read_step(words: list[str], where: str) -> TraceStep:
     try:
         seconds, rate, delay, loss = words
-        return Step(float(seconds), None if rate == "-" else float(rate), float(delay), float(loss))
+        return TraceStep(float(seconds), None if rate == "-" else float(rate), float(delay), float(loss))
     except ValueError:
         raise ConfigError(
             f"{where}: {' '.join(words)!r}; expected 'seconds rate_bit_s delay_ms loss_ratio', rate '-' if unlimited"
@@ -157,7 +157,7 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Probability that a packet that got through arrives twice, at the same time."""
     queue_bytes: int = DEFAULT_QUEUE_BYTES
     """Bytes waiting for or in transmission beyond which a packet is dropped; an idle link takes any one packet."""
-    trace: Trace | None = None
+    trace: LinkTrace | None = None
     """Weather in the place of rate, delay and loss."""
     seed: int = 0
     """0 to 2^53, which also a float holds exactly."""
@@ -251,7 +251,7 @@ def _from_mapping(values: Mapping[str, object]) -> LinkSpec:
     plain = LinkSpec()
     trace = None
     if "trace" in values:
-        trace = Trace.read(Path(str(values["trace"])), _choice(values, "trace_end", "loop", "hold"))
+        trace = LinkTrace.read(Path(str(values["trace"])), _choice(values, "trace_end", "loop", "hold"))
     elif "trace_end" in values:
         raise ConfigError("trace_end says how a trace ends, and there is none")
     return LinkSpec(

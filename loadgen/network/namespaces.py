@@ -170,7 +170,7 @@ def _sysctl(name: str, value: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TunDevice:
     """An open TUN device."""
 
     name: str
@@ -182,16 +182,16 @@ class Device:
 
 
 @contextlib.contextmanager
-def _device_made() -> Iterator[Device]:
+def _device_made() -> Iterator[TunDevice]:
     """A TUN device in our own namespace, named by the kernel; it exists while somebody holds its descriptor."""
     with open("/dev/net/tun", "r+b", buffering=0) as file:  # noqa: PTH123 - Path.open takes no unbuffered r+b
         answer = fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", b"hvtun%d", _IFF_TUN_NO_PI))
         os.set_blocking(file.fileno(), False)
-        yield Device(answer[:16].rstrip(b"\0").decode(), file)
+        yield TunDevice(answer[:16].rstrip(b"\0").decode(), file)
 
 
 @contextlib.contextmanager
-def open_device(namespace: str, side: Side, hop: int, path: int) -> Iterator[Device]:
+def open_device(namespace: str, side: Side, hop: int, path: int) -> Iterator[TunDevice]:
     """One end of a path: a device in a namespace, up, with its address and routes."""
     address, name = address_of(hop, path, side), _name(hop, path)
     with _device_made() as device:

@@ -33,7 +33,7 @@ import msgspec
 
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.process import ended, stop_with_parent
-from loadgen.network.link_model import Counts
+from loadgen.network.link_model import PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import (
     SIDES,
@@ -48,7 +48,7 @@ from loadgen.network.namespaces import (
     routes_of,
     sweep,
 )
-from loadgen.network.tun_relay import Ask, Begin, Command, Cut, KeepOff, Set, Status
+from loadgen.network.tun_relay import AskStatus, BeginRelay, Command, CutPath, KeepOff, RelayStatus, SetLink
 
 DISCARD_PORT: Final = 9
 """Where nobody listens (RFC 863): a packet to it makes a link that follows a trace begin."""
@@ -123,7 +123,7 @@ class TunLink:
             if self._congestion is not None:
                 self.set_congestion(self._congestion)
             self._start_relay(stack)
-            begun = self._tell(Begin(self._paths, self.realtime), [file.fileno() for file in files])
+            begun = self._tell(BeginRelay(self._paths, self.realtime), [file.fileno() for file in files])
             devices.close()  # the relay has its own
             self.realtime = begun.realtime
             stack.callback(self._stop_started)
@@ -194,26 +194,26 @@ class TunLink:
     def set(self, path: int = 0, *, up: LinkSpec | None = None, down: LinkSpec | None = None) -> None:
         """Change a path from the next packet on; None leaves a direction as it is."""
         self._check(path)
-        self._tell(Set(path, up, down))
+        self._tell(SetLink(path, up, down))
 
     def cut(self, path: int = 0) -> None:
         """Kill a path both ways: packets disappear, those under way as well, and nobody is told."""
         self._check(path)
-        self._tell(Cut(path, dead=True))
+        self._tell(CutPath(path, dead=True))
 
     def restore(self, path: int = 0) -> None:
         """Mend a path that was cut."""
         self._check(path)
-        self._tell(Cut(path, dead=False))
+        self._tell(CutPath(path, dead=False))
 
     def keep_off(self, pid: int) -> None:
         """Leave the processor that this process's first thread is on to it, where there is another (`priority`)."""
         self._tell(KeepOff(pid))
 
-    def counts(self, path: int = 0) -> tuple[Counts, Counts]:
+    def counts(self, path: int = 0) -> tuple[PacketCounts, PacketCounts]:
         """What happened on a path (up, down)."""
         self._check(path)
-        return self._tell(Ask()).counts[path]
+        return self._tell(AskStatus()).counts[path]
 
     def set_congestion(self, name: str | None) -> None:
         """TCP's congestion control for connections made from now on, both ways, even if a socket asks for another.
@@ -269,7 +269,7 @@ class TunLink:
         for process in self._started:
             ended(process, STOP_LIMIT_S)
 
-    def _tell(self, command: Command, files: Sequence[int] = ()) -> Status:
+    def _tell(self, command: Command, files: Sequence[int] = ()) -> RelayStatus:
         line = msgspec.json.encode(command) + b"\n"
         with self._lock:
             try:
@@ -282,7 +282,7 @@ class TunLink:
                 raise NotReady(f"the link's relay does not answer: {error}") from None
         if not reply:
             raise NotReady("the link's relay has ended; it said why on standard error")
-        return msgspec.json.decode(reply, type=Status)
+        return msgspec.json.decode(reply, type=RelayStatus)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,21 +21,21 @@ from typing import Final, TypeAlias
 import msgspec
 
 from loadgen.host.scheduling import LINKS, before_others, processor_of
-from loadgen.network.link_model import BATCH, Counts, Pipe
+from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import MAX_PATHS, MTU
 
 # ── What owner and relay say to one another ────────────────────────────────────────────────────────────────────────
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class BeginRelay(msgspec.Struct, frozen=True, tag="begin"):
     """Comes with the descriptors of the TUN devices, (client, server) of each path."""
 
     paths: tuple[tuple[LinkSpec, LinkSpec], ...]
     realtime: bool
 
 
-class Set(msgspec.Struct, frozen=True, tag="set"):
+class SetLink(msgspec.Struct, frozen=True, tag="set"):
     """From the next packet on; None leaves a direction as it is."""
 
     path: int
@@ -43,7 +43,7 @@ class Set(msgspec.Struct, frozen=True, tag="set"):
     down: LinkSpec | None
 
 
-class Cut(msgspec.Struct, frozen=True, tag="cut"):
+class CutPath(msgspec.Struct, frozen=True, tag="cut"):
     """Kill a path both ways, or mend it."""
 
     path: int
@@ -56,18 +56,18 @@ class KeepOff(msgspec.Struct, frozen=True, tag="keep_off"):
     pid: int
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class AskStatus(msgspec.Struct, frozen=True, tag="ask"):
     """For the counts alone."""
 
 
-Command: TypeAlias = Begin | Set | Cut | KeepOff | Ask
+Command: TypeAlias = BeginRelay | SetLink | CutPath | KeepOff | AskStatus
 
 
-class Status(msgspec.Struct, frozen=True):
+class RelayStatus(msgspec.Struct, frozen=True):
     """The answer to every command: (up, down) of each path."""
 
     realtime: bool
-    counts: tuple[tuple[Counts, Counts], ...]
+    counts: tuple[tuple[PacketCounts, PacketCounts], ...]
 
 
 MOST_WAKING_S: Final = 5e-5
@@ -85,7 +85,7 @@ class _Way:
 
     source: int
     target: int
-    pipe: Pipe[bytes]
+    pipe: LinkPipe[bytes]
 
 
 class _Waking:
@@ -157,27 +157,27 @@ class _Relay:
         for line in lines:
             self._obey(msgspec.json.decode(line, type=Command))
             counts = [way.pipe.counts for way in self._ways.values()]
-            status = Status(self._realtime, tuple(zip(counts[::2], counts[1::2], strict=True)))
+            status = RelayStatus(self._realtime, tuple(zip(counts[::2], counts[1::2], strict=True)))
             self._control.sendall(msgspec.json.encode(status) + b"\n")
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Begin(paths=paths, realtime=realtime):
+            case BeginRelay(paths=paths, realtime=realtime):
                 self._realtime = realtime and before_others(LINKS)
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
-                    self._ways[client] = _Way(client, server, Pipe(up, f"{path} up"))
-                    self._ways[server] = _Way(server, client, Pipe(down, f"{path} down"))
-            case Set(path=path, up=up, down=down):
+                    self._ways[client] = _Way(client, server, LinkPipe(up, f"{path} up"))
+                    self._ways[server] = _Way(server, client, LinkPipe(down, f"{path} down"))
+            case SetLink(path=path, up=up, down=down):
                 for way, spec in zip(self._path(path), (up, down), strict=True):
                     if spec is not None:
                         way.pipe.direction.spec = spec
-            case Cut(path=path, dead=dead):
+            case CutPath(path=path, dead=dead):
                 for way in self._path(path):
                     way.pipe.dead = dead
             case KeepOff(pid=pid):
                 self._kept_off = pid
-            case Ask():
+            case AskStatus():
                 pass
 
     def _step_aside(self) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from hawkvision.errors import ConfigError, HawkVisionError
 from loadgen.host.timer import Timer
-from loadgen.network.link_model import BATCH, Counts, Pipe
+from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec
 
 UDP_OVERHEAD_BYTES: Final = 28
@@ -80,8 +80,8 @@ class UdpRelay:
         self._idle_s = idle_s
         self._listens_in = listens_in
         self._sends_in = sends_in
-        self._up: Pipe[tuple[_Client, bytes]] = Pipe(up, "up")
-        self._down: Pipe[tuple[_Client, bytes]] = Pipe(up if down is None else down, "down")
+        self._up: LinkPipe[tuple[_Client, bytes]] = LinkPipe(up, "up")
+        self._down: LinkPipe[tuple[_Client, bytes]] = LinkPipe(up if down is None else down, "down")
         self._clients: OrderedDict[_SocketAddress, _Client] = OrderedDict()
         """By address, the longest silent first."""
         self._listener: socket.socket | None = None
@@ -117,7 +117,7 @@ class UdpRelay:
         self._down.direction.spec = spec
 
     @property
-    def counts(self) -> tuple[Counts, Counts]:
+    def counts(self) -> tuple[PacketCounts, PacketCounts]:
         """What happened (up, down)."""
         return self._up.counts, self._down.counts
 
@@ -203,7 +203,9 @@ class UdpRelay:
         self._alarm.set(min((at for at in (self._up.next_at, self._down.next_at) if at is not None), default=None))
 
     @staticmethod
-    def _send(pipe: Pipe[tuple[_Client, bytes]], way: socket.socket, data: bytes, to: _SocketAddress | None) -> None:
+    def _send(
+        pipe: LinkPipe[tuple[_Client, bytes]], way: socket.socket, data: bytes, to: _SocketAddress | None
+    ) -> None:
         for _ in range(2):
             try:
                 if to is None:

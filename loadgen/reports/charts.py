@@ -32,8 +32,8 @@ from hawkvision.reports.svg import (
     whisker,
 )
 from loadgen.analysis.bootstrap import quantiles
-from loadgen.analysis.samples import Counted
-from loadgen.analysis.summary import ClassSummary, Estimate, Figures, Percentile, Summary
+from loadgen.analysis.samples import CountedRequests
+from loadgen.analysis.summary import ClassSummary, Figures, IntervalEstimate, Percentile, RunSummary
 from loadgen.workload.record import Run
 
 NARROW: Final = 440.0
@@ -47,14 +47,14 @@ class ChartSeries:
     """A run with what is said of it."""
 
     run: Run
-    counted: Counted
-    summary: Summary
+    counted: CountedRequests
+    summary: RunSummary
     uplink_bytes: float | None = None
     """From the edge to the datacenter, per request sent; None where nobody counted them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FrontierPoint:
     """A place on the frontier: a run, or a target of one."""
 
     place: int
@@ -62,7 +62,7 @@ class Point:
     label: str
     name: str
     p99: Percentile
-    effective: Estimate
+    effective: IntervalEstimate
     bytes_each: float
     """Per request: to the datacenter where that is known, for callers send the same whatever the policy."""
     bytes_words: str
@@ -96,7 +96,7 @@ def latency_chart(series: Sequence[ChartSeries]) -> str:
     )  # fmt: skip
 
 
-def _spoken(summary: Summary) -> str:
+def _spoken(summary: RunSummary) -> str:
     return ", ".join(f"{one.name} {one.ms:.0f} ms" for one in summary.total.percentiles)
 
 
@@ -146,7 +146,7 @@ def percentile_chart(series: Sequence[ChartSeries]) -> str:
     )  # fmt: skip
 
 
-def frontier_points(series: Sequence[ChartSeries]) -> list[Point]:
+def frontier_points(series: Sequence[ChartSeries]) -> list[FrontierPoint]:
     """One for each run, or for each target where there is one run; those whose effective accuracy is known."""
     every: list[tuple[str, str, Figures, float | None]]
     if len(series) > 1:
@@ -154,7 +154,7 @@ def frontier_points(series: Sequence[ChartSeries]) -> list[Point]:
     else:
         every = [(_short(one.target), one.target, one.figures, None) for one in series[0].summary.classes]
     return [
-        Point(
+        FrontierPoint(
             place,
             label,
             name,
@@ -170,7 +170,7 @@ def frontier_points(series: Sequence[ChartSeries]) -> list[Point]:
     ]
 
 
-def frontier_chart(points: Sequence[Point]) -> str:
+def frontier_chart(points: Sequence[FrontierPoint]) -> str:
     """Effective accuracy against P99; the area of a disc is the bytes per request."""
     height, left, right, top, bottom = 300.0, 52.0, NARROW - 12, 30.0, 300.0 - 44
     x = log_scale([end for one in points for end in (one.p99.low, one.p99.ms, one.p99.high)], left, right - 14)

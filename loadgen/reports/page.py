@@ -16,10 +16,9 @@ from hawkvision.errors import ConfigError
 from hawkvision.reports.pages import Markup, joined, render, script_hash, source
 from hawkvision.reports.svg import DASHES, marker
 from hawkvision.reports.tables import Cell, Table, table
-from loadgen.analysis.compare import MOST_RUNS, Comparison, Ratio, compare_all, written
-from loadgen.analysis.compare import Verdict as Shown
+from loadgen.analysis.compare import MOST_RUNS, Ratio, RatioVerdict, RunComparison, compare_all, written
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import ClassSummary, Estimate, Figures, Verdict, summarise
+from loadgen.analysis.summary import ClassSummary, Figures, IntervalEstimate, TargetVerdict, summarise
 from loadgen.reports.charts import (
     NARROW,
     WIDE,
@@ -49,7 +48,7 @@ MOST_CODES: Final = 12
 PACKAGE: Final = "loadgen.reports"
 UNKNOWN: Final = Cell("–")
 
-Headline: TypeAlias = Callable[[Sequence[ChartSeries], Sequence[Comparison]], tuple[str, str]]
+Headline: TypeAlias = Callable[[Sequence[ChartSeries], Sequence[RunComparison]], tuple[str, str]]
 """The first sentence of a page, and the one below it."""
 
 
@@ -172,7 +171,7 @@ def _latency_cell(total: Figures, share: float) -> Cell:
     return Cell(value, (small,))
 
 
-def _runs_table(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> Markup:
+def _runs_table(series: Sequence[ChartSeries], comparisons: Sequence[RunComparison]) -> Markup:
     sent = "KiB sent" if series[0].uplink_bytes is None else "kB to the datacenter"
     names = ("P50", "P99", "P99.9", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
              "escalated", "not answered", "shed", "flagged", sent)  # fmt: skip
@@ -199,14 +198,14 @@ def _run_row(place: int, one: ChartSeries, ratio: Ratio | None) -> list[Cell]:
     ]
 
 
-def _share_cell(found: Estimate | None) -> Cell:
+def _share_cell(found: IntervalEstimate | None) -> Cell:
     return UNKNOWN if found is None else Cell(percent(found.value), (within(found),))
 
 
 def _ratio_cell(ratio: Ratio) -> Cell:
     if ratio.ratio is None:
         return Cell("–", (ratio.verdict,))
-    kind = {Shown.SLOWER: "bad", Shown.FASTER: "good"}.get(ratio.verdict, "")
+    kind = {RatioVerdict.SLOWER: "bad", RatioVerdict.FASTER: "good"}.get(ratio.verdict, "")
     small = (ratio.verdict, f"{ratio.low:.2f}–{ratio.high:.2f}")
     return Cell(f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}", small, kind)
 
@@ -344,25 +343,25 @@ def _target_row(one: ClassSummary) -> list[Cell]:
     ]
 
 
-def _points_cell(found: Estimate | None) -> Cell:
+def _points_cell(found: IntervalEstimate | None) -> Cell:
     if found is None:
         return UNKNOWN
     return Cell(f"{100 * found.value:+.1f}", (f"{100 * found.low:.1f} to {100 * found.high:.1f}",))
 
 
-def _verdict_cell(verdict: Verdict) -> Cell:
+def _verdict_cell(verdict: TargetVerdict) -> Cell:
     sign, kind = {
-        Verdict.KEPT: ("✓", "good"),
-        Verdict.UNSHOWN: ("≈", ""),
-        Verdict.UNCERTAIN: ("≈", ""),
-        Verdict.FLAGGED: ("⚑", ""),
-        Verdict.UNCLAIMED: ("○", ""),
-        Verdict.SILENT: ("✗", "bad"),
+        TargetVerdict.KEPT: ("✓", "good"),
+        TargetVerdict.UNSHOWN: ("≈", ""),
+        TargetVerdict.UNCERTAIN: ("≈", ""),
+        TargetVerdict.FLAGGED: ("⚑", ""),
+        TargetVerdict.UNCLAIMED: ("○", ""),
+        TargetVerdict.SILENT: ("✗", "bad"),
     }[verdict]
     return Cell(verdict, kind=f"words {kind}".strip(), sign=sign)
 
 
-def _ratios(one: Comparison) -> dict[str, object]:
+def _ratios(one: RunComparison) -> dict[str, object]:
     how = "same requests, in pairs" if one.paired else "different requests, without pairs"
     rows = [
         [

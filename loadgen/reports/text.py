@@ -7,15 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.analysis.compare import LATENCIES, Comparison, Ratio
-from loadgen.analysis.compare import Verdict as Shown
+from loadgen.analysis.compare import LATENCIES, Ratio, RatioVerdict, RunComparison
 from loadgen.analysis.summary import (
     NAMED_CODES,
-    Estimate,
     Figures,
+    IntervalEstimate,
     Percentile,
-    Summary,
-    Verdict,
+    RunSummary,
+    TargetVerdict,
     failures,
     targets_kept,
 )
@@ -57,12 +56,12 @@ NOTES: Final = (
 )
 
 
-def headline(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+def headline(series: Sequence[ChartSeries], comparisons: Sequence[RunComparison]) -> tuple[str, str]:
     """The page's first sentence, and the one below it."""
     return _beside(series, comparisons) if comparisons else _alone(series[0].summary)
 
 
-def _alone(summary: Summary) -> tuple[str, str]:
+def _alone(summary: RunSummary) -> tuple[str, str]:
     total, deadline = summary.total, summary.deadline_ms
     p99 = total.percentile(0.99)
     bound = "at least " if p99.at_least else ""
@@ -97,36 +96,36 @@ def _unanswered(total: Figures) -> str:
     return f"{lost:,} not answered ({failures(total)})" if lost else "all answered"
 
 
-def target_words(summary: Summary) -> str:
+def target_words(summary: RunSummary) -> str:
     """How the numerical targets fared, worst first; empty if there are none."""
     verdicts = [one.kept.verdict for one in summary.classes if one.kept is not None]
     if not verdicts:
         return ""
     for bad, word in (
-        (Verdict.SILENT, "missed silently"),
-        (Verdict.FLAGGED, "missed, and flagged"),
-        (Verdict.UNCLAIMED, "missed, though never claimed"),
+        (TargetVerdict.SILENT, "missed silently"),
+        (TargetVerdict.FLAGGED, "missed, and flagged"),
+        (TargetVerdict.UNCLAIMED, "missed, though never claimed"),
     ):
         if bad in verdicts:
             return f"{verdicts.count(bad)} of {len(verdicts)} accuracy targets {word}"
     return "no accuracy target shown to be missed"
 
 
-def _beside(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> tuple[str, str]:
+def _beside(series: Sequence[ChartSeries], comparisons: Sequence[RunComparison]) -> tuple[str, str]:
     first = series[0].summary
     shown = "; ".join(difference_words([(_named(one), one.ratio("P99")) for one in comparisons]))
     return f"{first.name}: {latency_words(first, 'P99')}, {shown}", _second_line(series, comparisons)
 
 
-def _named(one: Comparison) -> str:
+def _named(one: RunComparison) -> str:
     """The other run; where requests without an answer are why it cannot be compared, with their share."""
     p99 = one.ratio("P99")
-    if p99.verdict is not Shown.UNKNOWN or not p99.other_at_least:
+    if p99.verdict is not RatioVerdict.UNKNOWN or not p99.other_at_least:
         return one.other
     return f"{one.other} ({percent(1 - one.ratio('answered').other)} got no answer)"
 
 
-def latency_words(summary: Summary, figure: str) -> str:
+def latency_words(summary: RunSummary, figure: str) -> str:
     """`P99 98.1 ms`."""
     found = summary.total.percentile(LATENCIES[figure])
     return f"{figure} {'at least ' if found.at_least else ''}{milliseconds(found.ms)}"
@@ -134,10 +133,10 @@ def latency_words(summary: Summary, figure: str) -> str:
 
 def difference_words(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
     """`faster than …`, `slower than …`, `no difference shown to …`, `cannot be compared with …`: to others."""
-    slower = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.SLOWER]
-    faster = [(name, ratio) for name, ratio in ratios if ratio.verdict is Shown.FASTER]
-    same = [name for name, ratio in ratios if ratio.verdict is Shown.SAME]
-    unknown = [name for name, ratio in ratios if ratio.verdict is Shown.UNKNOWN]
+    slower = [(name, ratio) for name, ratio in ratios if ratio.verdict is RatioVerdict.SLOWER]
+    faster = [(name, ratio) for name, ratio in ratios if ratio.verdict is RatioVerdict.FASTER]
+    same = [name for name, ratio in ratios if ratio.verdict is RatioVerdict.SAME]
+    unknown = [name for name, ratio in ratios if ratio.verdict is RatioVerdict.UNKNOWN]
     if len(slower) == len(ratios) > 3:
         least, most = min(_times(ratio) for _, ratio in slower), max(_times(ratio) for _, ratio in slower)
         parts = [f"{least:.1f} to {most:.1f} times faster than all {len(ratios)} others"]
@@ -154,9 +153,9 @@ def difference_words(ratios: Sequence[tuple[str, Ratio]]) -> list[str]:
     return parts
 
 
-def _second_line(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> str:
+def _second_line(series: Sequence[ChartSeries], comparisons: Sequence[RunComparison]) -> str:
     first = series[0].summary
-    fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is Shown.MORE]
+    fewer = [one.other for one in comparisons if one.ratio("bytes sent").verdict is RatioVerdict.MORE]
     sends = f"sends fewer bytes than {join_words(fewer)}" if fewer else ""
     return sentence(
         f"{rate_words(first.total)} on {first.conditions}",
@@ -210,7 +209,7 @@ def join_words(words: Iterable[str]) -> str:
     return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
 
 
-def warnings_of(series: Sequence[ChartSeries], comparisons: Sequence[Comparison]) -> list[str]:
+def warnings_of(series: Sequence[ChartSeries], comparisons: Sequence[RunComparison]) -> list[str]:
     """What a reader must know before believing the numbers; what several runs share is said once."""
     doubts: dict[str, list[tuple[str, str]]] = {}
     for one in series:
@@ -315,11 +314,11 @@ def span(found: Percentile) -> str:
     return f"{low.split()[0]}–{high}" if same_unit else f"{low}–{high}"
 
 
-def within(estimate: Estimate) -> str:
+def within(estimate: IntervalEstimate) -> str:
     """`73.4–81.4`: an interval of a share, in percent."""
     return f"{100 * estimate.low:.1f}–{100 * estimate.high:.1f}"
 
 
-def targets_words(summary: Summary) -> str:
+def targets_words(summary: RunSummary) -> str:
     """How many numerical targets were kept; a dash if there are none."""
     return targets_kept(summary) or "–"

@@ -55,7 +55,7 @@ class OpenLoop(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantArrivals:
     """Equal gaps."""
 
     rate: float
@@ -68,7 +68,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class PoissonArrivals:
     """Exponential gaps."""
 
     rate: float
@@ -79,7 +79,7 @@ class Poisson:
 
 
 @dataclass(frozen=True, slots=True)
-class Bursty:
+class BurstyArrivals:
     """A Markov-modulated Poisson process of two states, busy and quiet (Fischer and Meier-Hellstern, "The
     Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18, 1993).
 
@@ -116,7 +116,7 @@ class Bursty:
 
 
 @dataclass(frozen=True, slots=True)
-class Diurnal:
+class DiurnalArrivals:
     """A Poisson process of rate · (1 − swing · cos(2πt / period)): night, day, night.
 
     Drawn by thinning a homogeneous process of the highest rate (Lewis and Shedler, "Simulation of nonhomogeneous
@@ -139,7 +139,7 @@ class Diurnal:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedArrivals:
     """Recorded times. The first request is due at once, whatever clock its timestamp is of."""
 
     path: Path
@@ -162,13 +162,15 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedLoop:
     """Callers that each wait for an answer before they ask again."""
 
     callers: int
 
 
-Arrivals: TypeAlias = Constant | Poisson | Bursty | Diurnal | Replay | Closed
+Arrivals: TypeAlias = (
+    ConstantArrivals | PoissonArrivals | BurstyArrivals | DiurnalArrivals | ReplayedArrivals | ClosedLoop
+)
 
 
 def parse(text: str) -> Arrivals:
@@ -181,14 +183,14 @@ def parse(text: str) -> Arrivals:
     first, *others = rest.split(",")
     match kind:
         case "replay" if rest:
-            return Replay(Path(rest), read_timestamps(Path(rest)))
+            return ReplayedArrivals(Path(rest), read_timestamps(Path(rest)))
         case "closed":
             _no_options(text, others)
-            return Closed(_callers(text, first))
+            return ClosedLoop(_callers(text, first))
         case "poisson" | "constant":
             _no_options(text, others)
             rate = _number(text, "RATE", first, _is_rate, f"above 0, at most {MAX_RATE:g}")
-            return Poisson(rate) if kind == "poisson" else Constant(rate)
+            return PoissonArrivals(rate) if kind == "poisson" else ConstantArrivals(rate)
         case "bursty" | "diurnal":
             rate = _number(text, "RATE", first, _is_rate, f"above 0, at most {MAX_RATE:g}")
             return _modulated(text, kind, rate, _options(text, others))
@@ -251,8 +253,8 @@ def _modulated(text: str, kind: str, rate: float, options: Mapping[str, str]) ->
             raise ConfigError(f"--arrivals: {text!r}: unknown option {name!r}; expected {' or '.join(known)}")
     found = {name: _number(text, name, value, *_RANGES[name]) for name, value in options.items()}
     if kind == "bursty":
-        return Bursty(rate, found.get("ratio", DEFAULT_RATIO), found.get("dwell_s", DEFAULT_DWELL_S))
-    return Diurnal(rate, found.get("swing", DEFAULT_SWING), found.get("period_s"))
+        return BurstyArrivals(rate, found.get("ratio", DEFAULT_RATIO), found.get("dwell_s", DEFAULT_DWELL_S))
+    return DiurnalArrivals(rate, found.get("swing", DEFAULT_SWING), found.get("period_s"))
 
 
 def _is_rate(value: float) -> bool:

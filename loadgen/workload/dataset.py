@@ -24,7 +24,7 @@ from hawkvision.manifest import load_labels, load_manifest
 from hawkvision.pictures import LabelledPictures, read_pictures, read_unlabelled
 from hawkvision.pictures_idx import holds_idx_files
 from loadgen.workload.class_names import directory_classes
-from loadgen.workload.held_out import HeldOut, read_indices, thin
+from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
 
 BUILT_IN: Final = "built-in"
 Split: TypeAlias = Literal["auto", "held_out", "all"]
@@ -138,7 +138,7 @@ def _split(pictures: LabelledPictures, split: str, indices: Path) -> tuple[NDArr
 def _numbers(indices: Path, pictures: LabelledPictures) -> bool:
     """Whether the calibration's split is of these very pictures."""
     try:
-        return msgspec.json.decode(indices.read_bytes(), type=HeldOut).data_sha256 == pictures.sha256
+        return msgspec.json.decode(indices.read_bytes(), type=HeldOutIndices).data_sha256 == pictures.sha256
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -12,7 +12,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.pictures import LabelledPictures
 
 
-class HeldOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HeldOutIndices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The pictures that a calibration set aside, by number, and the data set they number."""
 
     data_sha256: str
@@ -26,7 +26,7 @@ def read_indices(path: Path, pictures: LabelledPictures) -> NDArray[np.intp]:
         ConfigError: if the file is missing, unreadable or malformed, or numbers another data set.
     """
     try:
-        held_out = msgspec.json.decode(path.read_bytes(), type=HeldOut)
+        held_out = msgspec.json.decode(path.read_bytes(), type=HeldOutIndices)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `hawkvision calibrate` writes it beside the profile") from None
     except OSError as error:

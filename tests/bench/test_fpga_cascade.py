@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from hawkvision.types import PromiseStatus
-from loadgen.commands.evaluate import Row
+from loadgen.commands.evaluate import TargetRow
 from tests.bench.fpga_cascade import is_kept, margin
 
 
-def row(lost: int, gained: int, promised: float | None, n: int = 1000) -> Row:
-    return Row(
+def row(lost: int, gained: int, promised: float | None, n: int = 1000) -> TargetRow:
+    return TargetRow(
         target="t", n=n, accuracy=0.9, low=0.8, high=1.0, lost=lost, gained=gained, drop=(lost - gained) / n,
         promised_drop=promised, status={PromiseStatus.HELD: n}, escalated=0.1, degraded=0, p50_ms=1.0, p99_ms=2.0,
     )  # fmt: skip

@@ -40,7 +40,7 @@ from msgspec import Meta
 
 from hawkvision.errors import ConfigError
 from hawkvision.text import read_text
-from loadgen.network.link_spec import IidLoss, LinkSpec, Loss, NoLoss, Outages, Step, Trace
+from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, NoLoss, Outages, TraceStep
 from loadgen.workload.record import LinkSample
 
 Way: TypeAlias = Literal["up", "down"]
@@ -55,7 +55,7 @@ _WAY_KEYS: Final = ("rate", "delay", "jitter", "loss", "outage", "queue")
 _PHASE_KEYS: Final = ("rate", "delay", "loss", "outage")
 
 
-class _Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PhaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1)]
     share: Annotated[float, Meta(gt=0.0, le=1.0)]
     mean_s: Annotated[float, Meta(ge=0.05, le=3600.0)]
@@ -64,18 +64,18 @@ class _Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: dict[str, Any] = {}
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ProfileFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: Annotated[str, Meta(min_length=1)]
     sources: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
     up: dict[str, Any]
     down: dict[str, Any]
-    phase: Annotated[tuple[_Phase, ...], Meta(max_length=32)] = ()
+    phase: Annotated[tuple[_PhaseTable, ...], Meta(max_length=32)] = ()
     length_s: Annotated[float, Meta(ge=1.0, le=3600.0)] = 60.0
     seed: Annotated[int, Meta(ge=0, le=2**31)] = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LinkPhase:
     """A kind of weather. `up` and `down` are what the link does meanwhile, unless it is dead."""
 
     name: str
@@ -91,16 +91,16 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PhaseStretch:
     """A phase from a moment of the round on, for some time."""
 
     at_s: float
     seconds: float
-    phase: Phase
+    phase: LinkPhase
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
+class RunningAverage:
     """What a direction gives over a round: bits that it can carry, and the share of the time or of packets lost."""
 
     rate_mbit_s: float | None
@@ -118,7 +118,7 @@ class LinkProfile:
     up: LinkSpec
     """As the file's own section says; `down` likewise."""
     down: LinkSpec
-    phases: tuple[Phase, ...]
+    phases: tuple[LinkPhase, ...]
     length_s: float
     seed: int
 
@@ -127,7 +127,7 @@ class LinkProfile:
         """Whether it never changes."""
         return len(self.phases) == 1
 
-    def schedule(self, offset: int = 0) -> tuple[Stretch, ...]:
+    def schedule(self, offset: int = 0) -> tuple[PhaseStretch, ...]:
         """One round of phases. Each appears about `share × length_s / mean_s` times, at least once."""
         chance = random.Random(f"{self.seed + offset} phases")  # noqa: S311 - weather, not secrets
         lengths = [
@@ -139,7 +139,7 @@ class LinkProfile:
         stretches = []
         at_s = 0.0
         for seconds, phase in lengths:
-            stretches.append(Stretch(at_s, seconds, phase))
+            stretches.append(PhaseStretch(at_s, seconds, phase))
             at_s += seconds
         return tuple(stretches)
 
@@ -166,7 +166,7 @@ class LinkProfile:
         begun = ((n * self.length_s + stretch.at_s, stretch) for n in rounds for stretch in round_)
         return {s.phase.name for at_s, s in begun if at_s < until_s and at_s + s.seconds > from_s}
 
-    def average(self, way: Way) -> Average:
+    def average(self, way: Way) -> RunningAverage:
         """What the profile claims of a direction; what its rounds give."""
         rates, lost = [], 0.0
         for phase in self.phases:
@@ -174,16 +174,16 @@ class LinkProfile:
             rates.append((phase.share, 0.0 if phase.dead is not None else spec.rate_bit_s))
             lost += phase.share * _lost(phase, spec.loss)
         limited = [(share, rate) for share, rate in rates if rate is not None]
-        return Average(sum(s * r for s, r in limited) / 1e6 if len(limited) == len(rates) else None, lost)
+        return RunningAverage(sum(s * r for s, r in limited) / 1e6 if len(limited) == len(rates) else None, lost)
 
-    def _spec(self, way: Way, round_: tuple[Stretch, ...], offset: int) -> LinkSpec:
+    def _spec(self, way: Way, round_: tuple[PhaseStretch, ...], offset: int) -> LinkSpec:
         chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - weather, not secrets
         steps = tuple(step for stretch in round_ for step in _steps(stretch, way, chance))
         plain = self.up if way == "up" else self.down
         return LinkSpec(
             jitter_ms=plain.jitter_ms,
             queue_bytes=plain.queue_bytes,
-            trace=Trace(steps, loop=True, source=f"profile {self.name}"),
+            trace=LinkTrace(steps, loop=True, source=f"profile {self.name}"),
             seed=self.seed + offset,
         )
 
@@ -193,13 +193,13 @@ def weather_number(round_: int, place: int) -> int:
     return 2 * round_ + place
 
 
-def _lost(phase: Phase, loss: Loss) -> float:
+def _lost(phase: LinkPhase, loss: Loss) -> float:
     if phase.dead is not None:
         return 1.0 if phase.dead == "lost" else 0.0
     return 0.0 if isinstance(loss, NoLoss) else loss.ratio
 
 
-def _sample(link: str, at_s: float, phase: Phase) -> LinkSample:
+def _sample(link: str, at_s: float, phase: LinkPhase) -> LinkSample:
     rate = phase.up.rate_bit_s
     return LinkSample(
         at_s=at_s,
@@ -211,13 +211,13 @@ def _sample(link: str, at_s: float, phase: Phase) -> LinkSample:
     )
 
 
-def _steps(stretch: Stretch, way: Way, chance: random.Random) -> Iterator[Step]:
+def _steps(stretch: PhaseStretch, way: Way, chance: random.Random) -> Iterator[TraceStep]:
     """A stretch as steps of a trace; bursts of loss are steps of their own, in which everything is lost."""
     phase = stretch.phase
     spec = phase.way(way)
     if phase.dead is not None:
         lost = phase.dead == "lost"
-        yield Step(stretch.seconds, spec.rate_bit_s if lost else 0.0, spec.delay_ms, 1.0 if lost else 0.0)
+        yield TraceStep(stretch.seconds, spec.rate_bit_s if lost else 0.0, spec.delay_ms, 1.0 if lost else 0.0)
         return
     match spec.loss:
         case Outages(ratio=ratio, mean_ms=mean_ms):
@@ -226,16 +226,16 @@ def _steps(stretch: Stretch, way: Way, chance: random.Random) -> Iterator[Step]:
             alive_s = stretch.seconds - sum(bursts)
             gaps = _split(alive_s, len(bursts) + 1, chance)
             if len(gaps) <= len(bursts):  # a stretch of a few milliseconds has no room for them
-                yield Step(stretch.seconds, spec.rate_bit_s, spec.delay_ms, ratio)
+                yield TraceStep(stretch.seconds, spec.rate_bit_s, spec.delay_ms, ratio)
                 return
-            yield Step(gaps[0], spec.rate_bit_s, spec.delay_ms, 0.0)
+            yield TraceStep(gaps[0], spec.rate_bit_s, spec.delay_ms, 0.0)
             for burst, gap in zip(bursts, gaps[1:], strict=True):
-                yield Step(burst, spec.rate_bit_s, spec.delay_ms, 1.0)
-                yield Step(gap, spec.rate_bit_s, spec.delay_ms, 0.0)
+                yield TraceStep(burst, spec.rate_bit_s, spec.delay_ms, 1.0)
+                yield TraceStep(gap, spec.rate_bit_s, spec.delay_ms, 0.0)
         case IidLoss(ratio=ratio):
-            yield Step(stretch.seconds, spec.rate_bit_s, spec.delay_ms, ratio)
+            yield TraceStep(stretch.seconds, spec.rate_bit_s, spec.delay_ms, ratio)
         case _:
-            yield Step(stretch.seconds, spec.rate_bit_s, spec.delay_ms, 0.0)
+            yield TraceStep(stretch.seconds, spec.rate_bit_s, spec.delay_ms, 0.0)
 
 
 def _parts(total: float, mean: float, chance: random.Random) -> list[float]:
@@ -269,7 +269,7 @@ def load_profile(name: str | Path) -> LinkProfile:
         path = FOLDER / f"{name}.toml"
     try:
         document = tomllib.loads(read_text(path))
-        given = msgspec.convert(document, _File)
+        given = msgspec.convert(document, _ProfileFile)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such link profile") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -291,8 +291,8 @@ def load_profile(name: str | Path) -> LinkProfile:
     )
 
 
-def _phases(given: _File, path: Path) -> tuple[Phase, ...]:
-    whole = (_Phase("always", 1.0, given.length_s),)
+def _phases(given: _ProfileFile, path: Path) -> tuple[LinkPhase, ...]:
+    whole = (_PhaseTable("always", 1.0, given.length_s),)
     phases = tuple(_phase(phase, given, path) for phase in given.phase or whole)
     shares = sum(phase.share for phase in phases)
     if abs(shares - 1.0) > 1e-6:
@@ -304,13 +304,13 @@ def _phases(given: _File, path: Path) -> tuple[Phase, ...]:
     return phases
 
 
-def _phase(phase: _Phase, given: _File, path: Path) -> Phase:
+def _phase(phase: _PhaseTable, given: _ProfileFile, path: Path) -> LinkPhase:
     where = f"{path}: phase {phase.name!r}"
     specs = []
     for way, usual, other in (("up", given.up, phase.up), ("down", given.down, phase.down)):
         _check_keys(other, _PHASE_KEYS, f"{where}: {way}")
         specs.append(LinkSpec.from_mapping({**usual, **other}, f"{where}: {way}"))
-    return Phase(phase.name, phase.share, phase.mean_s, phase.dead, *specs)
+    return LinkPhase(phase.name, phase.share, phase.mean_s, phase.dead, *specs)
 
 
 def _check_keys(values: Mapping[str, object], known: tuple[str, ...], where: str) -> None:

@@ -106,7 +106,7 @@ class Ladder:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class DriftCell:
     """One target under one control: all runs, and what came of them."""
 
     max_drop: float
@@ -218,7 +218,7 @@ def look_at(given: argparse.Namespace) -> Ladder:
     return Ladder(profile, Seen(seen(clean, usable), labels), Seen(seen(shifted, np.arange(len(usable))), labels))
 
 
-def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) -> list[Cell]:
+def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) -> list[DriftCell]:
     """All targets under all controls; a seed's division, certificate and stream are the same for each control."""
     runs: dict[tuple[float, str], list[Replay]] = {(drop, name): [] for drop in drops for name in CONTROLS}
     pictures = len(ladder.clean.labels)
@@ -231,7 +231,7 @@ def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) ->
             route = certified_route(ladder, order[:certify], drop)
             for name, control in CONTROLS.items():
                 runs[drop, name].append(replay(clean, shifted, route, seed=seed, control=control))
-    return [Cell(drop, name, tuple(found), summarise(found)) for (drop, name), found in runs.items()]
+    return [DriftCell(drop, name, tuple(found), summarise(found)) for (drop, name), found in runs.items()]
 
 
 def certified_route(ladder: Ladder, chosen: NDArray[np.intp], max_drop: float) -> Route:
@@ -245,7 +245,7 @@ def certified_route(ladder: Ladder, chosen: NDArray[np.intp], max_drop: float) -
     return Policy(msgspec.structs.replace(profile, pairs=(certified,)), pair.edge, pair.best).route(Quality.BALANCED)
 
 
-def show(ladder: Ladder, cells: list[Cell], console: Console) -> None:
+def show(ladder: Ladder, cells: list[DriftCell], console: Console) -> None:
     """Print one table for each target."""
     rungs = " → ".join(f"{rung.name} {rung.accuracy.value:.3f}" for rung in ladder.profile.rungs)
     edge, best = accuracies(ladder.pair, ladder.shifted)
@@ -269,7 +269,7 @@ def show(ladder: Ladder, cells: list[Cell], console: Console) -> None:
             console.print(f"{cell.control}: {late}; false alarms {cell.false_alarms} of {len(cell.runs)} runs")
 
 
-def write(cells: list[Cell], folder: Path) -> None:
+def write(cells: list[DriftCell], folder: Path) -> None:
     """Write the summaries as a table and everything as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [

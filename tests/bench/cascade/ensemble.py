@@ -40,7 +40,7 @@ MODEL_TIME: Final = "hawkvision_dc_inference_duration_seconds_sum"
 WARM_UP: Final = 20
 
 
-class Tier:
+class RunningTier:
     """One tier, over one connection that is kept."""
 
     def __init__(self, url: str) -> None:
@@ -73,7 +73,7 @@ class Tier:
 
 
 @dataclass(slots=True)
-class Cell:
+class EnsembleCell:
     """What one tier did with all pictures asked about in one way."""
 
     taken_ms: list[float] = field(default_factory=list)
@@ -96,10 +96,10 @@ def ways(best: str, middle: tuple[str, float] | None, task: str) -> dict[str, Ho
 
 
 def study(
-    tiers: list[Tier], pictures: LabelledPictures, chosen: list[int], requests: dict[str, HopRequest]
-) -> dict[tuple[str, str], Cell]:
+    tiers: list[RunningTier], pictures: LabelledPictures, chosen: list[int], requests: dict[str, HopRequest]
+) -> dict[tuple[str, str], EnsembleCell]:
     """All pictures at all tiers that have the rung, one way after the other."""
-    cells: dict[tuple[str, str], Cell] = defaultdict(Cell)
+    cells: dict[tuple[str, str], EnsembleCell] = defaultdict(EnsembleCell)
     for name, request in requests.items():
         asked = [tier for tier in tiers if request.variant in tier.rungs]
         for i in chosen[:WARM_UP]:
@@ -121,7 +121,7 @@ def study(
     return cells
 
 
-def show(cells: dict[tuple[str, str], Cell], console: Console) -> None:
+def show(cells: dict[tuple[str, str], EnsembleCell], console: Console) -> None:
     """One row for each way and tier."""
     table = Table(
         "asked", "tier", "n", "P50 ms", "P90", "P99", "ms in models", "by best %", "right %", "as the first %"
@@ -158,7 +158,7 @@ def main() -> int:
     rung, _, score = (words.middle or "").partition("@")
     middle = (rung, float(score)) if words.middle else None
     requests = ways(manifest.best, middle, words.task)
-    show(study([Tier(url) for url in words.url], pictures, chosen, requests), Console(width=140))
+    show(study([RunningTier(url) for url in words.url], pictures, chosen, requests), Console(width=140))
     return 0
 
 

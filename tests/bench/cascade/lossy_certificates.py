@@ -60,7 +60,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CertificateLink:
     """A link, and how its sender met it."""
 
     loss: float
@@ -89,7 +89,7 @@ class Link:
 class Crossed:
     """What came of the pictures that arrived over one link, in their order."""
 
-    link: Link
+    link: CertificateLink
     share: float
     """Of the pictures that were sent, that arrived at all."""
     received: tuple[Received, ...]
@@ -135,10 +135,10 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class CertificateCell:
     """One link under one target."""
 
-    link: Link
+    link: CertificateLink
     target: Target
     arrived: float
     fraction: float
@@ -189,21 +189,21 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def links(spare: float | None = None) -> list[Link]:
+def links(spare: float | None = None) -> list[CertificateLink]:
     """Every loss rate, one by one and in bursts, planned for and not; `spare` as `choose` takes it."""
     clean = choose(LinkState(0.0, 1.0, known=True), spare)
     found = []
     for loss in RATES:
         for burst in (1.0, BURST) if loss else (1.0,):
-            found.append(Link(loss, burst, choose(LinkState(loss, burst, known=True), spare), planned=True))
+            found.append(CertificateLink(loss, burst, choose(LinkState(loss, burst, known=True), spare), planned=True))
             if loss:
-                found.append(Link(loss, burst, clean, planned=False))
+                found.append(CertificateLink(loss, burst, clean, planned=False))
     return found
 
 
 def measure(
     task: str, data: Path, edge: str | None, profile_path: Path | None, spare: float | None = None
-) -> list[Cell]:
+) -> list[CertificateCell]:
     """Every target on every link."""
     models, cache = models_dir(), cache_dir()
     manifest = load_manifest(task, models)
@@ -214,7 +214,7 @@ def measure(
     held_out = split_pictures(manifest, pictures, profile.data.seed).held_out
     before = look(manifest, (manifest.best,), pictures, cache=cache, chosen=held_out)
     reference = before.logits(manifest.best).argmax(axis=1) == pictures.labels
-    cells: list[Cell] = []
+    cells: list[CertificateCell] = []
     for place, link in enumerate(links(spare)):
         there, received = over(link, pictures, held_out, place)
         numbers = np.array([*received], np.intp)
@@ -230,7 +230,7 @@ def measure(
 
 
 def over(
-    link: Link, pictures: LabelledPictures, chosen: NDArray[np.intp], place: int
+    link: CertificateLink, pictures: LabelledPictures, chosen: NDArray[np.intp], place: int
 ) -> tuple[LabelledPictures, dict[int, Received]]:
     """The pictures as they arrive over a link, and what was received of those that do."""
     bodies, received = list(pictures.bodies), {}
@@ -245,7 +245,7 @@ def over(
     return replace(pictures, bodies=bodies, sha256=digest.hexdigest()), received
 
 
-def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target) -> Cell:
+def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target) -> CertificateCell:
     """What gate and naive rule make of the pictures of one link."""
     routes = [policy.route(target, received) for received in crossed.received]
     accepted = np.array(
@@ -261,7 +261,7 @@ def judged(policy: Policy, temperature: float, crossed: Crossed, target: Target)
     served = np.where(accepted, crossed.edge_right, crossed.best_right)
     bounds = [route.promise.max_drop or 0.0 for route, kept in zip(routes, held, strict=True) if kept]
     reference, everything = crossed.reference_right, np.ones_like(held)
-    return Cell(
+    return CertificateCell(
         crossed.link,
         target,
         crossed.share,
@@ -296,7 +296,7 @@ def loss(reference: Flags, said: Flags, where: Flags, among: Flags) -> Loss:
     return Loss(int((where & reference & ~said).sum()), int((where & said & ~reference).sum()), int(among.sum()))
 
 
-def violations(cells: Sequence[Cell]) -> list[str]:
+def violations(cells: Sequence[CertificateCell]) -> list[str]:
     """Promises that were broken beyond chance."""
     tests = [(cell, "kept", cell.kept_loss, cell.kept_bound) for cell in cells if cell.kept_loss.n]
     tests += [(c, "short", c.short_loss, c.allowed) for c in cells if c.short_loss.n and c.allowed is not None]
@@ -307,7 +307,7 @@ def violations(cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def table(cells: Sequence[Cell]) -> Table:
+def table(cells: Sequence[CertificateCell]) -> Table:
     """One line for each link and target; drops in points."""
     made = Table(box=None, pad_edge=False, header_style="bold", caption="drops in points ± one standard error")
     for title in ("loss", "q, parity", "target", "arrived", "fraction", "held", "accepted", "right", "drop of accepted",
@@ -325,7 +325,7 @@ def table(cells: Sequence[Cell]) -> Table:
     return made
 
 
-def verdict(cells: Sequence[Cell], broken: Sequence[str]) -> list[str]:
+def verdict(cells: Sequence[CertificateCell], broken: Sequence[str]) -> list[str]:
     """What it comes to, in sentences."""
     asked = [cell for cell in cells if cell.allowed is not None]
 

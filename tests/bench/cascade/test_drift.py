@@ -12,7 +12,7 @@ import pytest
 
 from hawkvision.cascade.profiling import profile_rung, split_indices
 from hawkvision.zoo.drift import PHASES, Replay, Seen, summarise
-from tests.bench.cascade.drift import CONTROLS, SETTLED, Cell, Ladder, certified_route, study, write
+from tests.bench.cascade.drift import CONTROLS, SETTLED, DriftCell, Ladder, certified_route, study, write
 from tests.hawkvision.cascade.synthetic import SHA, make_logits, make_profile
 
 
@@ -46,9 +46,9 @@ def run_that_gives_up(share: float, audits: float) -> Replay:
     )  # fmt: skip
 
 
-def cell(share: float, audits: float, control: str = "written") -> Cell:
+def cell(share: float, audits: float, control: str = "written") -> DriftCell:
     runs = (run_that_gives_up(share, audits),)
-    return Cell(0.02, control, runs, summarise(runs))
+    return DriftCell(0.02, control, runs, summarise(runs))
 
 
 @pytest.mark.parametrize(("share", "audits", "failures"), [(0.01, 0.01, 0), (0.03, 0.01, 1), (0.03, 0.04, 2)])

@@ -8,7 +8,16 @@ import pytest
 from hawkvision.cascade.policy import Policy
 from hawkvision.transport.coding import Plan
 from hawkvision.types import MaxAccuracyDrop, Received
-from tests.bench.cascade.lossy_certificates import RATES, TARGETS, Crossed, Link, Loss, judged, links, violations
+from tests.bench.cascade.lossy_certificates import (
+    RATES,
+    TARGETS,
+    CertificateLink,
+    Crossed,
+    Loss,
+    judged,
+    links,
+    violations,
+)
 from tests.hawkvision.cascade.synthetic import HARM, make_received_looks, make_received_profile
 
 POLICY = Policy(make_received_profile(), "small", "large")
@@ -18,7 +27,7 @@ def crossed(harm: float, received: Received, *, edge_is_right: bool = True) -> C
     looks = make_received_looks(harm, 1_000, seed=21)
     right = looks.edge.argmax(axis=1) == looks.truth
     return Crossed(
-        Link(0.1, 1.0, Plan(80, 0.2), planned=True), 1.0, (received,) * len(looks.truth), looks.edge,
+        CertificateLink(0.1, 1.0, Plan(80, 0.2), planned=True), 1.0, (received,) * len(looks.truth), looks.edge,
         right if edge_is_right else np.zeros_like(right), looks.best == looks.truth, looks.reference == looks.truth,
     )  # fmt: skip
 
@@ -27,7 +36,7 @@ def crossed(harm: float, received: Received, *, edge_is_right: bool = True) -> C
 @pytest.mark.parametrize("loss", [0.05, 0.3, 0.7])
 def test_a_link_loses_what_it_says_in_runs_as_long_as_it_says(loss: float, burst: float) -> None:
     count = 40_000
-    kept = Link(loss, burst, Plan(80, 0.2), planned=True).kept(count, np.random.default_rng(3))
+    kept = CertificateLink(loss, burst, Plan(80, 0.2), planned=True).kept(count, np.random.default_rng(3))
     lost = np.ones(count, np.bool_)
     lost[kept] = False
     runs = int((np.diff(lost.astype(np.int8)) == 1).sum())

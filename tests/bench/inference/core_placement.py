@@ -30,7 +30,7 @@ from loadgen.host.idle_prevention import prevented
 
 
 @dataclass
-class Way:
+class Placement:
     """One way to run the models, and what each run took."""
 
     name: str
@@ -62,8 +62,8 @@ def main() -> int:
         noise = np.random.default_rng(0).integers(0, 256, (1, *model.input_shape), np.uint8)
         models.append((model, noise))
     ways = [
-        Way("kernel's", ThreadPoolExecutor(cores)),
-        Way("apart", ApartThreads(cores, "apart", Apart())),
+        Placement("kernel's", ThreadPoolExecutor(cores)),
+        Placement("apart", ApartThreads(cores, "apart", Apart())),
     ]
     order = random.Random(0)
     with prevented() if options.prevent_cpu_idle else nullcontext():

@@ -39,7 +39,7 @@ AFTER_S: Final = 0.003
 
 
 @dataclass
-class Way:
+class ThreadSetting:
     """One way to run the models, and what each run took."""
 
     name: str
@@ -90,11 +90,11 @@ def main() -> int:
     if not can_step_aside(several):
         parser.error(f"--threads {several}: helpers cannot be kept off their caller's core here")
     ways = [
-        Way("one thread", 1, aside=False, spin_us=0),
-        Way("kernel's", several, aside=False, spin_us=0),
-        Way("aside", several, aside=True, spin_us=0),
-        Way("spinning", several, aside=False, spin_us=spin),
-        Way("aside, spinning", several, aside=True, spin_us=spin),
+        ThreadSetting("one thread", 1, aside=False, spin_us=0),
+        ThreadSetting("kernel's", several, aside=False, spin_us=0),
+        ThreadSetting("aside", several, aside=True, spin_us=0),
+        ThreadSetting("spinning", several, aside=False, spin_us=spin),
+        ThreadSetting("aside, spinning", several, aside=True, spin_us=spin),
     ]
     for way in ways:
         for model in options.models:

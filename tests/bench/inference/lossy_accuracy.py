@@ -64,7 +64,7 @@ GOALS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LossyLink:
     """How datagrams are lost."""
 
     loss: float
@@ -87,11 +87,11 @@ class Link:
         return np.array(lost)
 
 
-LINKS: Final = tuple(Link(loss, bursty) for bursty in (False, True) for loss in LOSSES if loss or not bursty)
+LINKS: Final = tuple(LossyLink(loss, bursty) for bursty in (False, True) for loss in LOSSES if loss or not bursty)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentImage:
     """What is left of one picture: a body, or None; how much of it came, at which quality, and the bytes it took."""
 
     body: bytes | None
@@ -101,7 +101,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class LossCell:
     """One model, scheme and link: means over pictures."""
 
     model: str
@@ -141,7 +141,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def missed(cells: Sequence[Cell], model: str) -> list[str]:
+def missed(cells: Sequence[LossCell], model: str) -> list[str]:
     """What the adaptive scheme owes and does not keep."""
     return [
         f"{model} loses {cell.drop:.3f} at {cell.loss:.0%}{' in bursts' if cell.bursty else ''}; allowed are {goal}"
@@ -151,12 +151,12 @@ def missed(cells: Sequence[Cell], model: str) -> list[str]:
     ]
 
 
-def measure(manifest: Manifest, names: Sequence[str], data: Path, limit: int | None) -> list[Cell]:
+def measure(manifest: Manifest, names: Sequence[str], data: Path, limit: int | None) -> list[LossCell]:
     """All models over all schemes, links and pictures."""
     pictures = read_pictures(data, load_labels(manifest, models_dir()))
     order = np.random.default_rng(SEED).permutation(len(pictures))[:limit]
-    models = [Model(manifest, manifest.variant(name)) for name in names]
-    sent: list[dict[tuple[str, Link], Sent]] = []
+    models = [EdgeModel(manifest, manifest.variant(name)) for name in names]
+    sent: list[dict[tuple[str, LossyLink], SentImage]] = []
     right: list[list[dict[bytes | None, bool]]] = [[] for _ in models]
     try:
         for index in track(sorted(order.tolist()), "sending", transient=True):
@@ -178,14 +178,14 @@ def measure(manifest: Manifest, names: Sequence[str], data: Path, limit: int | N
 
 
 def cell_of(
-    model: str, scheme: str, link: Link, sent: Sequence[dict[tuple[str, Link], Sent]],
+    model: str, scheme: str, link: LossyLink, sent: Sequence[dict[tuple[str, LossyLink], SentImage]],
     answers: Sequence[dict[bytes | None, bool]],
-) -> Cell:  # fmt: skip
+) -> LossCell:  # fmt: skip
     """Means of one cell; under the key None lies whether the picture as it came was recognised."""
     ones = [each[scheme, link] for each in sent]
     right = np.array([a[one.body] if one.body is not None else False for one, a in zip(ones, answers, strict=True)])
     lost = np.array([a[None] for a in answers], np.float64) - right
-    return Cell(
+    return LossCell(
         model, scheme, link.loss, link.bursty,
         top1=float(right.mean()),
         drop=float(lost.mean()),
@@ -197,7 +197,7 @@ def cell_of(
     )  # fmt: skip
 
 
-class Model:
+class EdgeModel:
     """One variant, ready to run."""
 
     def __init__(self, manifest: Manifest, variant: Variant) -> None:
@@ -226,7 +226,7 @@ def pixels_of(body: bytes) -> Pixels:
     return pixels
 
 
-def send(body: bytes, picture: int) -> Iterator[tuple[tuple[str, Link], Sent]]:
+def send(body: bytes, picture: int) -> Iterator[tuple[tuple[str, LossyLink], SentImage]]:
     """One picture by every scheme over every link."""
     pixels = decode_picture(body, probe(body), max_pixels=MAX_PIXELS, min_side=1 << 16)
     plain = simplejpeg.encode_jpeg(pixels, PLAIN_QUALITY, "RGB", "420")
@@ -246,12 +246,12 @@ def send(body: bytes, picture: int) -> Iterator[tuple[tuple[str, Link], Sent]]:
         yield ("served", link), sender.sent(encode(pixels, known, FRAGMENT_ROOM), lost)
 
 
-def cut_at_first_loss(slices: Sequence[bytes], lost: NDArray[np.bool_]) -> Sent:
+def cut_at_first_loss(slices: Sequence[bytes], lost: NDArray[np.bool_]) -> SentImage:
     """What a decoder of plain JPEGs can use: everything before the first gap."""
     whole = int(np.argmax(np.append(lost[: len(slices)], True)))
     end = b"" if whole == len(slices) else b"\xff\xd9"
     body = b"".join(slices[:whole]) + end if whole else None
-    return Sent(body, whole / len(slices), PLAIN_QUALITY, 1.0)
+    return SentImage(body, whole / len(slices), PLAIN_QUALITY, 1.0)
 
 
 class Sender:
@@ -262,24 +262,24 @@ class Sender:
         self._budget = budget
         self._fitted: dict[tuple[float, bool], Coded] = {}
 
-    def fitted(self, plan: Plan, lost: NDArray[np.bool_]) -> Sent:
+    def fitted(self, plan: Plan, lost: NDArray[np.bool_]) -> SentImage:
         """The picture with a plan's parity at the best quality that the budget allows, or at the worst there is."""
         key = (plan.parity, plan.base)
         if key not in self._fitted:
             self._fitted[key] = self._fit(plan)
         return self.sent(self._fitted[key], lost)
 
-    def sent(self, coded: Coded, lost: NDArray[np.bool_]) -> Sent:
+    def sent(self, coded: Coded, lost: NDArray[np.bool_]) -> SentImage:
         """What arrives of it."""
         arrived = decode(coded.format, {i: s for i, s in enumerate(coded.symbols) if not lost[i]})
         quality, ratio = coded.format.quality, cost(coded) / self._budget
         match arrived:
             case Expired():
-                return Sent(None, 0.0, quality, ratio)
+                return SentImage(None, 0.0, quality, ratio)
             case Complete(body):
-                return Sent(body, 1.0, quality, ratio)
+                return SentImage(body, 1.0, quality, ratio)
             case _:
-                return Sent(arrived.body, arrived.received_fraction, quality, ratio)
+                return SentImage(arrived.body, arrived.received_fraction, quality, ratio)
 
     def _fit(self, plan: Plan) -> Coded:
         best = encode(self._pixels, replace(plan, quality=1), FRAGMENT_ROOM)
@@ -299,7 +299,7 @@ def cost(coded: Coded) -> int:
     return sum(map(len, coded.symbols)) + OVERHEAD * coded.format.n
 
 
-def show(cells: Sequence[Cell], console: Console) -> None:
+def show(cells: Sequence[LossCell], console: Console) -> None:
     """Print what each model and kind of loss came to."""
     for model, bursty in itertools.product(dict.fromkeys(cell.model for cell in cells), (False, True)):
         rows = [cell for cell in cells if (cell.model, cell.bursty) == (model, bursty)]
@@ -311,8 +311,8 @@ def show(cells: Sequence[Cell], console: Console) -> None:
 
 
 def table_of(
-    title: str, rows: Sequence[Cell], about: str, of_scheme: Callable[[Sequence[Cell]], str],
-    of_cell: Callable[[Cell], str],
+    title: str, rows: Sequence[LossCell], about: str, of_scheme: Callable[[Sequence[LossCell]], str],
+    of_cell: Callable[[LossCell], str],
 ) -> Table:  # fmt: skip
     """Schemes down, losses across."""
     table = Table(title=title, box=None, title_justify="left", header_style="bold")
@@ -326,18 +326,18 @@ def table_of(
     return table
 
 
-def bytes_text(cells: Sequence[Cell]) -> str:
+def bytes_text(cells: Sequence[LossCell]) -> str:
     """Bytes over the budget, least and most."""
     ratios = [cell.bytes_ratio for cell in cells]
     return f"{min(ratios):.2f}–{max(ratios):.2f}"
 
 
-def drop_text(cell: Cell) -> str:
+def drop_text(cell: LossCell) -> str:
     """Accuracy and what was lost."""
     return f"{100 * cell.top1:.1f} {100 * cell.drop:+.1f}±{100 * cell.drop_error:.1f}"
 
 
-def complete_text(cell: Cell) -> str:
+def complete_text(cell: LossCell) -> str:
     """How many pictures came whole, and their quality."""
     return f"{100 * cell.complete:.1f} q{cell.quality:.0f}"
 

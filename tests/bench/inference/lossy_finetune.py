@@ -47,7 +47,7 @@ from hawkvision.zoo.lossy import BURST, decoded, loss_order
 from hawkvision.zoo.measure import input_spec, training_of, weight_path
 from hawkvision.zoo.recipe import Network, Recipe, load_recipe, recipe_labels, training_mask
 from hawkvision.zoo.splits import SPLIT_SEED, split_after_training
-from tests.bench.inference.lossy_accuracy import Link
+from tests.bench.inference.lossy_accuracy import LossyLink
 
 TASK: Final = "cifar10"
 PLAN: Final = Plan(quality=80, parity=0.0)
@@ -62,7 +62,10 @@ LEARNING_RATE: Final = 0.02
 SEED: Final = 20_261_122
 MAX_PIXELS: Final = 1 << 20
 
-LINKS: Final = (*(Link(loss, bursty=False) for loss in (0.0, 0.1, 0.2, 0.3, 0.5, 0.7)), Link(0.3, bursty=True))
+LINKS: Final = (
+    *(LossyLink(loss, bursty=False) for loss in (0.0, 0.1, 0.2, 0.3, 0.5, 0.7)),
+    LossyLink(0.3, bursty=True),
+)
 CONTENDERS: Final = ("committed", "control", "tuned")
 
 Judge: TypeAlias = Callable[[Pixels], NDArray[np.int64]]
@@ -76,7 +79,7 @@ class Arrivals:
     `fractions` (n) is how much of each came; where that is nothing, the picture is black.
     """
 
-    link: Link | None
+    link: LossyLink | None
     pixels: Pixels
     fractions: NDArray[np.float64]
 
@@ -99,10 +102,10 @@ class Improved:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GainRow:
     """One link: shares of pictures that came in part and not at all, top-1 of each contender, what tuning brings."""
 
-    link: Link | None
+    link: LossyLink | None
     partial: float
     nothing: float
     top1: tuple[float, ...]
@@ -187,7 +190,7 @@ class Bench:
             f"picture's; stored {self._stored_bytes:.0f}"
         )
 
-    def compare(self, network: Network, train: ModuleType) -> list[Row]:
+    def compare(self, network: Network, train: ModuleType) -> list[GainRow]:
         """Fine-tune a network in both ways and judge all arrivals with the three of it."""
         committed = (models_dir() / TASK / weight_path(network.name)).read_bytes()
         contents = [committed]
@@ -250,10 +253,10 @@ def holed_views(pictures: Sequence[Coded], spec: InputSpec) -> Pixels:
 
 def whole_views(pictures: Sequence[Coded], spec: InputSpec) -> Pixels:
     """Every picture after a crossing without loss, (1, n, height, width, 3)."""
-    return arrivals(Link(0.0, bursty=False), pictures, np.arange(len(pictures)), spec).pixels[None]
+    return arrivals(LossyLink(0.0, bursty=False), pictures, np.arange(len(pictures)), spec).pixels[None]
 
 
-def arrivals(link: Link, pictures: Sequence[Coded], numbers: NDArray[np.intp], spec: InputSpec) -> Arrivals:
+def arrivals(link: LossyLink, pictures: Sequence[Coded], numbers: NDArray[np.intp], spec: InputSpec) -> Arrivals:
     """What arrives of pictures; which fragments of each are lost follows from its number."""
     pixels = np.zeros((len(pictures), spec.height, spec.width, 3), np.uint8)
     fractions = np.zeros(len(pictures))
@@ -265,12 +268,12 @@ def arrivals(link: Link, pictures: Sequence[Coded], numbers: NDArray[np.intp], s
     return Arrivals(link, pixels, fractions)
 
 
-def row_of(arrived: Arrivals, labels: NDArray[np.int64], judges: Sequence[Judge]) -> Row:
+def row_of(arrived: Arrivals, labels: NDArray[np.int64], judges: Sequence[Judge]) -> GainRow:
     """What the contenders, in their order, make of the same arrivals."""
     came = arrived.fractions > 0
     right = np.stack([(judge(arrived.pixels) == labels) & came for judge in judges]).astype(np.float64)
     partial = came & (arrived.fractions < 1)
-    return Row(
+    return GainRow(
         arrived.link,
         partial=float(partial.mean()),
         nothing=float(1 - came.mean()),
@@ -290,7 +293,7 @@ def gain(differences: NDArray[np.float64]) -> Gain:
     return Gain(float(differences.mean()), float(differences.std() / np.sqrt(len(differences))))
 
 
-def show(network: Network, rows: Sequence[Row], console: Console) -> None:
+def show(network: Network, rows: Sequence[GainRow], console: Console) -> None:
     """Print the table of one network."""
     title = f"{network.name}, {network.epochs} epochs, learning rate {network.learning_rate}: top-1 % (gains in points)"
     table = Table(title=title, box=None, title_justify="left")
@@ -311,7 +314,7 @@ def show(network: Network, rows: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def _named(link: Link | None) -> str:
+def _named(link: LossyLink | None) -> str:
     if link is None:
         return "as stored, not sent"
     return f"{link.loss:.0%}" + (f" in bursts of {BURST:.0f}" if link.bursty else "")

@@ -40,7 +40,7 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttackOutcome:
     """What came of an attack."""
 
     statuses: Sequence[int]
@@ -88,7 +88,7 @@ def send(port: int, path: str, body: bytes, headers: dict[str, str]) -> int:
         connection.close()
 
 
-def attacked(server: ServerProcess, attack: Attack) -> Seen:
+def attacked(server: ServerProcess, attack: Attack) -> AttackOutcome:
     """What an attack does to a node."""
     requests = attack.requests()
     small = alone(encoded(height=375, width=500))
@@ -103,7 +103,7 @@ def attacked(server: ServerProcess, attack: Attack) -> Seen:
             assert send(server.port, *small) == 200
             waits.append(time.perf_counter() - begun)
         statuses = [each.result() for each in sent]
-    return Seen(
+    return AttackOutcome(
         statuses,
         cpu_s(server.pid) - cpu_before,
         (memory(server.pid, "VmHWM") - before) / 1e6,

@@ -12,8 +12,8 @@ from hawkvision.transport.wire import OVERHEAD
 from hawkvision.types import Pixels
 from tests.bench.inference.lossy_accuracy import (
     BURST,
-    Cell,
-    Link,
+    LossCell,
+    LossyLink,
     Sender,
     cost,
     cut_at_first_loss,
@@ -47,7 +47,7 @@ def test_cost_counts_every_header() -> None:
 @pytest.mark.parametrize("loss", [0.1, 0.5, 0.7])
 @pytest.mark.parametrize("bursty", [False, True])
 def test_losses_are_as_frequent_and_as_long_as_they_claim(loss: float, bursty: bool) -> None:
-    link = Link(loss, bursty)
+    link = LossyLink(loss, bursty)
     lost = link.pattern(3, 200_000)
     runs = np.count_nonzero(np.diff(lost.astype(int)) == 1)
     assert lost.mean() == pytest.approx(loss, abs=0.02)
@@ -67,8 +67,8 @@ def test_plain_pictures_end_at_the_first_loss() -> None:
 
 
 def test_a_missed_goal_is_said() -> None:
-    good = Cell("m", "adaptive", 0.1, False, 0.8, 0.009, 0.005, 1.0, 1.0, 80.0, 1.0)
-    bad = Cell("m", "adaptive", 0.1, True, 0.7, 0.061, 0.005, 1.0, 1.0, 80.0, 1.0)
+    good = LossCell("m", "adaptive", 0.1, False, 0.8, 0.009, 0.005, 1.0, 1.0, 80.0, 1.0)
+    bad = LossCell("m", "adaptive", 0.1, True, 0.7, 0.061, 0.005, 1.0, 1.0, 80.0, 1.0)
     assert missed([good], "m") == []
     assert missed([good, bad], "m") == ["m loses 0.061 at 10% in bursts; allowed are 0.06"]
     assert missed([bad], "other") == []

@@ -13,7 +13,7 @@ import pytest
 from hawkvision.manifest import InputSpec
 from hawkvision.transport.coding import Coded, encode
 from hawkvision.types import Pixels
-from tests.bench.inference.lossy_accuracy import Link
+from tests.bench.inference.lossy_accuracy import LossyLink
 from tests.bench.inference.lossy_finetune import (
     PLAN,
     ROOM,
@@ -46,7 +46,7 @@ def coded() -> tuple[Coded, ...]:
     return tuple(encode(pixels, PLAN, ROOM) for pixels in originals())
 
 
-def came(link: Link) -> Arrivals:
+def came(link: LossyLink) -> Arrivals:
     return arrivals(link, coded(), np.arange(COUNT), SPEC)
 
 
@@ -83,8 +83,10 @@ def test_every_loss_that_leaves_a_part_of_a_picture_is_drawn() -> None:
     assert len(bodies) == 14
 
 
-@pytest.mark.parametrize("link", [Link(0.1, False), Link(0.3, False), Link(0.7, False), Link(0.3, True)])
-def test_share_that_comes_is_as_the_link_says(link: Link) -> None:
+@pytest.mark.parametrize(
+    "link", [LossyLink(0.1, False), LossyLink(0.3, False), LossyLink(0.7, False), LossyLink(0.3, True)]
+)
+def test_share_that_comes_is_as_the_link_says(link: LossyLink) -> None:
     fractions = came(link).fractions
     # Four standard errors; they are larger where a burst takes whole pictures.
     assert abs(fractions.mean() - (1 - link.loss)) < 4 * fractions.std() / np.sqrt(COUNT)
@@ -92,21 +94,21 @@ def test_share_that_comes_is_as_the_link_says(link: Link) -> None:
 
 
 def test_picture_that_lost_nothing_is_close_to_the_original() -> None:
-    arrived = came(Link(0.0, bursty=False))
+    arrived = came(LossyLink(0.0, bursty=False))
     assert (arrived.fractions == 1).all()
     assert np.abs(arrived.pixels.astype(int) - originals()).mean() < 12
     assert np.array_equal(whole_views(coded(), SPEC)[0], arrived.pixels)
 
 
 def test_picture_of_which_nothing_came_is_wrong_for_every_contender() -> None:
-    arrived = Arrivals(Link(0.5, False), np.zeros((4, 32, 32, 3), np.uint8), np.array([0.0, 0.0, 1.0, 1.0]))
+    arrived = Arrivals(LossyLink(0.5, False), np.zeros((4, 32, 32, 3), np.uint8), np.array([0.0, 0.0, 1.0, 1.0]))
     row = row_of(arrived, np.array([0, 1, 0, 1]), [says(0, 1, 0, 1)] * 3)
     assert row.top1 == (0.5, 0.5, 0.5)
     assert (row.nothing, row.partial, row.among_partial) == (0.5, 0.0, None)
 
 
 def test_gains_are_paired_and_partial_pictures_are_counted_apart() -> None:
-    arrived = Arrivals(Link(0.5, False), np.zeros((4, 32, 32, 3), np.uint8), np.array([0.5, 0.25, 1.0, 1.0]))
+    arrived = Arrivals(LossyLink(0.5, False), np.zeros((4, 32, 32, 3), np.uint8), np.array([0.5, 0.25, 1.0, 1.0]))
     row = row_of(arrived, np.zeros(4, np.int64), [says(1, 1, 0, 1), says(0, 1, 0, 1), says(0, 0, 0, 1)])
     assert row.top1 == (0.25, 0.5, 0.75)
     assert row.over_committed == gain(np.array([1.0, 1.0, 0.0, 0.0]))

@@ -40,33 +40,33 @@ from hawkvision.manifest import models_dir
 from loadgen.analysis.steady_state import is_steady
 from loadgen.analysis.summary import summarise
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Job, Protocol, Server
-from loadgen.clients.processes import Crew
+from loadgen.clients.engine import Job, Protocol, ServerAddress
+from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import command_line, options
-from loadgen.commands.link_proxy import seen
+from loadgen.commands.link_proxy import link_samples
 from loadgen.commands.options import MAX_IN_FLIGHT, Setup
 from loadgen.commands.terminal import terminal
 from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
-from loadgen.host.cpu_slowdown import Pace
+from loadgen.host.cpu_slowdown import SpinnerProgress
 from loadgen.host.cpu_steal import ProcessorTime
 from loadgen.network.profiles import LinkProfile, weather_number
 from loadgen.workload.arrivals import parse as parse_arrivals
 from loadgen.workload.dataset import Dataset, read_dataset
 from loadgen.workload.record import CLIENT_EDGE, EDGE_DC, LinkSample, NoiseFloor, Outcome, Run, TargetClass, save
-from tests.bench.policies.deployment import Carried, Deployment
+from tests.bench.policies.deployment import CarriedBytes, Deployment
 from tests.bench.policies.goal_checks import (
-    Cell,
-    Claim,
-    Report,
-    Result,
-    Row,
-    Traffic,
+    GoalCheck,
+    LinkBytes,
+    PolicyCell,
+    PolicyReport,
+    PolicyResult,
+    PolicyRow,
     judge,
     show_claims,
     show_rows,
     together,
 )
-from tests.bench.policies.plan import PLACES, Contender, Plan, add_arguments, read_plan
+from tests.bench.policies.plan import PLACES, PolicyContender, PolicyPlan, add_arguments, read_plan
 from tests.bench.policies.report_goals import goals_page
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
@@ -121,7 +121,7 @@ async def run(given: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
-            async with Crew(1, deployment.client_prefix, realtime=True) as crew:
+            async with WorkerProcesses(1, deployment.client_prefix, realtime=True) as crew:
                 await crew.load(dataset)
                 bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend), floors)
                 try:
@@ -136,15 +136,15 @@ async def run(given: argparse.Namespace) -> int:
     return 1 if found.failures else 0
 
 
-async def _floors(plan: Plan, dataset: Dataset) -> dict[Protocol, NoiseFloor]:
+async def _floors(plan: PolicyPlan, dataset: Dataset) -> dict[Protocol, NoiseFloor]:
     """What the generator itself adds, by protocol, before anything else is there: no links; at the highest rate."""
     rate = max(plan.rates)
     floors: dict[Protocol, NoiseFloor] = {}
     # Not before all ordinary processes: asking for as much as it can, it would leave nothing to the null server.
-    async with Crew(1) as crew:
+    async with WorkerProcesses(1) as crew:
         await crew.load(dataset)
         for protocol in dict.fromkeys(contender.protocol for contender in plan.contenders):
-            server = Server("http://127.0.0.1", protocol, timeout_s=plan.timeout_s)
+            server = ServerAddress("http://127.0.0.1", protocol, timeout_s=plan.timeout_s)
             setup_ = Setup(server, dataset, plan.classes, 1, MAX_IN_FLIGHT, plan.seed)
             job = setup_.job(parse_arrivals(plan.schedule(rate)), plan.duration_s)
             floors[protocol] = await noise_floor.measure(crew, job, rate)
@@ -155,12 +155,12 @@ async def _floors(plan: Plan, dataset: Dataset) -> dict[Protocol, NoiseFloor]:
 class _Found:
     """What is known so far."""
 
-    cells: dict[tuple[str, float], dict[str, list[Result]]]
+    cells: dict[tuple[str, float], dict[str, list[PolicyResult]]]
     """By link and rate, then contender: a result per round."""
     failures: list[str]
 
 
-async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) -> None:
+async def _test_all(plan: PolicyPlan, bench: _Bench, found: _Found, console: Console) -> None:
     for link in plan.links:
         if unseen := plan.unseen(link):
             never = f"{link.name}: never {', '.join(unseen)} while requests count"
@@ -180,12 +180,12 @@ async def _test_all(plan: Plan, bench: _Bench, found: _Found, console: Console) 
                         results.setdefault(contender.name, []).append(result)
 
 
-def title_of(contender: Contender, link: LinkProfile, rate: float, number: int) -> str:
+def title_of(contender: PolicyContender, link: LinkProfile, rate: float, number: int) -> str:
     """What the files of one test are called."""
     return f"{link.name}-{rate:g}-{contender.name}-round{number + 1}"
 
 
-def rotated(found: Sequence[Contender], number: int) -> tuple[Contender, ...]:
+def rotated(found: Sequence[PolicyContender], number: int) -> tuple[PolicyContender, ...]:
     """The order of a round: each begins one further."""
     first = number % len(found)
     return (*found[first:], *found[:first])
@@ -196,10 +196,10 @@ class _Bench:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PolicyPlan,
         dataset: Dataset,
         deployment: Deployment,
-        crew: Crew,
+        crew: WorkerProcesses,
         edge_arguments: tuple[str, ...],
         floors: Mapping[Protocol, NoiseFloor],
     ) -> None:
@@ -217,7 +217,7 @@ class _Bench:
         Raises:
             NotReady: if some pictures are never answered by the datacenter.
         """
-        contender = Contender("reference", "hawkvision", "tcp")
+        contender = PolicyContender("reference", "hawkvision", "tcp")
         arguments = (*self._edge_arguments, *contender.arguments)
         with self._deployment.edge(*arguments, log=contender.name) as node:
             setup_ = self._setup(contender, node.url, [TargetClass({"quality": "best"}, 1.0)], 0)
@@ -236,7 +236,7 @@ class _Bench:
                     return
         raise NotReady(f"the best rung did not answer {len(missing)} of {len(self._dataset)} pictures")
 
-    async def test(self, contender: Contender, link: LinkProfile, rate: float, number: int) -> Result:
+    async def test(self, contender: PolicyContender, link: LinkProfile, rate: float, number: int) -> PolicyResult:
         """One contender, one round; its record is written.
 
         Raises:
@@ -250,8 +250,8 @@ class _Bench:
             setup_ = self._setup(contender, node.url, plan.classes, number)
             await self._settle(setup_, contender)
             started = options.origin(setup_.seed)
-            before: list[tuple[Carried, Carried]] = []
-            had: list[tuple[ProcessorTime | None, Pace | None]] = []
+            before: list[tuple[CarriedBytes, CarriedBytes]] = []
+            had: list[tuple[ProcessorTime | None, SpinnerProgress | None]] = []
 
             def begun() -> None:
                 deployment.begin(weather[CLIENT_EDGE], weather[EDGE_DC], number)
@@ -287,9 +287,9 @@ class _Bench:
             server=f"hawkvision {started.hawkvision}, policy {contender.policy}, started for this test",
         )
         save(tested, plan.out / "rounds" / f"{name}.json.gz")
-        return Result(tested, Traffic(near.up, near.down, far.up, far.down))
+        return PolicyResult(tested, LinkBytes(near.up, near.down, far.up, far.down))
 
-    async def _settle(self, setup_: Setup, contender: Contender) -> None:
+    async def _settle(self, setup_: Setup, contender: PolicyContender) -> None:
         """Load what is loaded on demand, and wait until the datacenter answers where it is to answer at all.
 
         Raises:
@@ -314,8 +314,8 @@ class _Bench:
             f"{contender.name} does not answer well before the test: {'; '.join(said)}; at most {slowest_ms:.0f} ms"
         )
 
-    def _setup(self, contender: Contender, url: str, classes: list[TargetClass], number: int) -> Setup:
-        server = Server(
+    def _setup(self, contender: PolicyContender, url: str, classes: list[TargetClass], number: int) -> Setup:
+        server = ServerAddress(
             url,
             contender.protocol,
             api_key=self._deployment.key,
@@ -323,7 +323,7 @@ class _Bench:
         )
         return Setup(server, self._dataset, classes, 1, MAX_IN_FLIGHT, self._plan.seed + 10 * number)
 
-    def _carried(self) -> tuple[Carried, Carried]:
+    def _carried(self) -> tuple[CarriedBytes, CarriedBytes]:
         return self._deployment.carried(CLIENT_EDGE), self._deployment.carried(EDGE_DC)
 
 
@@ -333,14 +333,14 @@ def samples(weather: Mapping[str, LinkProfile | None], duration_s: float, number
         sample
         for place, profile in enumerate(weather.values())
         if profile is not None
-        for sample in seen(profile, duration_s, PLACES[place], weather_number(number, place))
+        for sample in link_samples(profile, duration_s, PLACES[place], weather_number(number, place))
     ]
     return sorted(found, key=lambda sample: sample.at_s)
 
 
-def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> None:
+def _conclude(plan: PolicyPlan, found: _Found, congestion: str, console: Console) -> None:
     """Put rounds together, print, and write. Cells that nobody finished are left out."""
-    report = Report(
+    report = PolicyReport(
         command=command_line.stated(),
         where=list(plan.where),
         client_link=None if plan.client_link is None else plan.client_link.name,
@@ -354,12 +354,12 @@ def _conclude(plan: Plan, found: _Found, congestion: str, console: Console) -> N
         files=[],
         failures=found.failures,
     )
-    pages: dict[str, tuple[list[Run], list[Row], list[Claim]]] = {}
+    pages: dict[str, tuple[list[Run], list[PolicyRow], list[GoalCheck]]] = {}
     for (link, rate), results in found.cells.items():
         if not results:
             continue
         tested = {name: together(results[name]) for name in (c.name for c in plan.contenders) if name in results}
-        cell = Cell(link, rate, tested)
+        cell = PolicyCell(link, rate, tested)
         for name, result in tested.items():
             report.files.append(f"{link}-{rate:g}-{name}.json.gz")
             save(result.run, plan.out / report.files[-1], summarise(result.run))

@@ -30,15 +30,15 @@ PERFECT: Final = LinkSpec()
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedBytes:
     """Bytes of whole IP packets that were sent into a link, lost ones, acknowledgements and probes included."""
 
     up: int
     down: int
 
-    def since(self, before: Carried) -> Carried:
+    def since(self, before: CarriedBytes) -> CarriedBytes:
         """What has been added."""
-        return Carried(self.up - before.up, self.down - before.down)
+        return CarriedBytes(self.up - before.up, self.down - before.down)
 
 
 class Deployment:
@@ -130,10 +130,10 @@ class Deployment:
         for packet, target in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (target, DISCARD_PORT))
 
-    def carried(self, name: str) -> Carried:
+    def carried(self, name: str) -> CarriedBytes:
         """What `CLIENT_EDGE` or `EDGE_DC` was given to carry so far; up is towards the datacenter."""
         up, down = (self.near if name == CLIENT_EDGE else self.far).counts()
-        return Carried(up.offered_bytes, down.offered_bytes)
+        return CarriedBytes(up.offered_bytes, down.offered_bytes)
 
     def _keep(self, name: str, server: ServerProcess) -> None:
         said = server.output()

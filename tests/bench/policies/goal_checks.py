@@ -20,12 +20,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.analysis.accuracy import Estimate, Verdict, mean_difference
+from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict, mean_difference
 from loadgen.analysis.bootstrap import quantiles
-from loadgen.analysis.compare import LATENCIES, Comparison, Ratio, compare, same_schedule
-from loadgen.analysis.compare import Verdict as Shown
+from loadgen.analysis.compare import LATENCIES, Ratio, RatioVerdict, RunComparison, compare, same_schedule
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import Percentile, Summary, summarise, targets_kept
+from loadgen.analysis.summary import Percentile, RunSummary, summarise, targets_kept
 from loadgen.workload.record import LinkSample, Run
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")
@@ -35,7 +34,7 @@ EQUAL_ACCURACY: Final = 0.002
 COMPARED: Final = ("P50", "P99")
 
 
-class Traffic(msgspec.Struct, frozen=True):
+class LinkBytes(msgspec.Struct, frozen=True):
     """Bytes of IP packets that both links were given during the runs, whatever became of them."""
 
     client_up: int = 0
@@ -44,21 +43,21 @@ class Traffic(msgspec.Struct, frozen=True):
     """From the edge to the datacenter: probes, audits, handshakes and retransmissions included."""
     dc_down: int = 0
 
-    def plus(self, other: Traffic) -> Traffic:
+    def plus(self, other: LinkBytes) -> LinkBytes:
         """Both together."""
-        return Traffic(*(mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True)))
+        return LinkBytes(*(mine + theirs for mine, theirs in zip(_values(self), _values(other), strict=True)))
 
 
-def _values(traffic: Traffic) -> tuple[int, int, int, int]:
+def _values(traffic: LinkBytes) -> tuple[int, int, int, int]:
     return traffic.client_up, traffic.client_down, traffic.dc_up, traffic.dc_down
 
 
-class Result(msgspec.Struct, frozen=True):
+class PolicyResult(msgspec.Struct, frozen=True):
     """One contender in one cell."""
 
     run: Run
     """All rounds as one."""
-    traffic: Traffic
+    traffic: LinkBytes
     rounds: tuple[Run, ...] = ()
     """Each by itself; none of a single one."""
 
@@ -68,38 +67,38 @@ class Result(msgspec.Struct, frozen=True):
         return self.rounds or (self.run,)
 
 
-class Range(msgspec.Struct, frozen=True):
+class RoundRange(msgspec.Struct, frozen=True):
     """A figure in the rounds that it is worst and best in."""
 
     worst: float
     best: float
 
 
-class Row(msgspec.Struct, frozen=True):
+class PolicyRow(msgspec.Struct, frozen=True):
     """One contender in one cell, in numbers. Shares are 0..1, of answers where `Figures` says so."""
 
     link: str
     rate: float
     name: str
     n: int
-    effective: Estimate | None
+    effective: IntervalEstimate | None
     """Right within the deadline, of all requests: what policies are compared by."""
-    effective_rounds: Range | None
+    effective_rounds: RoundRange | None
     kept: str
     """How many of the targets with a number were kept, and how others were missed; empty if there are none."""
     silent: bool
     """Whether one was missed among answers that claim to keep it."""
     p50_ms: float
-    p50_rounds: Range
+    p50_rounds: RoundRange
     p99_ms: float
-    p99_rounds: Range
+    p99_rounds: RoundRange
     p99_low_ms: float
     p99_high_ms: float
     p99_at_least: bool
     """Requests without an answer reach it, so the true one is larger."""
     p999: Percentile
-    accuracy: Estimate | None
-    in_time: Estimate | None
+    accuracy: IntervalEstimate | None
+    in_time: IntervalEstimate | None
     escalated: float
     degraded: float
     flagged: float
@@ -117,7 +116,7 @@ class Row(msgspec.Struct, frozen=True):
     """Per round, whether its second half looked like its first; None where it was too short to tell."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class GoalCheck(msgspec.Struct, frozen=True):
     """One thing that was to be shown in one cell."""
 
     link: str
@@ -130,7 +129,7 @@ class Claim(msgspec.Struct, frozen=True):
     low: float | None
     """95 % interval, where there is one."""
     high: float | None
-    rounds: Range | None
+    rounds: RoundRange | None
     """The same in the rounds that are worst and best for ours."""
     goal: str
     met: bool | None
@@ -142,15 +141,15 @@ class Claim(msgspec.Struct, frozen=True):
     """Of latencies: why the ratio says nothing though it is not 1; empty where it does."""
 
 
-class Cell(msgspec.Struct, frozen=True):
+class PolicyCell(msgspec.Struct, frozen=True):
     """A link at a rate, and who was tested there."""
 
     link: str
     rate: float
-    results: dict[str, Result]
+    results: dict[str, PolicyResult]
 
 
-class Report(msgspec.Struct, frozen=True):
+class PolicyReport(msgspec.Struct, frozen=True):
     """A comparison, as `summary.json` has it."""
 
     command: str
@@ -162,20 +161,20 @@ class Report(msgspec.Struct, frozen=True):
     duration_s: float
     warm_up_s: float
     deadline_ms: float
-    rows: list[Row]
-    claims: list[Claim]
+    rows: list[PolicyRow]
+    claims: list[GoalCheck]
     files: list[str]
     failures: list[str]
     """Who could not be tested in which round, and why."""
 
 
-def together(rounds: Sequence[Result]) -> Result:
+def together(rounds: Sequence[PolicyResult]) -> PolicyResult:
     """All rounds of a contender."""
     traffic = rounds[0].traffic
     for result in rounds[1:]:
         traffic = traffic.plus(result.traffic)
     runs = tuple(result.run for result in rounds)
-    return Result(merged(runs), traffic, runs)
+    return PolicyResult(merged(runs), traffic, runs)
 
 
 def merged(rounds: Sequence[Run]) -> Run:
@@ -225,22 +224,22 @@ def _shifted(samples: Sequence[LinkSample], from_s: float, shift_s: float) -> li
     return [msgspec.structs.replace(sample, at_s=sample.at_s + shift_s) for sample in (*begun, *later)]
 
 
-def row_of(cell: Cell, name: str, summary: Summary) -> Row:
+def row_of(cell: PolicyCell, name: str, summary: RunSummary) -> PolicyRow:
     """A contender's figures."""
     figures, result = summary.total, cell.results[name]
     sent = max(1, len(result.run.outcomes))
     p99 = figures.percentile(0.99)
     rounds = [summarise(run).total for run in result.each] if result.rounds else [figures]
     effective = [each.effective.value for each in rounds if each.effective is not None]
-    return Row(
+    return PolicyRow(
         link=cell.link,
         rate=cell.rate,
         name=name,
         n=figures.n,
         effective=figures.effective,
-        effective_rounds=Range(min(effective), max(effective)) if effective else None,
+        effective_rounds=RoundRange(min(effective), max(effective)) if effective else None,
         kept=targets_kept(summary),
-        silent=any(each.kept is not None and each.kept.verdict is Verdict.SILENT for each in summary.classes),
+        silent=any(each.kept is not None and each.kept.verdict is TargetVerdict.SILENT for each in summary.classes),
         p50_ms=figures.percentile(0.5).ms,
         p50_rounds=_slowest_and_quickest(each.percentile(0.5) for each in rounds),
         p99_ms=p99.ms,
@@ -264,17 +263,17 @@ def row_of(cell: Cell, name: str, summary: Summary) -> Row:
     )
 
 
-def _slowest_and_quickest(found: Iterable[Percentile]) -> Range:
+def _slowest_and_quickest(found: Iterable[Percentile]) -> RoundRange:
     ms = [each.ms for each in found]
-    return Range(max(ms), min(ms))
+    return RoundRange(max(ms), min(ms))
 
 
-def judge(cell: Cell) -> tuple[list[Row], list[Claim]]:
+def judge(cell: PolicyCell) -> tuple[list[PolicyRow], list[GoalCheck]]:
     """The figures of all contenders of a cell, most often right in time first, and what they show of ours."""
     summaries = {name: summarise(result.run) for name, result in cell.results.items()}
     rows = {name: row_of(cell, name, summary) for name, summary in summaries.items()}
     baselines = [name for name in rows if name not in OURS]
-    claims: list[Claim] = []
+    claims: list[GoalCheck] = []
     for ours in OURS:
         if ours not in rows:
             continue
@@ -286,22 +285,22 @@ def judge(cell: Cell) -> tuple[list[Row], list[Claim]]:
     return sorted(rows.values(), key=lambda row: -1.0 if row.effective is None else -row.effective.value), claims
 
 
-def _right_in_time(cell: Cell, rows: Mapping[str, Row], ours: str, name: str) -> Claim:
+def _right_in_time(cell: PolicyCell, rows: Mapping[str, PolicyRow], ours: str, name: str) -> GoalCheck:
     """How many more of the very same requests ours answered right within the deadline, as a share of all."""
     mine, theirs = rows[ours].effective, rows[name].effective
     found = _more_often(cell.results[ours].run, cell.results[name].run)
     rounds = _rounds(cell, ours, name, lambda run, other: _value(_more_often(run, other)))
     value = None if mine is None or theirs is None else mine.value - theirs.value
-    return Claim(
+    return GoalCheck(
         cell.link, cell.rate, "right within the deadline, ours less theirs", ours, name, value,
         None if found is None else found.low, None if found is None else found.high,
-        Range(min(rounds), max(rounds)) if rounds else None, "> 0",
+        RoundRange(min(rounds), max(rounds)) if rounds else None, "> 0",
         None if found is None or found.low <= 0.0 <= found.high else found.value > 0.0,
         f"{_share(mine)} and {_share(theirs)}" + " (not the same requests)" * (found is None),
     )  # fmt: skip
 
 
-def _more_often(ours: Run, theirs: Run) -> Estimate | None:
+def _more_often(ours: Run, theirs: Run) -> IntervalEstimate | None:
     """The difference of both shares, paired; None without labels, or where the requests are not the same."""
     mine, their = counted_of(ours), counted_of(theirs)
     if not (ours.labelled and theirs.labelled and same_schedule(ours, theirs, mine, their)):
@@ -310,11 +309,11 @@ def _more_often(ours: Run, theirs: Run) -> Estimate | None:
     return mean_difference(differences, mine.picture, np.ones(len(differences), np.bool_), ours.origin.seed)
 
 
-def _value(found: Estimate | None) -> float | None:
+def _value(found: IntervalEstimate | None) -> float | None:
     return None if found is None else found.value
 
 
-def _rounds(cell: Cell, ours: str, name: str, figure: Callable[[Run, Run], float | None]) -> list[float]:
+def _rounds(cell: PolicyCell, ours: str, name: str, figure: Callable[[Run, Run], float | None]) -> list[float]:
     """A figure of each round that both took part in; none if somebody missed one, for then nobody knows which."""
     mine, theirs = cell.results[ours].each, cell.results[name].each
     if len(mine) != len(theirs):
@@ -323,7 +322,9 @@ def _rounds(cell: Cell, ours: str, name: str, figure: Callable[[Run, Run], float
     return [value for value in found if value is not None and math.isfinite(value)]
 
 
-def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, found: Comparison, ours: str, name: str) -> Claim:
+def _latency(
+    cell: PolicyCell, rows: Mapping[str, PolicyRow], figure: str, found: RunComparison, ours: str, name: str
+) -> GoalCheck:
     """Their latency over ours, which counts at equal accuracy."""
     ratio, mine, theirs = found.ratio(figure), rows[ours], rows[name]
     level = [LATENCIES[figure]]
@@ -332,10 +333,10 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, found: Comparison
         lambda *runs: float(np.divide(*(quantiles(counted_of(run).latency_ms, level)[0] for run in reversed(runs)))),
     )  # fmt: skip
     unequal = _unequal(mine.accuracy, theirs.accuracy, ratio.verdict)
-    return Claim(
+    return GoalCheck(
         cell.link, cell.rate, f"{figure}, theirs over ours", ours, name, ratio.ratio, ratio.low, ratio.high,
-        Range(min(rounds), max(rounds)) if rounds else None, "> 1",
-        None if unequal else {Shown.SLOWER: True, Shown.FASTER: False}.get(ratio.verdict),
+        RoundRange(min(rounds), max(rounds)) if rounds else None, "> 1",
+        None if unequal else {RatioVerdict.SLOWER: True, RatioVerdict.FASTER: False}.get(ratio.verdict),
         f"{'≥ ' * ratio.first_at_least}{ratio.first:.1f} ms and {'≥ ' * ratio.other_at_least}{ratio.other:.1f} ms"
         f"{', on few requests' * ratio.few}; accuracy {_share(mine.accuracy)} and {_share(theirs.accuracy)}"
         + f" ({unequal})" * bool(unequal),
@@ -343,17 +344,17 @@ def _latency(cell: Cell, rows: Mapping[str, Row], figure: str, found: Comparison
     )  # fmt: skip
 
 
-def _unequal(ours: Estimate | None, theirs: Estimate | None, verdict: Shown) -> str:
+def _unequal(ours: IntervalEstimate | None, theirs: IntervalEstimate | None, verdict: RatioVerdict) -> str:
     """Why being quicker says nothing; empty if it does, or if nobody is shown to be."""
-    if verdict not in (Shown.SLOWER, Shown.FASTER):
+    if verdict not in (RatioVerdict.SLOWER, RatioVerdict.FASTER):
         return ""
     if ours is None or theirs is None:
         return "accuracy was not measured"
-    quicker, other, who = (ours, theirs, "ours") if verdict is Shown.SLOWER else (theirs, ours, "theirs")
+    quicker, other, who = (ours, theirs, "ours") if verdict is RatioVerdict.SLOWER else (theirs, ours, "theirs")
     return f"{who} is quicker and less accurate" if quicker.value < other.value - EQUAL_ACCURACY else ""
 
 
-def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
+def _promises(cell: PolicyCell, summary: RunSummary, ours: str) -> GoalCheck:
     """Whether accuracy is nowhere missed silently; the value is the largest shortfall of answers that claim none.
 
     The note has, per target, what is missing over all requests when those that came late count as wrong.
@@ -363,15 +364,15 @@ def _promises(cell: Cell, summary: Summary, ours: str) -> Claim:
     verdicts = "; ".join(
         f"{target} {each.verdict}, right in time {-each.effective_shortfall.value:+.1%} of it" for target, each in kept
     )
-    return Claim(
+    return GoalCheck(
         cell.link, cell.rate, "accuracy missing without a flag", ours, "its targets",
         max(silent, default=None), None, None, None, "≤ 0, or chance",
-        all(each.verdict is not Verdict.SILENT for _, each in kept) if kept else None,
+        all(each.verdict is not TargetVerdict.SILENT for _, each in kept) if kept else None,
         verdicts or "no reference",
     )  # fmt: skip
 
 
-def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
+def show_rows(rows: Sequence[PolicyRow], title: str, console: Console) -> None:
     """One cell, a line per contender; ranges are of the worst and the best round, ✗ marks a target missed silently.
 
     Below, who was not steady, and in how many rounds.
@@ -402,7 +403,7 @@ def show_rows(rows: Sequence[Row], title: str, console: Console) -> None:
         console.print(f"rounds that were not steady: {', '.join(unsteady)}", highlight=False, markup=False)
 
 
-def show_claims(claims: Sequence[Claim], console: Console) -> None:
+def show_claims(claims: Sequence[GoalCheck], console: Console) -> None:
     """A line per claim."""
     table = Table(title="claims", box=None, header_style="bold", title_justify="left")
     for column in ("link", "rate", "claim", "ours", "against", "value", "(95 %)", "worst–best", "goal", "met", ""):
@@ -415,7 +416,7 @@ def show_claims(claims: Sequence[Claim], console: Console) -> None:
     console.print(table)
 
 
-def figures(claim: Claim) -> tuple[str, str, str]:
+def figures(claim: GoalCheck) -> tuple[str, str, str]:
     """A claim's value, its interval, and its worst and best round, in words; each empty where there is none."""
     words = "{:.3g}" if claim.ratio is not None else "{:+.1%}"
     value = "" if claim.value is None else words.format(claim.value)
@@ -427,5 +428,5 @@ def figures(claim: Claim) -> tuple[str, str, str]:
 _WORDS: Final = {True: "yes", False: "NO", None: "?"}
 
 
-def _share(estimate: Estimate | None) -> str:
+def _share(estimate: IntervalEstimate | None) -> str:
     return "" if estimate is None else f"{estimate.value:.1%}"

@@ -21,7 +21,7 @@ from loadgen.workload.arrivals import parse as parse_arrivals
 from loadgen.workload.dataset import SPLITS
 from loadgen.workload.record import CLIENT_EDGE, EDGE_DC, TargetClass
 
-Transport: TypeAlias = Literal["tcp", "lossy", "uplink"]
+Transport: TypeAlias = Literal["tcp", "datagram", "uplink"]
 """Of a policy: TCP everywhere, datagrams everywhere, or HTTP to the edge and from there what it finds best."""
 TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
@@ -42,7 +42,7 @@ DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class PolicyContender:
     """A policy, its setting if it has one, and how pictures travel."""
 
     name: str
@@ -58,24 +58,24 @@ class Contender:
     @property
     def protocol(self) -> Protocol:
         """That callers speak."""
-        return "lossy" if self.transport == "lossy" else "http"
+        return "datagram" if self.transport == "datagram" else "http"
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Of `hawkvision edge up`."""
         setting = () if self.static_threshold is None else ("--static-threshold", f"{self.static_threshold:g}")
         model = () if self.variant is None else ("--variant", self.variant)
-        door = ("--lossy-port", "0") if self.transport == "lossy" else ()
+        door = ("--lossy-port", "0") if self.transport == "datagram" else ()
         uplink = () if self.transport == "tcp" else ("--dc-transport", "auto")
         fallback = ("--deadline-fallback", "true") if self.fallback else ()
         return ("--policy", self.policy, *setting, *model, *fallback, *door, *uplink)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PolicyPlan:
     """What is tested, where, and how long."""
 
-    contenders: tuple[Contender, ...]
+    contenders: tuple[PolicyContender, ...]
     links: tuple[LinkProfile, ...]
     where: tuple[str, ...]
     client_link: LinkProfile | None
@@ -135,8 +135,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--transport",
-        default="hawkvision=lossy",
-        help="POLICY=tcp, POLICY=lossy or POLICY=uplink (datagrams, if the edge finds them better, from edge to "
+        default="hawkvision=datagram",
+        help="POLICY=tcp, POLICY=datagram or POLICY=uplink (datagrams, if the edge finds them better, from edge to "
         "datacenter alone), comma-separated; the others go by TCP (default: %(default)s)",
     )
     parser.add_argument("--targets", default=DEFAULT_TARGETS)
@@ -161,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models-dir", type=Path)
 
 
-def read_plan(given: argparse.Namespace) -> Plan:
+def read_plan(given: argparse.Namespace) -> PolicyPlan:
     """What the options say.
 
     Raises:
@@ -174,7 +174,7 @@ def read_plan(given: argparse.Namespace) -> Plan:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     if given.rounds < 1 or given.seed < 0:
         raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
-    return Plan(
+    return PolicyPlan(
         contenders=contenders(_words(given.policies), given.transport),
         links=tuple(load_profile(name) for name in _words(given.links)),
         where=_known("--where", _words(given.where), PLACES),
@@ -209,7 +209,7 @@ def _arrivals(given: str, rates: Sequence[float]) -> str:
     return given
 
 
-def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
+def contenders(words: Sequence[str], transports: str) -> tuple[PolicyContender, ...]:
     """Who is tested. HawkVision with datagrams comes with a second contender that is without.
 
     Args:
@@ -243,9 +243,9 @@ def contenders(words: Sequence[str], transports: str) -> tuple[Contender, ...]:
     for name, (policy, value), end in zip(names, settings, ends, strict=True):
         transport_ = chosen.get(policy, "tcp")
         threshold, variant = (None, value) if isinstance(value, str) else (value, None)
-        found.append(Contender(name, policy, transport_, threshold, variant, bool(end)))
+        found.append(PolicyContender(name, policy, transport_, threshold, variant, bool(end)))
         if name == "hawkvision" and transport_ != "tcp":
-            found.append(Contender("hawkvision-tcp", policy, "tcp"))
+            found.append(PolicyContender("hawkvision-tcp", policy, "tcp"))
     if len(found) > MOST_RUNS:
         raise ConfigError(f"--policies: expected at most {MOST_RUNS} contenders, which a page shows; got {len(found)}")
     return tuple(found)

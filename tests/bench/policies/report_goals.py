@@ -7,8 +7,8 @@ from typing import Final
 
 from hawkvision.reports.pages import Markup
 from hawkvision.reports.tables import Cell, Table, table
-from loadgen.analysis.compare import Comparison
-from loadgen.analysis.summary import Summary
+from loadgen.analysis.compare import RunComparison
+from loadgen.analysis.summary import RunSummary
 from loadgen.reports.charts import ChartSeries
 from loadgen.reports.page import Headline, page
 from loadgen.reports.text import (
@@ -24,7 +24,7 @@ from loadgen.reports.text import (
     uplink_words,
 )
 from loadgen.workload.record import Run
-from tests.bench.policies.goal_checks import Claim, Row, figures
+from tests.bench.policies.goal_checks import GoalCheck, PolicyRow, figures
 
 NOTE: Final = (
     "What counts first is the share of all requests that were answered right within the deadline, and whether answers "
@@ -38,7 +38,7 @@ _COLUMNS: Final = (("claim", True), ("against", True), ("value", False), ("worst
 _MET: Final = {True: ("✓", "met", "good"), False: ("✗", "not met", "bad"), None: ("?", "cannot be said", "")}
 
 
-def goals_page(runs: Sequence[Run], rows: Sequence[Row], claims: Sequence[Claim]) -> str:
+def goals_page(runs: Sequence[Run], rows: Sequence[PolicyRow], claims: Sequence[GoalCheck]) -> str:
     """The page of a comparison: `rows` are of the contenders that the runs are of, each with its bytes.
 
     Raises:
@@ -52,7 +52,7 @@ def goals_page(runs: Sequence[Run], rows: Sequence[Row], claims: Sequence[Claim]
     )
 
 
-def claims_table(claims: Sequence[Claim]) -> str:
+def claims_table(claims: Sequence[GoalCheck]) -> str:
     """A row per claim; empty without claims."""
     if not claims:
         return ""
@@ -61,7 +61,7 @@ def claims_table(claims: Sequence[Claim]) -> str:
     return Markup('<h2>Claims</h2>\n{}\n<p class="note">{}</p>').format(drawn, NOTE)
 
 
-def _row(claim: Claim) -> list[Cell]:
+def _row(claim: GoalCheck) -> list[Cell]:
     value, interval, rounds = figures(claim)
     few = claim.ratio is not None and claim.ratio.few
     sign, word, kind = _MET[claim.met]
@@ -76,16 +76,16 @@ def _row(claim: Claim) -> list[Cell]:
     ]
 
 
-def headline_of(claims: Sequence[Claim]) -> Headline:
+def headline_of(claims: Sequence[GoalCheck]) -> Headline:
     """The headline of a page that begins with what is claimed."""
 
-    def claimed(series: Sequence[ChartSeries], _: Sequence[Comparison]) -> tuple[str, str]:
+    def claimed(series: Sequence[ChartSeries], _: Sequence[RunComparison]) -> tuple[str, str]:
         return _claimed(series, claims)
 
     return claimed
 
 
-def _claimed(series: Sequence[ChartSeries], claims: Sequence[Claim]) -> tuple[str, str]:
+def _claimed(series: Sequence[ChartSeries], claims: Sequence[GoalCheck]) -> tuple[str, str]:
     """What is claimed of the first contender that anything is claimed of: right in time, promises, then latency."""
     own = [claim for claim in claims if claim.ours == claims[0].ours]
     mine = next(one for one in series if one.run.name == own[0].ours)
@@ -103,11 +103,11 @@ def _claimed(series: Sequence[ChartSeries], claims: Sequence[Claim]) -> tuple[st
     )
 
 
-def _figures(claims: Sequence[Claim]) -> list[str]:
+def _figures(claims: Sequence[GoalCheck]) -> list[str]:
     return list(dict.fromkeys(claim.ratio.figure for claim in claims if claim.ratio is not None))
 
 
-def _more_often(mine: ChartSeries, claims: Sequence[Claim]) -> str:
+def _more_often(mine: ChartSeries, claims: Sequence[GoalCheck]) -> str:
     """`86.7 % right within 100 ms, more often than static, no difference shown to split`."""
     effective, deadline = mine.summary.total.effective, mine.summary.deadline_ms
     if effective is None:
@@ -123,7 +123,7 @@ def _more_often(mine: ChartSeries, claims: Sequence[Claim]) -> str:
     return ", ".join([right, *parts])
 
 
-def _at_equal_accuracy(summary: Summary, figure: str, claims: Sequence[Claim]) -> str:
+def _at_equal_accuracy(summary: RunSummary, figure: str, claims: Sequence[GoalCheck]) -> str:
     """`P99 98.1 ms, at equal accuracy faster than infaas (3.1x)`."""
     own = [(claim, claim.ratio) for claim in claims if claim.ratio is not None and claim.ratio.figure == figure]
     parts = difference_words([(claim.against, ratio) for claim, ratio in own if not claim.unequal])
@@ -134,7 +134,7 @@ def _at_equal_accuracy(summary: Summary, figure: str, claims: Sequence[Claim]) -
     return ", ".join([latency_words(summary, figure), *parts])
 
 
-def _goals(claims: Sequence[Claim]) -> str:
+def _goals(claims: Sequence[GoalCheck]) -> str:
     """`2 of 3 claims met, 1 cannot be said`."""
     met = sum(claim.met is True for claim in claims)
     unsaid = sum(claim.met is None for claim in claims)

@@ -16,14 +16,14 @@ from loadgen.network.namespaces import available
 from loadgen.network.profiles import load_profile
 from loadgen.workload.record import load
 from tests.bench.policies.compare_policies import rotated, samples
-from tests.bench.policies.goal_checks import Report
-from tests.bench.policies.plan import Plan, add_arguments, contenders, read_plan
+from tests.bench.policies.goal_checks import PolicyReport
+from tests.bench.policies.plan import PolicyPlan, add_arguments, contenders, read_plan
 from tests.pictures import encoded
 
 needs_a_link = pytest.mark.skipif(available() is not None, reason=f"no TUN link here: {available()}")
 
 
-def plan_of(*words: str) -> Plan:
+def plan_of(*words: str) -> PolicyPlan:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return read_plan(parser.parse_args(["--data", "some.npz", "--out", "some", *words]))
@@ -35,7 +35,7 @@ def test_all_policies_are_tested_by_default_and_ours_twice() -> None:
         "hawkvision", "hawkvision-tcp", "infaas+fallback", "static+fallback", "static", "split+fallback",
         "all-dc+fallback", "all-edge",
     ]  # fmt: skip
-    assert [each.transport for each in plan_of().contenders] == ["lossy", *["tcp"] * 7]
+    assert [each.transport for each in plan_of().contenders] == ["datagram", *["tcp"] * 7]
 
 
 def test_a_policy_may_be_tested_with_an_edge_that_stands_by() -> None:
@@ -53,8 +53,8 @@ def test_a_policy_may_be_tested_with_an_edge_that_stands_by() -> None:
 
 
 def test_a_transport_is_chosen_per_policy() -> None:
-    found = contenders(("hawkvision", "static"), "hawkvision=tcp,static=lossy")
-    assert [(each.name, each.transport) for each in found] == [("hawkvision", "tcp"), ("static", "lossy")]
+    found = contenders(("hawkvision", "static"), "hawkvision=tcp,static=datagram")
+    assert [(each.name, each.transport) for each in found] == [("hawkvision", "tcp"), ("static", "datagram")]
     assert found[1].arguments == ("--policy", "static", "--lossy-port", "0", "--dc-transport", "auto")
 
 
@@ -65,14 +65,14 @@ def test_datagrams_may_be_left_to_the_edge_and_its_datacenter() -> None:
 
 
 def test_a_policy_may_be_tested_with_several_settings() -> None:
-    found = contenders(("static", "static@0.550", "static@0"), "static=lossy")
+    found = contenders(("static", "static@0.550", "static@0"), "static=datagram")
     assert [each.name for each in found] == ["static", "static@0.55", "static@0"]
     assert found[1].arguments[:4] == ("--policy", "static", "--static-threshold", "0.55")
-    assert {each.transport for each in found} == {"lossy"}
+    assert {each.transport for each in found} == {"datagram"}
 
 
 def test_a_policy_may_be_tested_with_other_models_at_the_edge() -> None:
-    found = contenders(("split", "split@efficientnet_lite1_int8", "hawkvision@small"), "hawkvision=lossy")
+    found = contenders(("split", "split@efficientnet_lite1_int8", "hawkvision@small"), "hawkvision=datagram")
     assert [each.name for each in found] == ["split", "split@efficientnet_lite1_int8", "hawkvision@small"]
     assert found[1].arguments == ("--policy", "split", "--variant", "efficientnet_lite1_int8")
     assert found[2].arguments[:4] == ("--policy", "hawkvision", "--variant", "small")
@@ -121,7 +121,7 @@ def test_arrivals_of_a_kind_come_at_every_rate() -> None:
         (("--policies", "static@"), "got 'static@'"),
         (("--policies", "infaas@0.5"), "expected a policy, static@THRESHOLD with 0 to 1, or POLICY@NAME"),
         (("--policies", ",".join(f"static@{n / 20}" for n in range(13))), "at most 12 contenders"),
-        (("--transport", "split=pigeon"), "expected POLICY= and one of tcp, lossy, uplink, got 'split=pigeon'"),
+        (("--transport", "split=pigeon"), "expected POLICY= and one of tcp, datagram, uplink, got 'split=pigeon'"),
         (("--where", "edge-moon"), "--where: expected some of client-edge, edge-dc"),
         (("--links", "lan,wlan"), "'wlan': expected one of lan"),
         (("--rate", "0"), "--rate: expected a number above 0"),
@@ -181,7 +181,7 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
                 break
         said += list(bench.stdout)
     assert bench.returncode == 130, "".join(said)
-    report = msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes(), type=Report)
+    report = msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes(), type=PolicyReport)
     names = ["hawkvision", "all-edge", "static@0.5+fallback"]
     rows = {row.name: row for row in report.rows}
     assert sorted(rows) == sorted(names)

@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from hawkvision.types import PromiseStatus
-from loadgen.analysis.compare import Verdict
+from loadgen.analysis.compare import RatioVerdict
 from loadgen.workload.record import LinkSample, Outcome, Run, TargetClass
 from tests.bench.policies.goal_checks import (
-    Cell,
-    Claim,
-    Range,
-    Result,
-    Traffic,
+    GoalCheck,
+    LinkBytes,
+    PolicyCell,
+    PolicyResult,
+    RoundRange,
     figures,
     judge,
     merged,
@@ -24,7 +24,7 @@ from tests.bench.policies.goal_checks import (
 from tests.loadgen.runs import answer, refusal, run_of
 
 
-def result(name: str, ms: float, *, wrong: int = 0, uplink: int = 0, honest: bool = True) -> Result:
+def result(name: str, ms: float, *, wrong: int = 0, uplink: int = 0, honest: bool = True) -> PolicyResult:
     """Two hundred requests of one latency, some of them wrong, evenly spread."""
     promise = PromiseStatus.BEST_EFFORT if honest else PromiseStatus.HELD
     outcomes = [
@@ -33,11 +33,11 @@ def result(name: str, ms: float, *, wrong: int = 0, uplink: int = 0, honest: boo
     ]
     target = TargetClass({"max_accuracy_drop": "0.01"}, 1.0)
     run = run_of(outcomes, name=name, targets=(target,), reference=dict.fromkeys(range(200), True))
-    return Result(run, Traffic(dc_up=uplink))
+    return PolicyResult(run, LinkBytes(dc_up=uplink))
 
 
-def claims_of(*results: Result) -> dict[tuple[str, str], Claim]:
-    _, claims = judge(Cell("a link", 20.0, {each.run.name: each for each in results}))
+def claims_of(*results: PolicyResult) -> dict[tuple[str, str], GoalCheck]:
+    _, claims = judge(PolicyCell("a link", 20.0, {each.run.name: each for each in results}))
     return {(claim.what.split(",")[0], claim.against): claim for claim in claims}
 
 
@@ -71,7 +71,7 @@ def test_a_difference_that_chance_may_have_made_is_not_shown() -> None:
 
 def test_policies_that_were_not_sent_the_same_requests_are_not_compared_in_pairs() -> None:
     other = result("static", 50.0, wrong=40)
-    other = Result(msgspec.structs.replace(other.run, outcomes=other.run.outcomes[:150]), other.traffic)
+    other = PolicyResult(msgspec.structs.replace(other.run, outcomes=other.run.outcomes[:150]), other.traffic)
     claim = claims_of(result("hawkvision", 50.0), other)[RIGHT, "static"]
     assert (claim.met, claim.low, claim.rounds) == (None, None, None)
     assert claim.note.endswith("(not the same requests)")
@@ -91,7 +91,7 @@ def test_a_slower_rival_of_equal_accuracy_bears_the_claim_out() -> None:
     assert claim.low is not None
     assert claim.met is True
     assert claim.ratio is not None
-    assert (claim.ratio.first, claim.ratio.other, claim.ratio.verdict) == (52.0, 202.0, Verdict.SLOWER)
+    assert (claim.ratio.first, claim.ratio.other, claim.ratio.verdict) == (52.0, 202.0, RatioVerdict.SLOWER)
     assert "accuracy 100.0% and 100.0%" in claim.note
     assert claims["P50", "infaas"].met is True
 
@@ -107,22 +107,22 @@ def test_a_rival_that_is_quicker_and_no_less_accurate_refutes_the_claim() -> Non
     assert claims_of(result("hawkvision", 50.0, wrong=2), result("static", 20.0))["P99", "static"].met is False
 
 
-def rounds_of(name: str, *wrong: int) -> Result:
+def rounds_of(name: str, *wrong: int) -> PolicyResult:
     """A contender with so many wrong answers in each round, which is by 10 ms slower than the one before."""
     return together([result(name, 50.0 + 10.0 * number, wrong=many) for number, many in enumerate(wrong)])
 
 
 def test_the_worst_and_the_best_round_stand_beside_all() -> None:
     rows, claims = judge(
-        Cell(
+        PolicyCell(
             "a link",
             20.0,
             {each.run.name: each for each in (rounds_of("hawkvision", 0, 20), rounds_of("static", 10, 60))},
         )
     )
     ours, theirs = rows
-    assert (ours.effective_rounds, theirs.effective_rounds) == (Range(0.9, 1.0), Range(0.7, 0.95))
-    assert (ours.p99_rounds, ours.p50_rounds) == (Range(62.0, 52.0), Range(61.0, 51.0))
+    assert (ours.effective_rounds, theirs.effective_rounds) == (RoundRange(0.9, 1.0), RoundRange(0.7, 0.95))
+    assert (ours.p99_rounds, ours.p50_rounds) == (RoundRange(62.0, 52.0), RoundRange(61.0, 51.0))
     claim = next(claim for claim in claims if claim.what.startswith(RIGHT))
     assert claim.rounds is not None
     assert [claim.rounds.worst, claim.rounds.best] == pytest.approx([0.05, 0.2])
@@ -132,14 +132,14 @@ def test_the_worst_and_the_best_round_stand_beside_all() -> None:
 
 def test_contenders_are_listed_by_how_many_are_right_in_time() -> None:
     results = [result("static", 500.0), result("hawkvision", 50.0, wrong=10), result("all-edge", 20.0, wrong=40)]
-    rows, _ = judge(Cell("a link", 20.0, {each.run.name: each for each in results}))
+    rows, _ = judge(PolicyCell("a link", 20.0, {each.run.name: each for each in results}))
     assert [row.name for row in rows] == ["hawkvision", "all-edge", "static"]
     assert [row.silent for row in rows] == [False] * 3
     assert rows[0].kept == "0 of 1 (1 missed, never claimed)"
 
 
 def test_the_bytes_to_the_datacenter_are_those_of_the_link() -> None:
-    rows, _ = judge(Cell("a link", 20.0, {"hawkvision": result("hawkvision", 50.0, uplink=400_000)}))
+    rows, _ = judge(PolicyCell("a link", 20.0, {"hawkvision": result("hawkvision", 50.0, uplink=400_000)}))
     assert rows[0].uplink_bytes == 2_000.0
 
 
@@ -154,13 +154,13 @@ def test_missing_accuracy_is_forgiven_only_with_a_flag() -> None:
 
 def test_both_ways_of_hawkvision_have_claims_of_their_own() -> None:
     results = [result(name, 50.0) for name in ("hawkvision", "hawkvision-tcp", "infaas")]
-    _, claims = judge(Cell("a link", 20.0, {each.run.name: each for each in results}))
+    _, claims = judge(PolicyCell("a link", 20.0, {each.run.name: each for each in results}))
     assert {claim.ours for claim in claims} == {"hawkvision", "hawkvision-tcp"}
 
 
 def test_a_row_counts_what_was_not_answered_and_the_bytes_of_each() -> None:
     run = run_of([answer(0.1, 10.0), refusal(0.2, 5.0)], name="infaas")
-    cell = Cell("a link", 8.0, {"infaas": Result(run, Traffic(client_up=3000, dc_up=1000))})
+    cell = PolicyCell("a link", 8.0, {"infaas": PolicyResult(run, LinkBytes(client_up=3000, dc_up=1000))})
     (row,), claims = judge(cell)
     assert (row.n, row.unanswered, row.p99_at_least, claims) == (2, 1, True, [])
     assert (row.client_bytes, row.uplink_bytes) == (1500.0, 500.0)
@@ -188,13 +188,15 @@ def test_rounds_follow_one_another_and_only_the_first_has_a_warm_up() -> None:
 def test_rounds_are_steady_together_if_each_was(rounds: list[bool | None], together: bool | None) -> None:
     run = merged([msgspec.structs.replace(round_of(10.0), steady=steady) for steady in rounds])
     assert run.steady is together
-    (row,), _ = judge(Cell("a link", 8.0, {"static": Result(run, Traffic())}))
+    (row,), _ = judge(PolicyCell("a link", 8.0, {"static": PolicyResult(run, LinkBytes())}))
     assert row.steady == rounds
 
 
 def test_rounds_that_were_not_steady_are_named_below_the_table() -> None:
     run = merged([msgspec.structs.replace(round_of(10.0), steady=steady) for steady in (True, False, False)])
-    rows, _ = judge(Cell("a link", 8.0, {"static": Result(run, Traffic()), "split": result("split", 10.0)}))
+    rows, _ = judge(
+        PolicyCell("a link", 8.0, {"static": PolicyResult(run, LinkBytes()), "split": result("split", 10.0)})
+    )
     shown = Console(file=io.StringIO(), width=180, record=True)
     show_rows(rows, "a link", shown)
     assert shown.export_text().splitlines()[-1] == "rounds that were not steady: static in 2 of 3"

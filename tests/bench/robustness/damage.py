@@ -196,7 +196,7 @@ CASES: Final[dict[str, Callable[[Path], Prepared]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class DamageOutcome:
     """One row."""
 
     case: str
@@ -207,7 +207,7 @@ class Seen:
     wrong: bool
 
 
-async def seen(case: str, picture: bytes, expected: str) -> Seen:
+async def seen(case: str, picture: bytes, expected: str) -> DamageOutcome:
     """Start a node with a damage and look what comes of it."""
     with tempfile.TemporaryDirectory(prefix="hv-damage-") as folder, CASES[case](Path(folder)) as start:
         server = Server(case, (start.module, *start.words), start.env)
@@ -228,7 +228,7 @@ async def seen(case: str, picture: bytes, expected: str) -> Seen:
         await asyncio.gather(ready, ended, return_exceptions=True)
         lines = [line for _, line in server.said]
         worth = [line for line in lines if "WARNING" in line or line.startswith("error:")]
-        return Seen(
+        return DamageOutcome(
             case, came_to, worth[0] if worth else "", answers, any("Traceback" in line for line in lines), wrong
         )
 

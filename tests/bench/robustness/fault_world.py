@@ -178,7 +178,7 @@ def processes(tier: Server, kind: str) -> list[int]:
     return [pid for pid, words in below.items() if re.search(KINDS[kind], words) and "defunct" not in words]
 
 
-class Link:
+class FaultyLink:
     """A TCP relay from the edge to the tier that can be reset, silenced or left half open."""
 
     def __init__(self, upstream: Server) -> None:
@@ -190,7 +190,7 @@ class Link:
         self.url = ""
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Link]:
+    async def open(self) -> AsyncIterator[FaultyLink]:
         """Listen."""
         server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -238,7 +238,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SentRequest:
     """One request and what came of it."""
 
     asking: Asking
@@ -254,7 +254,7 @@ class World:
 
     tier: Server
     edge: Server
-    link: Link
+    link: FaultyLink
     pictures: list[bytes]
     healthy: dict[tuple[str, int], str] = field(default_factory=dict)
     """The label that each kind of request gets for each picture while nothing is broken."""
@@ -266,7 +266,7 @@ class World:
         tier = Server("datacenter", ("hawkvision.datacenter",))
         try:
             await tier.start()
-            link = Link(tier)
+            link = FaultyLink(tier)
             async with link.open():
                 state = ("--state-file", str(scratch / "state.sqlite"))
                 edge = Server("edge", ("edge", "--dc-url", link.url, *state, *edge_words))
@@ -289,7 +289,7 @@ class World:
                     assert not answer.degraded, f"{asking.name} is degraded although nothing is broken"
                     self.healthy[asking.name, number] = answer.label
 
-    def is_wrong(self, asked: Asked) -> bool:
+    def is_wrong(self, asked: SentRequest) -> bool:
         """Whether an answer claims to be whole and is not what a healthy system says, nor what its best stage says."""
         answer = asked.outcome
         if not isinstance(answer, Answer) or answer.degraded:
@@ -297,14 +297,14 @@ class World:
         return answer.label not in (self.healthy[asked.asking.name, asked.picture], self.healthy["best", asked.picture])
 
 
-class Load:
+class BackgroundLoad:
     """Requests at a rate, whatever the servers do: open loop, each kind in turn."""
 
     def __init__(self, world: World, rate: float, *, timeout_s: float = 30.0) -> None:
         self._world = world
         self._rate = rate
         self._timeout_s = timeout_s
-        self.asked: list[Asked] = []
+        self.asked: list[SentRequest] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -313,7 +313,7 @@ class Load:
         return len(self._tasks)
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Load]:
+    async def running(self) -> AsyncIterator[BackgroundLoad]:
         """Send until the context ends; then wait for what is under way."""
         async with AsyncClient(
             self._world.edge.url, timeout_s=self._timeout_s, late_s=LATE_S, connections=256
@@ -343,7 +343,7 @@ class Load:
             outcome = await client.classify(self._world.pictures[picture], **asking.all_fields())
         except HawkVisionError as error:
             outcome = error
-        self.asked.append(Asked(asking, picture, due, time.monotonic() - due, outcome))
+        self.asked.append(SentRequest(asking, picture, due, time.monotonic() - due, outcome))
 
 
 @dataclass
@@ -406,7 +406,7 @@ def logged(server: Server, since: float) -> float | None:
     return next((at - since for at, line in server.said if at >= since and "WARNING" in line), None)
 
 
-def recovered(load: Load, since: float) -> float | None:
+def recovered(load: BackgroundLoad, since: float) -> float | None:
     """Seconds from a moment until requests for the best answer got it again, and all later ones did."""
     best = sorted(
         (each for each in load.asked if each.asking.name == "best" and each.due >= since), key=lambda a: a.due
@@ -417,7 +417,7 @@ def recovered(load: Load, since: float) -> float | None:
     return best[last_bad + 1].due + best[last_bad + 1].took_s - since if last_bad + 1 < len(best) else None
 
 
-def errors_of(asked: Sequence[Asked]) -> Counter[str]:
+def errors_of(asked: Sequence[SentRequest]) -> Counter[str]:
     """Errors by code."""
     return Counter(each.outcome.code for each in asked if isinstance(each.outcome, HawkVisionError))
 

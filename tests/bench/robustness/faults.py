@@ -32,8 +32,8 @@ from rich.table import Table
 
 from hawkvision import Answer
 from tests.bench.robustness.fault_world import (
-    Asked,
-    Load,
+    BackgroundLoad,
+    SentRequest,
     Watch,
     World,
     errors_of,
@@ -49,7 +49,7 @@ BLACK_HOLE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FaultOutcome:
     """One row."""
 
     fault: str
@@ -135,11 +135,11 @@ FAULTS: Final[dict[str, Callable[[World], Awaitable[None]]]] = {
 }
 
 
-async def measured(name: str, given: argparse.Namespace) -> Seen:
+async def measured(name: str, given: argparse.Namespace) -> FaultOutcome:
     """One fault under load, in a world of its own."""
     with tempfile.TemporaryDirectory(prefix="hv-faults-") as scratch:
         async with World.open(Path(scratch)) as world:
-            load, watch = Load(world, given.rate), Watch(world)
+            load, watch = BackgroundLoad(world, given.rate), Watch(world)
             async with watch.running(), load.running():
                 await asyncio.sleep(given.before)
                 since = time.monotonic()
@@ -147,7 +147,7 @@ async def measured(name: str, given: argparse.Namespace) -> Seen:
                 over = time.monotonic()
                 await asyncio.sleep(given.after)
             logs = [at for at in (logged(server, since) for server in (world.edge, world.tier)) if at is not None]
-            return Seen(
+            return FaultOutcome(
                 fault=name,
                 requests=len(load.asked),
                 errors=dict(errors_of(load.asked)),
@@ -162,7 +162,7 @@ async def measured(name: str, given: argparse.Namespace) -> Seen:
             )
 
 
-def _worst(asked: list[Asked], *, deadline: bool) -> float:
+def _worst(asked: list[SentRequest], *, deadline: bool) -> float:
     return max((each.took_s for each in asked if (each.asking.deadline_ms is not None) == deadline), default=0.0)
 
 
@@ -186,7 +186,7 @@ async def edge_killed(given: argparse.Namespace) -> Deaths:
     """Kill the edge again and again under load; it is started at once where it was."""
     with tempfile.TemporaryDirectory(prefix="hv-faults-") as scratch:
         async with World.open(Path(scratch)) as world:
-            load, down, in_flight, slowest = Load(world, given.rate), [], 0, 0.0
+            load, down, in_flight, slowest = BackgroundLoad(world, given.rate), [], 0, 0.0
             async with load.running():
                 for _ in range(given.deaths):
                     await asyncio.sleep(1.0)
@@ -212,7 +212,7 @@ async def edge_killed(given: argparse.Namespace) -> Deaths:
             )
 
 
-def shown(rows: list[Seen]) -> Table:
+def shown(rows: list[FaultOutcome]) -> Table:
     """The rows as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in (

@@ -270,7 +270,7 @@ ATTACKS: Final[dict[str, Callable[[Attacker], None]]] = {
 
 
 @dataclass
-class Watched:
+class WatchedProcesses:
     """What was seen of a server during one attack."""
 
     before_mib: float
@@ -305,9 +305,9 @@ class Watcher:
         return (time.monotonic() - began) * 1e3, answer
 
     @contextmanager
-    def watching(self) -> Iterator[Watched]:
+    def watching(self) -> Iterator[WatchedProcesses]:
         before = tree_mib(self._target.server.pid)
-        seen = Watched(before, before)
+        seen = WatchedProcesses(before, before)
         over = threading.Event()
 
         def ask() -> None:
@@ -380,7 +380,7 @@ def attack(job: list[str]) -> None:
     print(json.dumps({"seen": attacker.seen, "smuggled": attacker.smuggled}))
 
 
-def line(target: str, name: str, said: dict[str, Any], seen: Watched) -> str:
+def line(target: str, name: str, said: dict[str, Any], seen: WatchedProcesses) -> str:
     answers = ", ".join(f"{n}x {what}" for what, n in sorted(said["seen"].items(), key=lambda entry: -entry[1])[:4])
     memory = f"{seen.before_mib:6.0f} {seen.peak_mib:6.0f} {seen.after_mib:6.0f}"
     good = f"{max(seen.good_ms, default=0.0):8.0f} {seen.next_ms:8.0f}"

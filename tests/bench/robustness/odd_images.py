@@ -50,7 +50,7 @@ JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DecodedImage:
     """A file, and one that shows the same where that is known; `cut` where something is missing of it."""
 
     name: str
@@ -59,7 +59,7 @@ class Asked:
     cut: bool = False
 
 
-def files(folders: Sequence[Path], most: int) -> Iterator[Asked]:
+def files(folders: Sequence[Path], most: int) -> Iterator[DecodedImage]:
     """Each file once, by its content; those in formats that are read first."""
     seen: set[bytes] = set()
     paths = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
@@ -69,19 +69,19 @@ def files(folders: Sequence[Path], most: int) -> Iterator[Asked]:
         digest = hashlib.sha256(body).digest()
         if body and digest not in seen and len(seen) < most:
             seen.add(digest)
-            yield Asked(path.name, body)
+            yield DecodedImage(path.name, body)
 
 
-def made() -> Iterator[Asked]:
+def made() -> Iterator[DecodedImage]:
     """Files of each kind that `tests.odd_images` knows."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (6, 9, 3), np.uint8)
     pixels = np.asarray(Image.fromarray(coarse).resize((171, 118), Image.Resampling.BICUBIC))
     for kind, odd in {**odd_jpegs(pixels), **odd_pngs(pixels)}.items():
-        yield Asked(f"made: {kind}", odd.body, odd.twin)
+        yield DecodedImage(f"made: {kind}", odd.body, odd.twin)
 
 
-def mutated(asked: Asked, rng: random.Random) -> Iterator[Asked]:
+def mutated(asked: DecodedImage, rng: random.Random) -> Iterator[DecodedImage]:
     """What becomes of a sound file in careless hands, and what in broken ones."""
     body, end = asked.body, len(asked.body)
     if body.startswith(JPEG) and body.endswith(b"\xff\xd9") and body.count(b"\xff\xda") == 1:
@@ -108,8 +108,8 @@ def mutated(asked: Asked, rng: random.Random) -> Iterator[Asked]:
         cuts = {"cut": body[:inner]}
     else:
         return
-    yield from (Asked(f"{asked.name}: {kind}", odd, body) for kind, odd in whole.items())
-    yield from (Asked(f"{asked.name}: {kind}", odd, body, cut=True) for kind, odd in cuts.items())
+    yield from (DecodedImage(f"{asked.name}: {kind}", odd, body) for kind, odd in whole.items())
+    yield from (DecodedImage(f"{asked.name}: {kind}", odd, body, cut=True) for kind, odd in cuts.items())
 
 
 def reference(body: bytes, *, lenient: bool, factor: int = 1) -> Pixels | None:
@@ -164,7 +164,7 @@ def ours(body: bytes) -> Pixels | RequestError:
         return error
 
 
-def verdict(asked: Asked) -> tuple[str, str]:
+def verdict(asked: DecodedImage) -> tuple[str, str]:
     """What came of a file, and what to say of it if that is not as it should be."""
     got = ours(asked.body)
     truth = reference(asked.twin or asked.body, lenient=False)
@@ -210,7 +210,7 @@ def as_png(pixels: Pixels) -> bytes:
     return out.getvalue()
 
 
-def report(everything: Sequence[Asked], url: str | None) -> int:
+def report(everything: Sequence[DecodedImage], url: str | None) -> int:
     """Print what came of everything; how many files were not treated as they should be."""
     counts: Counter[tuple[str, str]] = Counter()
     faults: list[tuple[str, str, str]] = []

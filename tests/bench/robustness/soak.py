@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision import Answer, AsyncClient, HawkVisionError
-from tests.bench.robustness.fault_world import Asked, Load, World, descendants, errors_of
+from tests.bench.robustness.fault_world import BackgroundLoad, SentRequest, World, descendants, errors_of
 from tests.pictures import encoded
 
 RESET_EVERY_S: Final = 45.0
@@ -103,7 +103,7 @@ async def resets(world: World, stop: asyncio.Event) -> None:
         world.link.reset()
 
 
-def row(minute: int, asked: Sequence[Asked], world: World) -> list[str]:
+def row(minute: int, asked: Sequence[SentRequest], world: World) -> list[str]:
     """One line of the table."""
     took = sorted(each.took_s * 1e3 for each in asked) or [0.0]
     edge = [world.edge.pid, *descendants(world.edge.pid)]
@@ -138,7 +138,7 @@ async def main() -> int:
     failed = wrong = 0
     with tempfile.TemporaryDirectory(prefix="hv-soak-") as scratch:
         async with World.open(Path(scratch), ("--lossy-port", "0")) as world:
-            load, stop = Load(world, given.rate), asyncio.Event()
+            load, stop = BackgroundLoad(world, given.rate), asyncio.Event()
             beside = [
                 asyncio.create_task(strangers(world, stop)),
                 asyncio.create_task(datagrams(world, stop, by_datagrams)),

@@ -21,7 +21,7 @@ import msgspec
 
 from hawkvision.errors import ConfigError
 
-Work: TypeAlias = Literal["model", "decode", "nothing"]
+HandlerWork: TypeAlias = Literal["model", "decode", "nothing"]
 """As `tests.bench.servers.handlers.work` describes."""
 Handler: TypeAlias = Literal["same", "documented"]
 """How a server prepares pictures, as `tests.bench.servers.handlers.work` describes; HawkVision does it in its own
@@ -34,12 +34,12 @@ class _Indexed(msgspec.Struct):
     index: int
 
 
-class _Output(msgspec.Struct):
+class _TensorOutput(msgspec.Struct):
     data: list[int]
 
 
 class _Inferred(msgspec.Struct):
-    outputs: list[_Output]
+    outputs: list[_TensorOutput]
 
 
 _indexed: Final = msgspec.json.Decoder(_Indexed)
@@ -65,7 +65,7 @@ def read_inferred(body: bytes) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ServerSite:
     """Where a server is started, and with what."""
 
     python: Path
@@ -73,12 +73,12 @@ class Site:
     folder: Path
     """Of its own, empty, where its process starts."""
     port: int
-    work: Work
+    work: HandlerWork
     variant: str
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartCommand:
     """A command, and what it needs in its environment."""
 
     command: tuple[str, ...]
@@ -86,7 +86,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ReferenceServer:
     """One server of the comparison."""
 
     name: str
@@ -95,7 +95,7 @@ class Peer:
     """The package whose version is stated; None: HawkVision's own."""
     how: str
     """Its configuration and protocol, for the report."""
-    start: Callable[[Site], Start]
+    start: Callable[[ServerSite], StartCommand]
     path: str
     headers: str = "Content-Type: image/jpeg\r\n"
     frame: Callable[[bytes], bytes] = bytes
@@ -108,7 +108,7 @@ class Peer:
     """Packages of which only the files are used, not their dependencies."""
     shares: str | None = None
     """The peer whose environment it runs in, if not one of its own."""
-    works: tuple[Work, ...] = ("model", "decode", "nothing")
+    works: tuple[HandlerWork, ...] = ("model", "decode", "nothing")
     example: str = ""
     """Of classifying pictures, by its own documentation; `loadgen/README.md` says what it does before the model."""
     handler: Handler = "same"
@@ -116,23 +116,25 @@ class Peer:
     """Whether its HTTP door is Python: one of the Python peers, of whom HawkVision is compared with the best."""
 
 
-def _module(name: str, **env: str) -> Callable[[Site], Start]:
-    def start(site: Site) -> Start:
-        return Start((str(site.python), "-m", f"tests.bench.servers.{name}"), env)
+def _module(name: str, **env: str) -> Callable[[ServerSite], StartCommand]:
+    def start(site: ServerSite) -> StartCommand:
+        return StartCommand((str(site.python), "-m", f"tests.bench.servers.{name}"), env)
 
     return start
 
 
-def _hawkvision(site: Site, backend: str = "auto") -> Start:
+def _hawkvision(site: ServerSite, backend: str = "auto") -> StartCommand:
     work = ("--backend", "noop" if site.work == "decode" else backend)
     command = (sys.executable, "-m", "hawkvision.cli", "edge", "up", "--port", str(site.port))
     # Found where this HawkVision is, for a checkout need not be installed.
-    return Start((*command, "--variant", site.variant, *work), {"PYTHONPATH": str(Path(__file__).resolve().parents[3])})
+    return StartCommand(
+        (*command, "--variant", site.variant, *work), {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    )
 
 
-def _bentoml(site: Site) -> Start:
+def _bentoml(site: ServerSite) -> StartCommand:
     command = (str(site.python), "-m", "bentoml", "serve", "tests.bench.servers.handlers.bentoml_server:Classifier")
-    return Start(
+    return StartCommand(
         (*command, "--host", "127.0.0.1", "--port", str(site.port)),
         {"BENTOML_HOME": str(site.folder), "BENTOML_DO_NOT_TRACK": "True"},
     )
@@ -152,7 +154,7 @@ TRITON_HEAD_BYTES: Final = len(TRITON_HEAD.format("9" * 9))
 """The JSON before a tensor is padded to one length, so that one header says it for all pictures."""
 
 
-def _triton(site: Site) -> Start:
+def _triton(site: ServerSite) -> StartCommand:
     """The server inside the nvidia-pytriton wheel, without that package's Python, as its own launcher would set it up.
 
     The Python backend wants the stub that fits the interpreter beside it, and finds libpython by a path.
@@ -176,7 +178,7 @@ def _triton(site: Site) -> Start:
     (model / "1" / "model.py").write_text(loader, encoding="utf-8")
     (server / "bin" / "tritonserver").chmod(0o755)
     stub.chmod(0o755)
-    return Start(
+    return StartCommand(
         (
             str(server / "bin" / "tritonserver"),
             *("--model-repository", str(site.folder / "repository")),
@@ -213,8 +215,8 @@ def _base64_frame(jpeg: bytes) -> bytes:
 # httptools is not among its dependencies, and uvicorn takes it when it is there.
 MLSERVER_PINS: Final = ("mlserver==1.7.1", "httptools")
 
-PEERS: Final = (
-    Peer(
+REFERENCE_SERVERS: Final = (
+    ReferenceServer(
         name="hawkvision",
         title="HawkVision edge",
         distribution=None,
@@ -223,7 +225,7 @@ PEERS: Final = (
         path="/v1/classify?quality=fast",
         works=("model", "decode"),
     ),
-    Peer(
+    ReferenceServer(
         name="hawkvision-onnxruntime",
         title="HawkVision, ONNX Runtime",
         distribution=None,
@@ -232,7 +234,7 @@ PEERS: Final = (
         path="/v1/classify?quality=fast",
         works=("model",),
     ),
-    Peer(
+    ReferenceServer(
         name="litserve",
         title="LitServe",
         distribution="litserve",
@@ -242,7 +244,7 @@ PEERS: Final = (
         pins=("litserve==0.2.19",),
         example='"ImageClassifierAPI" of its test against FastAPI',
     ),
-    Peer(
+    ReferenceServer(
         name="mlserver",
         title="MLServer",
         distribution="mlserver",
@@ -252,7 +254,7 @@ PEERS: Final = (
         pins=MLSERVER_PINS,
         example='"Content Type Decoding"',
     ),
-    Peer(
+    ReferenceServer(
         name="mlserver-oip",
         title="MLServer, OIP",
         distribution="mlserver",
@@ -266,7 +268,7 @@ PEERS: Final = (
         shares="mlserver",
         example='"Content Type Decoding"',
     ),
-    Peer(
+    ReferenceServer(
         name="bentoml",
         title="BentoML",
         distribution="bentoml",
@@ -276,7 +278,7 @@ PEERS: Final = (
         pins=("bentoml==1.4.39", "uvloop", "httptools"),
         example='"Serving a ResNet model with BentoML"',
     ),
-    Peer(
+    ReferenceServer(
         name="kserve",
         title="KServe SDK",
         distribution="kserve",
@@ -286,7 +288,7 @@ PEERS: Final = (
         pins=("kserve==0.21.0",),
         example='custom_model\'s "AlexNetModel"',
     ),
-    Peer(
+    ReferenceServer(
         name="ray",
         title="Ray Serve",
         distribution="ray",
@@ -301,7 +303,7 @@ PEERS: Final = (
         path="/classify",
         example='"Serve ML Models", PyTorch',
     ),
-    Peer(
+    ReferenceServer(
         name="triton",
         title="Triton",
         distribution="nvidia-pytriton",
@@ -319,7 +321,7 @@ PEERS: Final = (
 )
 
 
-def as_documented(peer: Peer) -> Peer:
+def as_documented(peer: ReferenceServer) -> ReferenceServer:
     """The same server with pictures prepared as its example does, under a name of its own."""
     return replace(
         peer,
@@ -332,9 +334,9 @@ def as_documented(peer: Peer) -> Peer:
     )
 
 
-def contenders(peers: Sequence[Peer], handlers: Sequence[Handler]) -> tuple[Peer, ...]:
+def contenders(peers: Sequence[ReferenceServer], handlers: Sequence[Handler]) -> tuple[ReferenceServer, ...]:
     """All that take part: HawkVision, with and without its kernels, once; the others with each handler."""
-    found: list[Peer] = []
+    found: list[ReferenceServer] = []
     for peer in peers:
         if not peer.example or "same" in handlers:
             found.append(peer)
@@ -345,13 +347,13 @@ def contenders(peers: Sequence[Peer], handlers: Sequence[Handler]) -> tuple[Peer
     return tuple(found)
 
 
-def find(names: str) -> tuple[Peer, ...]:
+def find(names: str) -> tuple[ReferenceServer, ...]:
     """The peers of a comma-separated list, in its order.
 
     Raises:
         ConfigError: naming what is none of them, and all there are.
     """
-    known = {peer.name: peer for peer in PEERS}
+    known = {peer.name: peer for peer in REFERENCE_SERVERS}
     asked = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in asked if name not in known]
     if unknown or not asked or len(set(asked)) < len(asked):

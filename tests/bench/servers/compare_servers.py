@@ -21,14 +21,14 @@ from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_
 from loadgen.commands.options import origin
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import read_dataset
-from tests.bench.servers.catalogue import PEERS, Handler, Peer, contenders, find
-from tests.bench.servers.comparison import Comparison, Part, conduct, handlers_of, telling, version_of
+from tests.bench.servers.catalogue import REFERENCE_SERVERS, Handler, ReferenceServer, contenders, find
+from tests.bench.servers.comparison import Part, ServerComparison, conduct, handlers_of, telling, version_of
 from tests.bench.servers.environments import install, shared_pins
 from tests.bench.servers.handlers import work
 from tests.bench.servers.images import CAMERA_QUALITY, SIDES, as_jpeg, enlarged
-from tests.bench.servers.measurement import SHARES, Field, Plan, choose_cores
+from tests.bench.servers.measurement import SHARES, ComparedServers, MeasurementPlan, choose_cores
 from tests.bench.servers.overhead.node import pinned
-from tests.bench.servers.serving import Task
+from tests.bench.servers.serving import ServedTask
 
 SUMMARY: Final = "Compare a HawkVision node with other model servers: same model, same pictures, same core."
 TASK: Final = "imagenet"
@@ -53,7 +53,7 @@ PARTS: Final[Mapping[str, tuple[Part, ...]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m tests.bench.servers`."""
-    names = ",".join(peer.name for peer in PEERS)
+    names = ",".join(peer.name for peer in REFERENCE_SERVERS)
     parser.add_argument("--names", default=names, help="which, comma-separated; default: %(default)s")
     parser.add_argument("--data", metavar="PATH", help="npz file or folder; default: the built-in photographs")
     parser.add_argument("--pictures", type=int, default=64, help="at most, evenly spread; default: %(default)s")
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Subject:
     """What all are asked."""
 
-    task: Task
+    task: ServedTask
     data: str
     """For the report."""
     bodies: Sequence[bytes]
@@ -115,8 +115,8 @@ async def run(given: argparse.Namespace) -> int:
     if given.install_only:
         return 0
     began = origin(given.seed)
-    field = Field(peers, pythons, subject.task, subject.bodies, {}, _folder())
-    comparison = Comparison(
+    field = ComparedServers(peers, pythons, subject.task, subject.bodies, {}, _folder())
+    comparison = ServerComparison(
         origin=began,
         cores=cores,
         model=given.variant,
@@ -135,7 +135,7 @@ async def run(given: argparse.Namespace) -> int:
         return await conduct(comparison, bare, console)
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def _plan(given: argparse.Namespace) -> MeasurementPlan:
     """The options, within their bounds.
 
     Raises:
@@ -150,7 +150,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     same_rate_s = given.seconds if given.same_rate_seconds is None else given.same_rate_seconds
     if not 0 < same_rate_s <= MAX_SECONDS:
         raise ConfigError(f"--same-rate-seconds: expected more than 0 and at most {MAX_SECONDS:g}, got {same_rate_s:g}")
-    return Plan(
+    return MeasurementPlan(
         rounds=given.rounds,
         window_s=given.seconds,
         warm_up_s=min(2.0, given.seconds / 4),
@@ -206,11 +206,11 @@ def _subject(given: argparse.Namespace, core: int) -> Subject:
         make = functools.partial(enlarged, side=side)
     bodies = [make(body, number) for number, body in enumerate(data.bodies)]
     name += f"; JPEGs of {np.median([len(body) for body in bodies]) / 1e3:.0f} kB (median)"
-    task = Task(artifact_path(cache_dir(), TASK, variant.name), variant.name, variant.input, core, CONNECTIONS)
+    task = ServedTask(artifact_path(cache_dir(), TASK, variant.name), variant.name, variant.input, core, CONNECTIONS)
     return Subject(task, name, bodies, data.labels)
 
 
-def python_of(peer: Peer, say: Callable[[str], None]) -> Path:
+def python_of(peer: ReferenceServer, say: Callable[[str], None]) -> Path:
     """The interpreter that runs a peer: ours, or its own environment's, which is made if need be.
 
     Raises:

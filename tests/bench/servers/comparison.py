@@ -22,10 +22,20 @@ from hawkvision.artifacts import write_atomic
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
 from loadgen.workload.record import Origin
 from tests.bench.servers import results, tables
-from tests.bench.servers.catalogue import Handler, Peer
+from tests.bench.servers.catalogue import Handler, ReferenceServer
 from tests.bench.servers.handlers.work import Classify
-from tests.bench.servers.measurement import KINDS, Contest, Field, Plan
-from tests.bench.servers.results import BARE, OURS, WITHOUT_KERNELS, Contender, Found, Kind, Overhead, Report, Row
+from tests.bench.servers.measurement import KINDS, ComparedServers, MeasurementPlan, ServerMeasurement
+from tests.bench.servers.results import (
+    BARE,
+    OURS,
+    WITHOUT_KERNELS,
+    AttributionFinding,
+    ComparedLoop,
+    Kind,
+    ServerRow,
+    ServersReport,
+    ServingOverhead,
+)
 
 Part: TypeAlias = Literal["model", "overhead"]
 VERSION_S: Final = 60.0
@@ -33,7 +43,7 @@ VERSION_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ServerComparison:
     """All that is known beforehand."""
 
     origin: Origin
@@ -42,19 +52,19 @@ class Comparison:
     model: str
     data: str
     labels: Sequence[int] | None
-    field: Field
-    plan: Plan
+    field: ComparedServers
+    plan: MeasurementPlan
     versions: Mapping[str, str]
     """By peer."""
     parts: Sequence[Part]
     json: Path | None
     html: Path | None
 
-    def report(self, contest: Contest, *, complete: bool) -> Report:
+    def report(self, contest: ServerMeasurement, *, complete: bool) -> ServersReport:
         """Of the rounds that are finished."""
         whole = _whole(contest)
         rows = self._rows(whole)
-        return Report(
+        return ServersReport(
             origin=self.origin,
             cores=self.cores,
             load_after=os.getloadavg()[0],
@@ -72,20 +82,20 @@ class Comparison:
             complete=complete,
         )
 
-    def write(self, report: Report) -> None:
+    def write(self, report: ServersReport) -> None:
         """Into the files that are asked for, each at once."""
         if self.json is not None:
             write_atomic(self.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if self.html is not None:
             write_atomic(self.html, tables.page(report).encode())
 
-    def _rows(self, whole: Mapping[str, Found]) -> tuple[Row, ...]:
+    def _rows(self, whole: Mapping[str, AttributionFinding]) -> tuple[ServerRow, ...]:
         loop = "decode, scale and ONNX Runtime in a loop; latencies computed: its turns, first come first served"
         peers = self.field.peers
         all_contenders = [
-            *(Contender(BARE[each], BARE[each], "", loop, "bare", each) for each in handlers_of(peers)),
+            *(ComparedLoop(BARE[each], BARE[each], "", loop, "bare", each) for each in handlers_of(peers)),
             *(
-                Contender(peer.name, peer.title, self.versions[peer.name], peer.how, _kind(peer), peer.handler)
+                ComparedLoop(peer.name, peer.title, self.versions[peer.name], peer.how, _kind(peer), peer.handler)
                 for peer in peers
             ),
         ]
@@ -95,7 +105,7 @@ class Comparison:
             if each.name in whole
         )
 
-    def _overhead(self, contest: Contest) -> tuple[Overhead, ...]:
+    def _overhead(self, contest: ServerMeasurement) -> tuple[ServingOverhead, ...]:
         """Likewise."""
         rounds = contest.overhead_rounds
         if not rounds:
@@ -112,18 +122,18 @@ class Comparison:
         return (floor, *found)
 
 
-def _whole(contest: Contest) -> dict[str, Found]:
+def _whole(contest: ServerMeasurement) -> dict[str, AttributionFinding]:
     """Those that went all finished rounds, for ratios are formed within rounds."""
     rounds, same_rate = contest.rounds, contest.same_rate_rounds
     return {
-        name: Found(visits[:rounds], at_rate[:same_rate] if len(at_rate) >= same_rate else ())
+        name: AttributionFinding(visits[:rounds], at_rate[:same_rate] if len(at_rate) >= same_rate else ())
         for name, visits in contest.visits.items()
         if rounds and len(visits) >= rounds
         for at_rate in (contest.at_rate.get(name, []),)
     }
 
 
-async def conduct(comparison: Comparison, bare: Mapping[Handler, Classify], console: Console) -> int:
+async def conduct(comparison: ServerComparison, bare: Mapping[Handler, Classify], console: Console) -> int:
     """Measure, show and write; 1 if a server had to be left out, 130 after an interrupt, else 0.
 
     An interrupt is heeded at the end of the loop that is under way; what was finished before it counts.
@@ -134,7 +144,7 @@ async def conduct(comparison: Comparison, bare: Mapping[Handler, Classify], cons
     def keep() -> None:
         comparison.write(comparison.report(contest, complete=False))
 
-    contest = Contest(field, comparison.plan, telling(console), keep)
+    contest = ServerMeasurement(field, comparison.plan, telling(console), keep)
     with heeded() as stop:
         complete = await unless(stop, _measure(contest, bare, comparison.parts)) is not None
     report = comparison.report(contest, complete=complete)
@@ -145,7 +155,7 @@ async def conduct(comparison: Comparison, bare: Mapping[Handler, Classify], cons
     return 1 if contest.failures else 0
 
 
-async def _measure(contest: Contest, bare: Mapping[Handler, Classify], parts: Sequence[Part]) -> bool:
+async def _measure(contest: ServerMeasurement, bare: Mapping[Handler, Classify], parts: Sequence[Part]) -> bool:
     if "model" in parts:
         await contest.run_model(bare)
         await contest.run_same_rate(bare)
@@ -154,12 +164,12 @@ async def _measure(contest: Contest, bare: Mapping[Handler, Classify], parts: Se
     return True
 
 
-def handlers_of(peers: Sequence[Peer]) -> tuple[Handler, ...]:
+def handlers_of(peers: Sequence[ReferenceServer]) -> tuple[Handler, ...]:
     """Those in use, for each has a bare loop."""
     return tuple(each for each in BARE if any(peer.handler == each for peer in peers))
 
 
-def version_of(peer: Peer, python: Path) -> str:
+def version_of(peer: ReferenceServer, python: Path) -> str:
     """Of the package that is compared, as its environment has it; it may not be known, and that ends nothing."""
     if peer.distribution is None:
         return f"({__version__})"
@@ -178,7 +188,7 @@ def telling(console: Console) -> Callable[[str], None]:
     return lambda text: console.print(escape(text), style="dim", highlight=False)
 
 
-def _kind(peer: Peer) -> Kind:
+def _kind(peer: ReferenceServer) -> Kind:
     if peer.name in (OURS, WITHOUT_KERNELS):
         return "ours"
     return "python" if peer.python else "native"

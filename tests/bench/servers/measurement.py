@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.process import running
-from loadgen.clients.base import Times
-from loadgen.clients.engine import Engine, Job, Loaded, Server
-from loadgen.workload.arrivals import Poisson
+from loadgen.clients.base import RequestTimes
+from loadgen.clients.engine import Engine, Job, ServerAddress, SharedImages
+from loadgen.workload.arrivals import PoissonArrivals
 from loadgen.workload.record import Outcome
-from tests.bench.servers.catalogue import Handler, Peer, Work
+from tests.bench.servers.catalogue import Handler, HandlerWork, ReferenceServer
 from tests.bench.servers.handlers.work import Classify
 from tests.bench.servers.overhead.node import pinned
-from tests.bench.servers.overhead.wire import Wire, WireError
-from tests.bench.servers.results import BARE, Visit, Waits, Window
-from tests.bench.servers.serving import Served, Task, serving
+from tests.bench.servers.overhead.wire import WireClient, WireClientError
+from tests.bench.servers.results import BARE, LoadWindow, ServerVisit, Waits
+from tests.bench.servers.serving import Served, ServedTask, serving
 
 T = TypeVar("T")
 SHARES: Final = (0.3, 0.6, 0.9)
@@ -42,12 +42,12 @@ WARM_UP_WAITS: Final = 50
 SETTLING: Final = 200
 CONNECTS: Final = 3
 """Ray's HAProxy starts anew, and drops its connections, some 0.3 s after a replica's first answer."""
-KINDS: Final[tuple[Work, ...]] = ("decode", "nothing")
+KINDS: Final[tuple[HandlerWork, ...]] = ("decode", "nothing")
 """Of work without a model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """How long to measure."""
 
     rounds: int
@@ -68,19 +68,19 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ComparedServers:
     """Who takes part, with what."""
 
-    peers: Sequence[Peer]
+    peers: Sequence[ReferenceServer]
     pythons: Mapping[str, Path]
-    task: Task
+    task: ServedTask
     bodies: Sequence[bytes]
     expected: Mapping[Handler, Sequence[int]]
     """The bare loops' classes."""
     logs: Path
 
 
-class Contest:
+class ServerMeasurement:
     """Runs the rounds; what was seen is in `visits`, `at_rate` and `waits`, of the round under way as well.
 
     A server that does not start, does not answer or answers otherwise than the bare loop is in `failures`, with the
@@ -88,7 +88,11 @@ class Contest:
     """
 
     def __init__(
-        self, field: Field, plan: Plan, say: Callable[[str], None], finished: Callable[[], None] = lambda: None
+        self,
+        field: ComparedServers,
+        plan: MeasurementPlan,
+        say: Callable[[str], None],
+        finished: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -102,11 +106,11 @@ class Contest:
         """Of `visits`, finished; as the next two."""
         self.same_rate_rounds = 0
         self.overhead_rounds = 0
-        self.visits: dict[str, list[Visit]] = {}
+        self.visits: dict[str, list[ServerVisit]] = {}
         self.rate = 0.0
         """Requests per second of `at_rate`; 0 before it is known."""
         self.at_rate: dict[str, list[Waits]] = {}
-        self.waits: dict[tuple[str, Work | None], list[NDArray[np.float64]]] = {}
+        self.waits: dict[tuple[str, HandlerWork | None], list[NDArray[np.float64]]] = {}
         self.failures: dict[str, str] = {}
         self._field = field
         self._plan = plan
@@ -161,7 +165,7 @@ class Contest:
 
     async def run_overhead(self) -> None:
         """All rounds without a model, each server for each kind of work it knows."""
-        contenders: list[tuple[Peer | None, Work]] = [
+        contenders: list[tuple[ReferenceServer | None, HandlerWork]] = [
             (peer, work) for work in KINDS for peer in self._field.peers if work in peer.works
         ]
         contenders.append((None, "nothing"))
@@ -181,7 +185,7 @@ class Contest:
             self._finished()
 
     @contextmanager
-    def _going_on_without(self, peer: Peer) -> Iterator[None]:
+    def _going_on_without(self, peer: ReferenceServer) -> Iterator[None]:
         try:
             yield
         except HawkVisionError as error:
@@ -189,13 +193,13 @@ class Contest:
             self._say(f"going on without {peer.name}: {error}")
 
     @asynccontextmanager
-    async def _serving(self, peer: Peer, work: Work) -> AsyncIterator[Served]:
+    async def _serving(self, peer: ReferenceServer, work: HandlerWork) -> AsyncIterator[Served]:
         field = self._field
         log = field.logs / f"{peer.name}.log"
         async with serving(peer, field.pythons[peer.name], field.task, work, field.bodies[0], log) as served:
             yield served
 
-    async def _visit(self, peer: Peer, number: int) -> Visit:
+    async def _visit(self, peer: ReferenceServer, number: int) -> ServerVisit:
         plan = self._plan
         async with self._serving(peer, "model") as served:
             answers = await check_answers(served, self._field.bodies, self._field.expected[peer.handler])
@@ -206,20 +210,20 @@ class Contest:
             at: dict[float, Waits] = {}
             for share in plan.shares:
                 at[share] = await self._open(served, share * window.per_s, number, plan.window_s)
-        return Visit(window, at, answers)
+        return ServerVisit(window, at, answers)
 
-    async def _closed(self, served: Served, seconds: float) -> Window:
+    async def _closed(self, served: Served, seconds: float) -> LoadWindow:
         n = len(self._field.bodies)
         job = _job(served, list(range(n)), seconds, callers=self._plan.callers, connections=self._plan.callers)
         cpu_s = served.cpu_seconds()
         outcomes, wall_s = await self._drive(served, job)
         failed = sum(not _is_good(each) for each in outcomes)
-        return Window(len(outcomes) - failed, failed, wall_s, served.cpu_seconds() - cpu_s)
+        return LoadWindow(len(outcomes) - failed, failed, wall_s, served.cpu_seconds() - cpu_s)
 
     async def _open(self, served: Served, rate: float, number: int, seconds: float) -> Waits:
         # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
         seed = self._plan.seed + number
-        due = Poisson(rate).due_times(seconds, seed).tolist()
+        due = PoissonArrivals(rate).due_times(seconds, seed).tolist()
         order = np.random.default_rng(seed).integers(0, len(self._field.bodies), len(due)).tolist()
         job = _job(served, order, seconds, due=due, connections=self._field.task.connections)
         outcomes, _ = await self._drive(served, job)
@@ -229,17 +233,17 @@ class Contest:
     async def _drive(self, served: Served, job: Job) -> tuple[list[Outcome], float]:
         """What came of a job, and the seconds until its last answer."""
         field = self._field
-        loaded = Loaded(field.bodies, range(len(field.bodies)), field.expected[served.peer.handler])
+        loaded = SharedImages(field.bodies, range(len(field.bodies)), field.expected[served.peer.handler])
         outcomes = await Engine(job, loaded, served.asker).run(time.monotonic() + START_S)
         return outcomes, max((each.done_s for each in outcomes), default=0.0)
 
-    def _bare(self, handler: Handler, classify: Classify, number: int) -> Visit:
+    def _bare(self, handler: Handler, classify: Classify, number: int) -> ServerVisit:
         """The ceiling: the work in a loop, on the servers' core, nothing around it."""
         turns_s, cpu_s = self._turns(classify)
-        window = Window(len(turns_s), 0, float(turns_s.sum()), cpu_s)
+        window = LoadWindow(len(turns_s), 0, float(turns_s.sum()), cpu_s)
         plan = self._plan
         at = {share: self._queued(turns_s, share * window.per_s, number, plan.window_s) for share in plan.shares}
-        return Visit(window, at, self._field.expected[handler])
+        return ServerVisit(window, at, self._field.expected[handler])
 
     def _turns(self, classify: Classify) -> tuple[NDArray[np.float64], float]:
         """Seconds that each turn of the loop took on the servers' core, and the CPU seconds of them all."""
@@ -254,7 +258,7 @@ class Contest:
 
         No server that runs one picture at a time can be faster.
         """
-        due_s = Poisson(rate).due_times(seconds, self._plan.seed + number)
+        due_s = PoissonArrivals(rate).due_times(seconds, self._plan.seed + number)
         return Waits(rate, sojourns_s(due_s, turns_s) * 1e3)
 
     def _floor(self) -> NDArray[np.float64]:
@@ -262,7 +266,7 @@ class Contest:
         with ExitStack() as stack:
             with pinned(self._field.task.core):
                 server = stack.enter_context(running("tests.bench.servers.overhead.echo", "raw"))
-            wire = stack.enter_context(Wire(server.url, "/echo", self._field.bodies[0]))
+            wire = stack.enter_context(WireClient(server.url, "/echo", self._field.bodies[0]))
             return _exchanges(wire, self._plan.requests)
 
 
@@ -274,7 +278,7 @@ async def check_answers(served: Served, bodies: Sequence[bytes], expected: Seque
     """
     answers: list[int] = []
     for number, (body, index) in enumerate(zip(bodies, expected, strict=True)):
-        replied = await served.asker.ask(body, {}, Times())
+        replied = await served.asker.ask(body, {}, RequestTimes())
         if replied.index != index:
             raise ConfigError(
                 f"{served.peer.title}: picture {number}: expected class {index} as of the bare loop, got "
@@ -313,7 +317,7 @@ def _job(
     due: Sequence[float] = (),
 ) -> Job:
     return Job(
-        server=Server(served.url),
+        server=ServerAddress(served.url),
         fields=[{}],
         target=[0] * len(order),
         picture=order,
@@ -353,7 +357,7 @@ def sojourns_s(due_s: NDArray[np.float64], service_s: NDArray[np.float64]) -> ND
     return done - due_s
 
 
-def _waits(url: str, peer: Peer, body: bytes, requests: int) -> NDArray[np.float64]:
+def _waits(url: str, peer: ReferenceServer, body: bytes, requests: int) -> NDArray[np.float64]:
     """What a client of one connection waits, in ms.
 
     Raises:
@@ -362,16 +366,16 @@ def _waits(url: str, peer: Peer, body: bytes, requests: int) -> NDArray[np.float
     framed = peer.frame(body)
     for attempt in range(CONNECTS):
         try:
-            with Wire(url, peer.path, framed, peer.headers) as wire:
+            with WireClient(url, peer.path, framed, peer.headers) as wire:
                 _exchanges(wire, SETTLING)
                 return _exchanges(wire, requests)
-        except (WireError, OSError) as error:
+        except (WireClientError, OSError) as error:
             if attempt == CONNECTS - 1:
                 raise NotReady(f"{peer.title}, without a model: {error}") from None
     raise AssertionError("the last attempt returns or raises")
 
 
-def _exchanges(wire: Wire, requests: int) -> NDArray[np.float64]:
+def _exchanges(wire: WireClient, requests: int) -> NDArray[np.float64]:
     """What each of so many requests in a row waited, in ms, after some that do not count."""
     waits = np.empty(WARM_UP_WAITS + requests)
     for i in range(len(waits)):

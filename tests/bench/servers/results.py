@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.workload.record import Origin
-from tests.bench.servers.catalogue import DOCUMENTED, Handler, Work
+from tests.bench.servers.catalogue import DOCUMENTED, Handler, HandlerWork
 
 T = TypeVar("T")
 OURS: Final = "hawkvision"
@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["ours", "python", "native", "bare"]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LoadWindow:
     """Closed loop for a while."""
 
     done: int
@@ -55,17 +55,17 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class ServerVisit:
     """One server in one round."""
 
-    window: Window
+    window: LoadWindow
     at: Mapping[float, Waits] = field(default_factory=dict)
     """By share of that round's capacity."""
     answers: Sequence[int] = ()
     """The class it gave to each picture, by picture."""
 
 
-class Ratio(msgspec.Struct, frozen=True):
+class ServerRatio(msgspec.Struct, frozen=True):
     """HawkVision's over the other's: the median of rounds, and their range."""
 
     median: float
@@ -84,11 +84,11 @@ class AtShare(msgspec.Struct, frozen=True):
     failed: int
     p50_ms: float
     p99_ms: float
-    p50_ratio: Ratio | None
-    p99_ratio: Ratio | None
+    p50_ratio: ServerRatio | None
+    p99_ratio: ServerRatio | None
 
 
-class Row(msgspec.Struct, frozen=True):
+class ServerRow(msgspec.Struct, frozen=True):
     """One server."""
 
     name: str
@@ -101,7 +101,7 @@ class Row(msgspec.Struct, frozen=True):
     """Answers per second in the closed loop, median over rounds."""
     capacity_low: float
     capacity_high: float
-    capacity_ratio: Ratio | None
+    capacity_ratio: ServerRatio | None
     per_cpu_s: float
     """Answers per CPU second, which others' work on the core changes least."""
     core_share: float
@@ -123,7 +123,7 @@ class Against(msgspec.Struct, frozen=True):
     """The peers'."""
     figure: str
     peer: str
-    ratio: Ratio
+    ratio: ServerRatio
 
 
 class Attribution(msgspec.Struct, frozen=True):
@@ -135,24 +135,24 @@ class Attribution(msgspec.Struct, frozen=True):
     part: str
     """`kernels`, `serving`, `decoder`, or `all` of them."""
     what: str
-    ratio: Ratio
+    ratio: ServerRatio
 
 
-class Overhead(msgspec.Struct, frozen=True):
+class ServingOverhead(msgspec.Struct, frozen=True):
     """Serving without a model: one connection, one request at a time."""
 
     name: str
     title: str
-    work: Work | None
+    work: HandlerWork | None
     """None: the client's own floor."""
     n: int
     p50_ms: float
     p99_ms: float
-    ratio: Ratio | None
+    ratio: ServerRatio | None
     """Of medians; ours decodes, whatever the other does."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class ServersReport(msgspec.Struct, frozen=True):
     """All of it, as `--json` writes it."""
 
     origin: Origin
@@ -168,11 +168,11 @@ class Report(msgspec.Struct, frozen=True):
     """That were finished."""
     window_s: float
     callers: int
-    rows: tuple[Row, ...]
+    rows: tuple[ServerRow, ...]
     against: tuple[Against, ...]
     attribution: tuple[Attribution, ...]
     """Where that comes from; empty where HawkVision, with ONNX Runtime as well, and a Python peer did not all run."""
-    overhead: tuple[Overhead, ...]
+    overhead: tuple[ServingOverhead, ...]
     failures: dict[str, str]
     """Why a server is missing, by name."""
     complete: bool = True
@@ -180,7 +180,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class ComparedLoop:
     """Who a row is about."""
 
     name: str
@@ -192,14 +192,16 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AttributionFinding:
     """What was seen of one contender, a member of each sequence per round."""
 
-    visits: Sequence[Visit]
+    visits: Sequence[ServerVisit]
     at_rate: Sequence[Waits] = ()
 
 
-def row(contender: Contender, found: Found, ours: Found | None, labels: Sequence[int] | None) -> Row:
+def row(
+    contender: ComparedLoop, found: AttributionFinding, ours: AttributionFinding | None, labels: Sequence[int] | None
+) -> ServerRow:
     """A contender's row.
 
     Args:
@@ -212,7 +214,7 @@ def row(contender: Contender, found: Found, ours: Found | None, labels: Sequence
     rates = [visit.window.per_s for visit in visits]
     capacity = float(np.median(rates))
     answers = visits[0].answers
-    return Row(
+    return ServerRow(
         name=contender.name,
         title=contender.title,
         version=contender.version,
@@ -268,7 +270,7 @@ def share_alike(answers: Sequence[int], others: Sequence[int] | None) -> float |
     return float(np.mean(np.asarray(answers) == np.asarray(others)))
 
 
-def against_best(rows: Sequence[Row]) -> tuple[Against, ...]:
+def against_best(rows: Sequence[ServerRow]) -> tuple[Against, ...]:
     """Answers per second and each P99, beside whichever Python peer is best in it; of each handler apart."""
     found: list[Against] = []
     for handler in BARE:
@@ -287,7 +289,7 @@ def against_best(rows: Sequence[Row]) -> tuple[Against, ...]:
     return tuple(found)
 
 
-def attribution(rows: Sequence[Row], found: Mapping[str, Found]) -> tuple[Attribution, ...]:
+def attribution(rows: Sequence[ServerRow], found: Mapping[str, AttributionFinding]) -> tuple[Attribution, ...]:
     """Ours over ours with ONNX Runtime, that over a peer with our decoder, and that over the peer as documented.
 
     Args:
@@ -327,22 +329,22 @@ def _quickest(handler: Handler, figure: str, loads: Sequence[tuple[AtShare, str]
 def overhead(
     name: str,
     title: str,
-    work: Work | None,
+    work: HandlerWork | None,
     rounds: Sequence[NDArray[np.float64]],
     ours: Sequence[NDArray[np.float64]] | None,
-) -> Overhead:
+) -> ServingOverhead:
     """A row of waiting times (ms, an array per round) without a model."""
     p50, p99 = percentiles(np.concatenate(rounds))
     compared = ratio(rounds, ours, lambda waits: percentiles(waits)[0])
-    return Overhead(name, title, work, sum(map(len, rounds)), p50, p99, compared)
+    return ServingOverhead(name, title, work, sum(map(len, rounds)), p50, p99, compared)
 
 
-def ratio(theirs: Sequence[T], ours: Sequence[T] | None, figure: Callable[[T], float]) -> Ratio | None:
+def ratio(theirs: Sequence[T], ours: Sequence[T] | None, figure: Callable[[T], float]) -> ServerRatio | None:
     """Round by round; None without anything to compare with."""
     if ours is None:
         return None
     found = [figure(us) / figure(them) for us, them in zip(ours, theirs, strict=True)]
-    return Ratio(float(np.median(found)), min(found), max(found))
+    return ServerRatio(float(np.median(found)), min(found), max(found))
 
 
 def percentiles(ms: NDArray[np.float64]) -> tuple[float, float]:

@@ -21,11 +21,11 @@ import msgspec
 from hawkvision.errors import NotReady
 from hawkvision.manifest import InputSpec
 from hawkvision.process import ended
-from loadgen.clients.base import Replied, Times
-from loadgen.clients.connections import Broken, Connections
+from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED
 from tests.bench.servers import supervisor
-from tests.bench.servers.catalogue import Peer, Site, Work
+from tests.bench.servers.catalogue import HandlerWork, ReferenceServer, ServerSite
 from tests.bench.servers.handlers.work import PREFIX
 
 READY_TIMEOUT_S: Final = 120.0
@@ -40,7 +40,7 @@ NOT_PASSED_ON: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTU
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ServedTask:
     """What all servers of a comparison serve."""
 
     model: Path
@@ -57,13 +57,13 @@ class Task:
         return msgspec.json.encode(fields).decode()
 
 
-class PeerAsker:
+class ReferenceClient:
     """An `Asker` of one peer; the fields of a target mean nothing to most and are not sent."""
 
-    def __init__(self, peer: Peer, url: str, connections: int) -> None:
+    def __init__(self, peer: ReferenceServer, url: str, connections: int) -> None:
         self._peer = peer
         self._limit = connections
-        self._connections = Connections(url, limit=connections, timeout_s=ANSWER_TIMEOUT_S)
+        self._connections = ConnectionPool(url, limit=connections, timeout_s=ANSWER_TIMEOUT_S)
         self._head = self._connections.head("POST", peer.path, peer.headers)
 
     async def open(self) -> None:
@@ -74,21 +74,21 @@ class PeerAsker:
         self,
         picture: bytes,
         fields: Mapping[str, str],
-        times: Times,
-    ) -> Replied:
+        times: RequestTimes,
+    ) -> Reply:
         """See `Asker`."""
         body = self._peer.frame(picture)
         try:
             reply = await self._connections.exchange(self._head, body, times)
             if reply.status != 200:
-                return Replied(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
-            return Replied(200, index=self._peer.index(reply.body), sent_bytes=len(body))
+                return Reply(reply.status, reply.body[:60].decode(errors="replace"), sent_bytes=len(body))
+            return Reply(200, index=self._peer.index(reply.body), sent_bytes=len(body))
         except TimeoutError:
-            return Replied(UNANSWERED, "timeout")
-        except Broken as error:
-            return Replied(UNANSWERED, error.code)
+            return Reply(UNANSWERED, "timeout")
+        except ConnectionBroken as error:
+            return Reply(UNANSWERED, error.code)
         except (msgspec.DecodeError, IndexError):
-            return Replied(UNANSWERED, "bad_reply")
+            return Reply(UNANSWERED, "bad_reply")
 
     async def close(self) -> None:
         """See `Asker`."""
@@ -99,9 +99,9 @@ class PeerAsker:
 class Served:
     """A peer that answers."""
 
-    peer: Peer
+    peer: ReferenceServer
     url: str
-    asker: PeerAsker
+    asker: ReferenceClient
     keeper: int
     """Process id of the one that holds all of the server's processes."""
 
@@ -111,7 +111,9 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(peer: Peer, python: Path, task: Task, work: Work, picture: bytes, log: Path) -> AsyncIterator[Served]:
+async def serving(
+    peer: ReferenceServer, python: Path, task: ServedTask, work: HandlerWork, picture: bytes, log: Path
+) -> AsyncIterator[Served]:
     """The peer, started and asked once with success; ended with all its processes on leaving.
 
     Raises:
@@ -119,11 +121,11 @@ async def serving(peer: Peer, python: Path, task: Task, work: Work, picture: byt
     """
     with tempfile.TemporaryDirectory(prefix=f"hawkvision-{peer.name}-") as scratch:
         folder = Path(scratch)
-        site = Site(python, folder, free_port(), work, task.variant)
+        site = ServerSite(python, folder, free_port(), work, task.variant)
         log.parent.mkdir(parents=True, exist_ok=True)
         process = _start(peer, site, task, log)
         url = f"http://127.0.0.1:{site.port}"
-        asker = PeerAsker(peer, url, task.connections)
+        asker = ReferenceClient(peer, url, task.connections)
         try:
             await _wait_ready(peer, asker, process, picture, log)
             await asker.open()
@@ -149,7 +151,7 @@ def free_port() -> int:
     raise NotReady(f"{PORT_TRIES} ports from {PORTS.start} to {PORTS.stop - 1} are all taken")
 
 
-def _start(peer: Peer, site: Site, task: Task, log: Path) -> subprocess.Popen[bytes]:
+def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path) -> subprocess.Popen[bytes]:
     start = peer.start(site)
     # All of ours that a peer sees: this package, under its name.
     (site.folder / "tests").symlink_to(Path(__file__).resolve().parents[2])
@@ -175,12 +177,12 @@ def _start(peer: Peer, site: Site, task: Task, log: Path) -> subprocess.Popen[by
 
 
 async def _wait_ready(
-    peer: Peer, asker: PeerAsker, process: subprocess.Popen[bytes], picture: bytes, log: Path
+    peer: ReferenceServer, asker: ReferenceClient, process: subprocess.Popen[bytes], picture: bytes, log: Path
 ) -> None:
     until = time.monotonic() + READY_TIMEOUT_S
-    last = Replied(UNANSWERED)
+    last = Reply(UNANSWERED)
     while process.poll() is None and time.monotonic() < until:
-        last = await asker.ask(picture, {}, Times())
+        last = await asker.ask(picture, {}, RequestTimes())
         if last.status == 200:
             return
         await asyncio.sleep(PROBE_PAUSE_S)

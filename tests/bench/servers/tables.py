@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.bench.servers.results import AtShare, Ratio, Report
+from tests.bench.servers.results import AtShare, ServerRatio, ServersReport
 
 PAGE_COLUMNS: Final = 200
 FEW: Final = 1000
 """Requests below which a P99 rests on fewer than ten of them."""
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: ServersReport, console: Console) -> None:
     """Print the report for a person."""
     console.print(
         f"{report.origin.cpu}; servers on core {report.cores[0]}, one at a time, the generator on core "
@@ -48,7 +48,7 @@ def show(report: Report, console: Console) -> None:
         console.print(f"{name} is missing: {reason}", markup=False, highlight=False)
 
 
-def page(report: Report) -> str:
+def page(report: ServersReport) -> str:
     """The report as one HTML page that needs nothing else."""
     console = Console(record=True, file=io.StringIO(), width=PAGE_COLUMNS)
     show(report, console)
@@ -62,7 +62,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _capacities(report: Report) -> Table:
+def _capacities(report: ServersReport) -> Table:
     table = _table(
         f"capacity: closed loop, {report.callers} callers",
         *("server", "answers/s (range)", "HawkVision / it", "per CPU second", "of the core", "failed"),
@@ -82,14 +82,14 @@ def _capacities(report: Report) -> Table:
     return table
 
 
-def _latencies(report: Report) -> Table:
+def _latencies(report: ServersReport) -> Table:
     return _loads(
         "latency: open loop, Poisson arrivals at a share of each one's own capacity, from when a request was due",
         [(found.title, load) for found in report.rows for load in found.loads],
     )
 
 
-def _same_rate(report: Report) -> Table:
+def _same_rate(report: ServersReport) -> Table:
     return _loads(
         "latency at one rate for all, the same arrivals: a share of the slowest one's capacity",
         [(found.title, found.at_rate) for found in report.rows if found.at_rate is not None],
@@ -118,7 +118,7 @@ def _loads(title: str, found: Sequence[tuple[str, AtShare]]) -> Table:
     return table
 
 
-def _against(report: Report) -> Table:
+def _against(report: ServersReport) -> Table:
     table = _table(
         "HawkVision / the best Python peer, whichever that is in each figure",
         *("peers' handler", "figure", "best", "HawkVision / it"),
@@ -128,14 +128,14 @@ def _against(report: Report) -> Table:
     return table
 
 
-def _attribution(report: Report) -> Table:
+def _attribution(report: ServersReport) -> Table:
     table = _table("where that comes from: answers/s, one factor after another", "part", "what", "times (range)")
     for found in report.attribution:
         table.add_row(found.part, found.what, _written(found.ratio))
     return table
 
 
-def _overheads(report: Report) -> Table:
+def _overheads(report: ServersReport) -> Table:
     table = _table(
         "no model: one connection, one request at a time",
         *("server", "what it does", "n", "P50 ms", "P99 ms", "P50 HawkVision (decodes) / it"),
@@ -153,7 +153,7 @@ def _overheads(report: Report) -> Table:
     return table
 
 
-def _written(found: Ratio | None) -> str:
+def _written(found: ServerRatio | None) -> str:
     if found is None or not math.isfinite(found.median):
         return ""
     return f"{found.median:.2f} ({found.low:.2f}–{found.high:.2f})"

@@ -25,27 +25,43 @@ from rich.console import Console
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.manifest import InputSpec, cache_dir
-from loadgen.clients.base import Times
+from loadgen.clients.base import RequestTimes
 from loadgen.commands.options import origin
 from tests.bench.servers import environments, results, tables
 from tests.bench.servers.catalogue import (
     TRITON_HEAD_BYTES,
-    Peer,
-    Site,
-    Start,
+    ReferenceServer,
+    ServerSite,
+    StartCommand,
     contenders,
     find,
     read_index,
     read_inferred,
 )
 from tests.bench.servers.compare_servers import read_shares
-from tests.bench.servers.comparison import Comparison, conduct, version_of
+from tests.bench.servers.comparison import ServerComparison, conduct, version_of
 from tests.bench.servers.handlers import work
 from tests.bench.servers.images import as_jpeg, enlarged
-from tests.bench.servers.measurement import Contest, Field, Plan, check_answers, rotations, sojourns_s
+from tests.bench.servers.measurement import (
+    ComparedServers,
+    MeasurementPlan,
+    ServerMeasurement,
+    check_answers,
+    rotations,
+    sojourns_s,
+)
 from tests.bench.servers.overhead.node import make_picture
-from tests.bench.servers.results import Contender, Found, Kind, Ratio, Report, Visit, Waits, Window
-from tests.bench.servers.serving import Task, serving
+from tests.bench.servers.results import (
+    AttributionFinding,
+    ComparedLoop,
+    Kind,
+    LoadWindow,
+    ServerRatio,
+    ServersReport,
+    ServerVisit,
+    Waits,
+)
+from tests.bench.servers.serving import ServedTask, serving
 from tests.bench.servers.supervisor import descendants
 
 TINY = """
@@ -74,18 +90,18 @@ def tiny_class(body: bytes) -> int:
     return zlib.crc32(body) % 1000
 
 
-def peer(script: str = TINY, name: str = "tiny") -> Peer:
-    def start(site: Site) -> Start:
-        return Start((str(site.python), "-c", script))
+def peer(script: str = TINY, name: str = "tiny") -> ReferenceServer:
+    def start(site: ServerSite) -> StartCommand:
+        return StartCommand((str(site.python), "-c", script))
 
-    return Peer(name=name, title=name, distribution=None, how="", start=start, path="/")
-
-
-def task() -> Task:
-    return Task(Path("none.onnx"), "none", SPEC, min(os.sched_getaffinity(0)), 4)
+    return ReferenceServer(name=name, title=name, distribution=None, how="", start=start, path="/")
 
 
-async def served_once(tiny: Peer, log: Path, expected: Iterable[int]) -> tuple[set[int], float]:
+def task() -> ServedTask:
+    return ServedTask(Path("none.onnx"), "none", SPEC, min(os.sched_getaffinity(0)), 4)
+
+
+async def served_once(tiny: ReferenceServer, log: Path, expected: Iterable[int]) -> tuple[set[int], float]:
     """(process ids, CPU seconds) of a server whose answers were checked."""
     async with serving(tiny, Path(sys.executable), task(), "model", BODIES[0], log) as served:
         assert await check_answers(served, BODIES, given := list(expected)) == given
@@ -134,12 +150,12 @@ def test_keeper_ends_everything_when_its_parent_dies(tmp_path: Path) -> None:
 
 
 def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None:
-    plan = Plan(rounds=2, window_s=WINDOW_S, warm_up_s=0.05, callers=2, requests=20, seed=1)
+    plan = MeasurementPlan(rounds=2, window_s=WINDOW_S, warm_up_s=0.05, callers=2, requests=20, seed=1)
     tiny = peer(name="hawkvision")
-    field = Field(
+    field = ComparedServers(
         [tiny], {"hawkvision": Path(sys.executable)}, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path
     )
-    contest = Contest(field, plan, lambda _: None)
+    contest = ServerMeasurement(field, plan, lambda _: None)
     asyncio.run(contest.run_model({"same": tiny_class}))
     visits = contest.visits["hawkvision"]
     assert len(visits) == len(contest.visits["bare loop"]) == 2
@@ -150,16 +166,16 @@ def test_contest_measures_every_contender_in_every_round(tmp_path: Path) -> None
     assert [sorted(visit.at) for visit in contest.visits["bare loop"]] == [[0.3, 0.6, 0.9]] * 2
 
 
-def tiny_comparison(folder: Path, rounds: int) -> Comparison:
+def tiny_comparison(folder: Path, rounds: int) -> ServerComparison:
     ours = peer(name="hawkvision")
-    plan = Plan(rounds, WINDOW_S, 0.05, callers=2, requests=20, seed=1, shares=(0.5,))
-    return Comparison(
+    plan = MeasurementPlan(rounds, WINDOW_S, 0.05, callers=2, requests=20, seed=1, shares=(0.5,))
+    return ServerComparison(
         origin=origin(0),
         cores=(0, 1),
         model="none",
         data="bytes",
         labels=None,
-        field=Field([ours], {"hawkvision": Path(sys.executable)}, task(), BODIES, {}, folder),
+        field=ComparedServers([ours], {"hawkvision": Path(sys.executable)}, task(), BODIES, {}, folder),
         plan=plan,
         versions={"hawkvision": "(1)"},
         parts=("model",),
@@ -199,7 +215,7 @@ def test_every_finished_round_is_written_and_an_interrupt_concludes_from_these(t
 
 def test_interrupt_in_the_first_round_leaves_nothing_to_conclude_from(tmp_path: Path) -> None:
     comparison = tiny_comparison(tmp_path, rounds=1)
-    contest = Contest(comparison.field, comparison.plan, lambda _: None)
+    contest = ServerMeasurement(comparison.field, comparison.plan, lambda _: None)
     contest.visits["bare loop"] = [visit(100, 2.0)]
     report = comparison.report(contest, complete=False)
     assert (report.rounds, report.rows, report.against, report.checked) == (0, (), (), 0)
@@ -216,13 +232,13 @@ def test_version_that_nobody_knows_loses_no_results() -> None:
 
 
 def test_all_servers_get_one_rate_that_the_slowest_can_bear(tmp_path: Path) -> None:
-    plan = Plan(
+    plan = MeasurementPlan(
         1, WINDOW_S, 0.05, callers=2, requests=20, seed=1, shares=(), same_rate_rounds=1, same_rate_window_s=WINDOW_S
     )
     peers = [peer(name="one"), peer(name="other")]
     pythons = dict.fromkeys(("one", "other"), Path(sys.executable))
-    field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
-    contest = Contest(field, plan, lambda _: None)
+    field = ComparedServers(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
+    contest = ServerMeasurement(field, plan, lambda _: None)
     asyncio.run(contest.run_model({"same": tiny_class}))
     asyncio.run(contest.run_same_rate({"same": tiny_class}))
     assert not contest.failures
@@ -239,12 +255,12 @@ def test_latencies_of_the_bare_loop_are_those_of_one_queue() -> None:
 
 
 def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
-    plan = Plan(rounds=2, window_s=WINDOW_S, warm_up_s=0.02, callers=2, requests=20, seed=1)
+    plan = MeasurementPlan(rounds=2, window_s=WINDOW_S, warm_up_s=0.02, callers=2, requests=20, seed=1)
     peers = [peer("raise SystemExit('no model today')", "dead"), peer(name="tiny")]
     pythons = dict.fromkeys(("dead", "tiny"), Path(sys.executable))
-    field = Field(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
+    field = ComparedServers(peers, pythons, task(), BODIES, {"same": list(map(tiny_class, BODIES))}, tmp_path)
     said: list[str] = []
-    contest = Contest(field, plan, said.append)
+    contest = ServerMeasurement(field, plan, said.append)
     asyncio.run(contest.run_model({"same": tiny_class}))
     assert "no model today" in contest.failures["dead"]
     visits = {name: len(found) for name, found in contest.visits.items()}
@@ -252,38 +268,41 @@ def test_contest_goes_on_without_a_server_that_fails(tmp_path: Path) -> None:
     assert sum("round" in line and "dead" in line for line in said) == 1
 
 
-def visit(done: int, ms: float) -> Visit:
-    return Visit(Window(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms))})
+def visit(done: int, ms: float) -> ServerVisit:
+    return ServerVisit(LoadWindow(done, 0, 1.0, 0.5), {0.6: Waits(10.0, np.full(100, ms))})
 
 
-def contender(name: str, kind: Kind = "python") -> Contender:
-    return Contender(name, name.upper(), "1", "", kind, "same")
+def contender(name: str, kind: Kind = "python") -> ComparedLoop:
+    return ComparedLoop(name, name.upper(), "1", "", kind, "same")
 
 
 def test_ratios_are_formed_within_rounds() -> None:
     ours, theirs = [visit(200, 3.0), visit(100, 6.0)], [visit(100, 6.0), visit(50, 12.0)]
-    row = results.row(contender("x"), Found(theirs), Found(ours), None)
+    row = results.row(contender("x"), AttributionFinding(theirs), AttributionFinding(ours), None)
     assert row.capacity == 75.0
-    assert row.capacity_ratio == Ratio(2.0, 2.0, 2.0)
-    assert row.loads[0].p99_ratio == Ratio(0.5, 0.5, 0.5)
+    assert row.capacity_ratio == ServerRatio(2.0, 2.0, 2.0)
+    assert row.loads[0].p99_ratio == ServerRatio(0.5, 0.5, 0.5)
     assert (row.per_cpu_s, row.core_share) == (150.0, 0.5)
 
 
 def test_answers_are_counted_against_the_labels_and_against_ours() -> None:
-    theirs, ours = Visit(Window(1, 0, 1.0, 0.5), {}, [1, 2, 3, 4]), Visit(Window(1, 0, 1.0, 0.5), {}, [1, 2, 9, 9])
-    row = results.row(contender("x"), Found([theirs]), Found([ours]), [1, 7, 3, 4])
+    theirs, ours = (
+        ServerVisit(LoadWindow(1, 0, 1.0, 0.5), {}, [1, 2, 3, 4]),
+        ServerVisit(LoadWindow(1, 0, 1.0, 0.5), {}, [1, 2, 9, 9]),
+    )
+    row = results.row(contender("x"), AttributionFinding([theirs]), AttributionFinding([ours]), [1, 7, 3, 4])
     assert (row.top1, row.agreement) == (0.75, 0.5)
-    alone = results.row(contender("x"), Found([theirs]), None, None)
+    alone = results.row(contender("x"), AttributionFinding([theirs]), None, None)
     assert (alone.top1, alone.agreement) == (None, None)
 
 
 def test_ours_is_compared_with_the_python_peer_that_is_best_in_each_figure() -> None:
-    ours = Found([visit(200, 3.0)], [Waits(5.0, np.full(100, 2.0))])
+    ours = AttributionFinding([visit(200, 3.0)], [Waits(5.0, np.full(100, 2.0))])
     seen = {"busy": (100, 6.0, 8.0), "quick": (50, 4.0, 9.0), "native": (400, 1.0, 1.0)}
     rows = [
         results.row(
             contender(name, "native" if name == "native" else "python"),
-            Found([visit(done, ms)], [Waits(5.0, np.full(100, same_ms))]),
+            AttributionFinding([visit(done, ms)], [Waits(5.0, np.full(100, same_ms))]),
             ours,
             None,
         )
@@ -295,11 +314,11 @@ def test_ours_is_compared_with_the_python_peer_that_is_best_in_each_figure() -> 
 
 def attributed(rates: dict[str, tuple[int, int]]) -> list[tuple[str, float]]:
     """Parts and their factors, of contenders with so many answers per second in two rounds."""
-    found = {name: Found([visit(done, 1.0) for done in both]) for name, both in rates.items()}
+    found = {name: AttributionFinding([visit(done, 1.0) for done in both]) for name, both in rates.items()}
     kinds: dict[str, Kind] = {"hawkvision": "ours", "hawkvision-onnxruntime": "ours", "triton": "native"}
     rows = [
         results.row(
-            Contender(
+            ComparedLoop(
                 name, name, "1", "", kinds.get(name, "python"),
                 "documented" if name.endswith("-documented") else "same",
             ),
@@ -415,8 +434,10 @@ def test_enlarged_pictures_keep_the_centred_square_and_are_mirrored_beside_it() 
 
 
 def test_a_page_holds_every_server_and_refers_to_nothing_outside() -> None:
-    row = results.row(contender("litserve"), Found([visit(100, 2.0)]), Found([visit(200, 1.0)]), None)
-    seen = Report(
+    row = results.row(
+        contender("litserve"), AttributionFinding([visit(100, 2.0)]), AttributionFinding([visit(200, 1.0)]), None
+    )
+    seen = ServersReport(
         origin=origin(0),
         cores=(0, 1),
         load_after=0.0,
@@ -428,7 +449,7 @@ def test_a_page_holds_every_server_and_refers_to_nothing_outside() -> None:
         callers=1,
         rows=(row,),
         against=results.against_best([row]),
-        attribution=(results.Attribution("kernels", "one over the other", results.Ratio(1.375, 1.25, 1.5)),),
+        attribution=(results.Attribution("kernels", "one over the other", results.ServerRatio(1.375, 1.25, 1.5)),),
         overhead=(),
         failures={},
     )
@@ -499,6 +520,6 @@ def test_installed_peers_start_and_answer(name: str, tmp_path: Path) -> None:
     async def ask() -> int | None:
         python = folder / "bin" / "python"
         async with serving(found, python, task(), "decode", make_picture(), tmp_path / "log") as served:
-            return (await served.asker.ask(make_picture(), {}, Times())).index
+            return (await served.asker.ask(make_picture(), {}, RequestTimes())).index
 
     assert asyncio.run(ask()) == 0

@@ -51,7 +51,7 @@ PERCENTILES: Final = (50.0, 90.0, 99.0)
 LOSSY: Final = "lossy"
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
+class TimedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """One picture: how long the caller waited, and whether the answer was right; unanswered ones are neither."""
 
     latency_ms: float
@@ -60,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     received: float = 1.0
 
 
-class Job(msgspec.Struct, frozen=True):
+class CallerJob(msgspec.Struct, frozen=True):
     """What a caller in the client's namespace does."""
 
     transport: str
@@ -79,7 +79,7 @@ class Job(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------- the caller
 
 
-def call(job: Job) -> list[Asked]:
+def call(job: CallerJob) -> list[TimedAnswer]:
     """Ask about pictures, one after another."""
     chosen = _chosen(job)
     if job.transport == LOSSY:
@@ -87,15 +87,15 @@ def call(job: Job) -> list[Asked]:
     return _call_http(job, chosen)
 
 
-def _chosen(job: Job) -> list[tuple[bytes, int]]:
+def _chosen(job: CallerJob) -> list[tuple[bytes, int]]:
     files = sorted(Path(job.pictures).iterdir())
     rng = np.random.default_rng(job.seed)
     picked = (files[i] for i in rng.choice(len(files), WARM_UP + job.count, replace=len(files) < WARM_UP + job.count))
     return [(file.read_bytes(), int(file.stem.split("-")[1])) for file in picked]
 
 
-async def _call_lossy(job: Job, chosen: Sequence[tuple[bytes, int]]) -> list[Asked]:
-    asked: list[Asked] = []
+async def _call_lossy(job: CallerJob, chosen: Sequence[tuple[bytes, int]]) -> list[TimedAnswer]:
+    asked: list[TimedAnswer] = []
     ends = time.monotonic() + job.phase_s
     async with AsyncClient(
         f"http://{job.host}:{PORT}",
@@ -114,15 +114,15 @@ async def _call_lossy(job: Job, chosen: Sequence[tuple[bytes, int]]) -> list[Ask
                 print(f"lossy: {error}", file=sys.stderr)
                 right, degraded, received = False, True, 0.0
             if number >= WARM_UP:
-                asked.append(Asked((time.monotonic() - started) * 1e3, right, degraded, received))
+                asked.append(TimedAnswer((time.monotonic() - started) * 1e3, right, degraded, received))
                 if time.monotonic() > ends:
                     break
             await asyncio.sleep(job.pause_s)
     return asked
 
 
-def _call_http(job: Job, chosen: Sequence[tuple[bytes, int]]) -> list[Asked]:
-    asked: list[Asked] = []
+def _call_http(job: CallerJob, chosen: Sequence[tuple[bytes, int]]) -> list[TimedAnswer]:
+    asked: list[TimedAnswer] = []
     plain = [(_plain(body), label) for body, label in chosen]
     ends = time.monotonic() + job.phase_s
     connection = _connect(job)
@@ -138,14 +138,14 @@ def _call_http(job: Job, chosen: Sequence[tuple[bytes, int]]) -> list[Asked]:
             connection.close()
             connection = _connect(job)
         if number >= WARM_UP:
-            asked.append(Asked((time.monotonic() - started) * 1e3, right))
+            asked.append(TimedAnswer((time.monotonic() - started) * 1e3, right))
             if time.monotonic() > ends:
                 break
         time.sleep(job.pause_s)
     return asked
 
 
-def _connect(job: Job) -> http.client.HTTPConnection:
+def _connect(job: CallerJob) -> http.client.HTTPConnection:
     """A connection under the congestion control that is asked for, without Nagle's delay."""
     for attempt in range(5):
         connection = http.client.HTTPConnection(job.host, PORT, timeout=job.limit_s)
@@ -189,7 +189,7 @@ def running_node(link: TunLink, extra: Sequence[str] = ()) -> Iterator[subproces
     node.wait(timeout=30)
 
 
-def run_caller(link: TunLink, job: Job) -> list[Asked]:
+def run_caller(link: TunLink, job: CallerJob) -> list[TimedAnswer]:
     """One phase, in the client's namespace."""
     done = link.run_in(
         "client",
@@ -199,7 +199,7 @@ def run_caller(link: TunLink, job: Job) -> list[Asked]:
     if done.returncode:
         raise SystemExit(f"the caller failed:\n{done.stderr}")
     sys.stderr.write(done.stderr)
-    return msgspec.json.decode(done.stdout, type=list[Asked])
+    return msgspec.json.decode(done.stdout, type=list[TimedAnswer])
 
 
 def spread_out(data: Path, folder: Path, limit: int) -> None:
@@ -230,10 +230,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.job:
-        sys.stdout.write(msgspec.json.encode(call(msgspec.json.decode(options.job, type=Job))).decode())
+        sys.stdout.write(msgspec.json.encode(call(msgspec.json.decode(options.job, type=CallerJob))).decode())
         return 0
     transports = [LOSSY, *options.congestion.split(",")]
-    results: dict[str, dict[str, list[Asked]]] = {}
+    results: dict[str, dict[str, list[TimedAnswer]]] = {}
     with tempfile.TemporaryDirectory() as folder, TunLink(_spec(options, 0.0, 1)) as link, running_node(link):
         spread_out(options.data, Path(folder), 1360)
         for loss in options.loss.split(","):
@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     transport = transports[(turn + round_) % len(transports)]
                     spec = _spec(options, float(loss), 100 * round_ + turn)
                     link.set(up=spec, down=spec)
-                    job = Job(
+                    job = CallerJob(
                         transport, link.server_address, folder, options.pictures, round_, options.pause_s,
                         options.limit_s, options.phase_s, options.deadline_ms,
                     )  # fmt: skip
@@ -261,7 +261,7 @@ def _spec(options: argparse.Namespace, loss: float, seed: int) -> LinkSpec:
     return LinkSpec.parse(text)
 
 
-def _show(loss: str, found: dict[str, list[Asked]]) -> None:
+def _show(loss: str, found: dict[str, list[TimedAnswer]]) -> None:
     table = Table(title=f"loss {float(loss):.0%}, load {os.getloadavg()[0]:.1f}")
     for column in ("transport", "n", *(f"P{p:g} ms" for p in PERCENTILES), "max", "P50, P99 over lossy"):
         table.add_column(column, justify="right")

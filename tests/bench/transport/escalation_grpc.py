@@ -49,7 +49,7 @@ Ask = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
-class Samples:
+class GrpcSamples:
     """Milliseconds that callers waited, over all rounds, and how long the rounds took in seconds."""
 
     wall: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ def main() -> int:
 
 async def _measure(
     http_url: str, grpc_target: str, picture: bytes, rounds: int, requests: int
-) -> dict[tuple[str, int], Samples]:
+) -> dict[tuple[str, int], GrpcSamples]:
     async with aiohttp.ClientSession() as session, grpc.aio.insecure_channel(grpc_target) as channel:
         call = channel.unary_unary(METHOD, BytesValue.SerializeToString, BytesValue.FromString)
 
@@ -97,11 +97,11 @@ async def _measure(
             return bytes(reply.value)
 
         doors: list[tuple[str, Ask]] = [("own door, HTTP", over_http), ("Serve's gRPC proxy", over_grpc)]
-        table = {(name, callers): Samples() for callers in CALLERS for name, _ in doors}
+        table = {(name, callers): GrpcSamples() for callers in CALLERS for name, _ in doors}
         for name, ask in doors:
             reply = await ask()
             assert b'"top_k"' in reply, f"{name} answered {reply[:200]!r}"
-            await _round(ask, 1, WARM_UP, Samples())
+            await _round(ask, 1, WARM_UP, GrpcSamples())
         for turn in range(rounds):
             for name, ask in doors if turn % 2 == 0 else doors[::-1]:
                 for callers in CALLERS:
@@ -109,7 +109,7 @@ async def _measure(
         return table
 
 
-async def _round(ask: Ask, callers: int, requests: int, into: Samples) -> None:
+async def _round(ask: Ask, callers: int, requests: int, into: GrpcSamples) -> None:
     async def caller() -> None:
         for _ in range(requests // callers):
             started = time.perf_counter()

@@ -43,7 +43,7 @@ TUNED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class SocketOwner:
     """One way to own the socket: `own` is `python -m hawkvision.datacenter`, else `serve run` with this environment."""
 
     name: str
@@ -52,10 +52,10 @@ class Host:
 
 
 HOSTS = (
-    Host("own door", True, {}),
-    Host("Serve, HAProxy", False, {**TUNED, "RAY_SERVE_ENABLE_HA_PROXY": "1"}),
-    Host("Serve, Python proxy, tuned", False, {**TUNED, "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
-    Host("Serve, Python proxy", False, {}),
+    SocketOwner("own door", True, {}),
+    SocketOwner("Serve, HAProxy", False, {**TUNED, "RAY_SERVE_ENABLE_HA_PROXY": "1"}),
+    SocketOwner("Serve, Python proxy, tuned", False, {**TUNED, "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}),
+    SocketOwner("Serve, Python proxy", False, {}),
 )
 
 
@@ -124,7 +124,7 @@ async def _round(
     into.seconds += time.perf_counter() - started
 
 
-def _start(host: Host, variant: str, stack: ExitStack) -> str:
+def _start(host: SocketOwner, variant: str, stack: ExitStack) -> str:
     """Start the host, wait until it answers, and have the stack stop it; its address."""
     port = _free_port()
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", **host.environment}

@@ -46,7 +46,7 @@ SETTLE_S: Final = 5.0
 AT_ONCE: Final = 8
 
 
-class Sent(msgspec.Struct, frozen=True):
+class SentImages(msgspec.Struct, frozen=True):
     """What the pictures' side did after settling."""
 
     bytes: int
@@ -75,7 +75,7 @@ def _sink(listener: socket.socket) -> None:
                 pass
 
 
-async def _send_pictures(host: str, seconds: float, per_s: float, pem: str, name: str) -> Sent:
+async def _send_pictures(host: str, seconds: float, per_s: float, pem: str, name: str) -> SentImages:
     rng = np.random.default_rng(0)
     pixels = np.kron(rng.integers(0, 255, (32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
     coded = encode(pixels, Plan(80, 0.5), fragment_room(b""))
@@ -108,7 +108,7 @@ async def _send_pictures(host: str, seconds: float, per_s: float, pem: str, name
     else:
         await asyncio.gather(*(always() for _ in range(AT_ONCE)))
     await client.close()
-    return Sent(total, time.monotonic() - begun, latencies, failed)
+    return SentImages(total, time.monotonic() - begun, latencies, failed)
 
 
 def _send_bulk(host: str, seconds: float, congestion: str) -> float:
@@ -185,7 +185,7 @@ def _bench(link_text: str, losses: Sequence[str], seconds: float) -> None:
                     bulk = None
                     if tcp != "none":
                         bulk = link.popen("client", [*module, "bulk", link.server_address, tcp], stdout=subprocess.PIPE)
-                    sent = msgspec.json.decode(pictures.communicate()[0], type=Sent)
+                    sent = msgspec.json.decode(pictures.communicate()[0], type=SentImages)
                     rate = 0.0 if bulk is None else float(bulk.communicate()[0])
                     ours = sent.bytes / sent.seconds
                     at = np.percentile(sent.latencies_ms, [50, 99])

@@ -35,7 +35,7 @@ PICTURE: Final = bytes(24_000)
 ARMS: Final = ("breaks off", "lets come")
 
 
-class Job(msgspec.Struct, frozen=True):
+class CallerJob(msgspec.Struct, frozen=True):
     """What one end of a link does."""
 
     host: str
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True):
     rate: float = 0.0
 
 
-class Seen(msgspec.Struct, frozen=True):
+class DeadlineOutcome(msgspec.Struct, frozen=True):
     """What came of it."""
 
     asked: int
@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
     connections: int
 
 
-async def serve(job: Job) -> None:
+async def serve(job: CallerJob) -> None:
     """Answer late or not, and count connections."""
     peers: set[object] = set()
 
@@ -77,7 +77,7 @@ async def serve(job: Job) -> None:
     await asyncio.Event().wait()
 
 
-async def ask(job: Job) -> Seen:
+async def ask(job: CallerJob) -> DeadlineOutcome:
     """Ask as the job says; the same moments for the same job."""
     hop = HttpHop(f"http://{job.host}:{PORT}", None, 32, run_out_s=RUN_OUT_S if job.arm == ARMS[1] else 0.0)
     gaps = np.random.default_rng(1).exponential(1.0 / job.rate, round(2 * job.rate * job.seconds)).cumsum()
@@ -97,10 +97,10 @@ async def ask(job: Job) -> Seen:
     async with hop._session.get(f"{hop.url}/connections") as response:
         connections = (await response.json())["connections"]
     await hop.close()
-    return Seen(len(due), sum(in_time), connections)
+    return DeadlineOutcome(len(due), sum(in_time), connections)
 
 
-def run_arm(link: TunLink, profile: LinkProfile, job: Job) -> Seen:
+def run_arm(link: TunLink, profile: LinkProfile, job: CallerJob) -> DeadlineOutcome:
     """One arm over one link, from a calm beginning."""
     module = [
         sys.executable,
@@ -123,7 +123,7 @@ def run_arm(link: TunLink, profile: LinkProfile, job: Job) -> Seen:
     server.wait()
     if done.returncode:
         raise SystemExit(f"the client failed:\n{done.stderr}")
-    return msgspec.json.decode(done.stdout, type=Seen)
+    return msgspec.json.decode(done.stdout, type=DeadlineOutcome)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--end", choices=("server", "client"), help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.job is not None:
-        job = msgspec.json.decode(given.job, type=Job)
+        job = msgspec.json.decode(given.job, type=CallerJob)
         if given.end == "server":
             asyncio.run(serve(job))
         else:
@@ -151,7 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for deadline_ms in map(float, given.deadlines_ms.split(",")):
                 running = [
                     threads.submit(
-                        run_arm, link, profile, Job(link.server_address, arm, deadline_ms, given.seconds, given.rate)
+                        run_arm,
+                        link,
+                        profile,
+                        CallerJob(link.server_address, arm, deadline_ms, given.seconds, given.rate),
                     )
                     for link, arm in zip((one, other), ARMS, strict=True)
                 ]

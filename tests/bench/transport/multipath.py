@@ -34,7 +34,7 @@ MOMENT_S = 0.5
 
 
 @dataclass
-class Run:
+class MultipathRun:
     """One path's death and return."""
 
     begun: float = field(default_factory=time.monotonic)
@@ -60,7 +60,7 @@ def picture() -> Coded:
     return encode(pixels(), Plan(80, 0.5), fragment_room(b""))
 
 
-async def ask(run: Run, client: LossyClient, coded: Coded) -> None:
+async def ask(run: MultipathRun, client: LossyClient, coded: Coded) -> None:
     at = time.monotonic()
     try:
         status, _ = await client.ask(b"quality=fast", coded, timeout_s=10.0)
@@ -72,7 +72,7 @@ async def ask(run: Run, client: LossyClient, coded: Coded) -> None:
         run.unanswered += 1
 
 
-async def watch(run: Run, client: LossyClient, number: int) -> None:
+async def watch(run: MultipathRun, client: LossyClient, number: int) -> None:
     """Note when the path is found dead, and when it carries fragments again."""
     path = client.sender.channel.paths[number]
     while run.used_again_at is None:
@@ -84,9 +84,9 @@ async def watch(run: Run, client: LossyClient, number: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def one(client: LossyClient, relay: UdpRelay, number: int, every_s: float, seconds: float) -> Run:
+async def one(client: LossyClient, relay: UdpRelay, number: int, every_s: float, seconds: float) -> MultipathRun:
     """Ask; cut at a third; mend at two thirds."""
-    run, coded = Run(), picture()
+    run, coded = MultipathRun(), picture()
     watching = asyncio.create_task(watch(run, client, number))
     asked = list[asyncio.Task[None]]()
     while (past := time.monotonic() - run.begun) < seconds:
@@ -103,7 +103,7 @@ async def one(client: LossyClient, relay: UdpRelay, number: int, every_s: float,
     return run
 
 
-def told(run: Run, number: int, rtt_s: float) -> int:
+def told(run: MultipathRun, number: int, rtt_s: float) -> int:
     """Print a run; how many were not answered."""
     spans = {
         "before the cut": (run.begun, run.cut_at),

@@ -15,7 +15,7 @@ from rich.console import Console
 from hawkvision.errors import ConfigError
 from hawkvision.types import PromiseStatus
 from loadgen.analysis.bootstrap import exact_interval
-from loadgen.analysis.summary import ClassSummary, Summary, Verdict, show, summarise, targets_kept
+from loadgen.analysis.summary import ClassSummary, RunSummary, TargetVerdict, show, summarise, targets_kept
 from loadgen.workload.record import Outcome, Run, TargetClass
 from tests.loadgen.runs import answer, plausible, refusal, run_of
 
@@ -153,14 +153,14 @@ def test_target_is_kept_when_less_is_lost_than_it_allows() -> None:
     one = only(run_of(drops(1, 400), targets=(DROP,), reference=all_right(400)))
     assert one.kept is not None
     assert one.kept.shortfall.value == pytest.approx(1 / 400 - 0.02)
-    assert one.kept.verdict is Verdict.KEPT
+    assert one.kept.verdict is TargetVerdict.KEPT
 
 
 def test_target_kept_by_a_few_answers_is_not_shown_to_be() -> None:
     run = run_of(drops(0, 28), targets=(DROP,), reference=all_right(28))
     one = only(run)
     assert one.kept is not None
-    assert one.kept.verdict is Verdict.UNSHOWN
+    assert one.kept.verdict is TargetVerdict.UNSHOWN
     assert one.kept.shortfall.value < 0 < one.kept.shortfall.high
     assert targets_kept(summarise(run)) == "1 of 1 (1 not shown)"
     assert "kept, not shown (spare 2.0 ±" in printed([summarise(run)])
@@ -169,7 +169,7 @@ def test_target_kept_by_a_few_answers_is_not_shown_to_be() -> None:
 def test_target_is_missed_silently_when_answers_claim_to_keep_it() -> None:
     one = only(run_of(drops(40, 400), targets=(DROP,), reference=all_right(400)))
     assert one.kept is not None
-    assert one.kept.verdict is Verdict.SILENT
+    assert one.kept.verdict is TargetVerdict.SILENT
     assert one.unflagged_drop is not None
     assert (one.unflagged, one.unflagged_drop.value) == (400, 0.1)
 
@@ -178,7 +178,7 @@ def test_target_missed_among_flagged_answers_only_is_flagged() -> None:
     flagged = [answer(5 + k / 100, 10, right=False, picture=400 + k, degraded=True) for k in range(40)]
     one = only(run_of(drops(0, 400) + flagged, targets=(DROP,), reference=all_right(440)))
     assert one.kept is not None
-    assert one.kept.verdict is Verdict.FLAGGED
+    assert one.kept.verdict is TargetVerdict.FLAGGED
     assert one.unflagged_drop is not None
     assert one.unflagged_drop.value == 0.0
 
@@ -186,13 +186,13 @@ def test_target_missed_among_flagged_answers_only_is_flagged() -> None:
 def test_target_missed_by_a_server_without_promises_was_never_claimed() -> None:
     one = only(run_of(drops(40, 400, promise=BEST_EFFORT), targets=(DROP,), reference=all_right(400)))
     assert one.kept is not None
-    assert (one.kept.verdict, one.unflagged_drop) == (Verdict.UNCLAIMED, None)
+    assert (one.kept.verdict, one.unflagged_drop) == (TargetVerdict.UNCLAIMED, None)
 
 
 def test_target_missed_by_less_than_chance_explains_is_uncertain() -> None:
     one = only(run_of(drops(1, 40), targets=(DROP,), reference=all_right(40)))
     assert one.kept is not None
-    assert one.kept.verdict is Verdict.UNCERTAIN
+    assert one.kept.verdict is TargetVerdict.UNCERTAIN
 
 
 def test_drop_that_was_not_measured_is_said_so() -> None:
@@ -206,7 +206,7 @@ def test_absolute_target_needs_no_reference() -> None:
     one = only(run_of(outcomes, targets=(AT_LEAST,)))
     assert one.kept is not None
     assert one.kept.shortfall.value == pytest.approx(0.05)
-    assert one.kept.verdict is Verdict.SILENT
+    assert one.kept.verdict is TargetVerdict.SILENT
 
 
 def test_late_answers_are_missing_in_the_effective_shortfall_alone() -> None:
@@ -282,7 +282,7 @@ def test_any_run_is_summarised_within_its_bounds(
             assert share is None or 0 <= share.low <= share.value <= share.high <= 1
 
 
-def printed(summaries: list[Summary]) -> str:
+def printed(summaries: list[RunSummary]) -> str:
     console = Console(file=io.StringIO(), width=220)
     show(summaries, console)
     file = console.file

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hawkvision.errors import Overloaded, TargetUnreachable
 from hawkvision.process import ServerProcess
 from hawkvision.types import PromiseStatus
-from loadgen.clients.base import Replied, Times
+from loadgen.clients.base import Reply, RequestTimes
 from loadgen.clients.connections import HttpReply
-from loadgen.clients.engine import Server, asker_for
+from loadgen.clients.engine import ServerAddress, client_for
 from loadgen.clients.http import read_answer
 from loadgen.clients.oip import JSON_LENGTH, read_reply
 from loadgen.workload.record import UNANSWERED
@@ -27,14 +27,14 @@ from tests.loadgen.scripted import Asked, Say, reply, scripted
 ANSWER = json.dumps(answer(3, escalated=True, max_drop=0.02, degraded=True).to_json()).encode()
 
 
-def asked(say: Say, fields: dict[str, str], protocol: str = "http", picture: bytes = b"jpeg") -> tuple[Asked, Replied]:
+def asked(say: Say, fields: dict[str, str], protocol: str = "http", picture: bytes = b"jpeg") -> tuple[Asked, Reply]:
     """The last request of one question, and what was made of the reply."""
 
-    async def scenario() -> tuple[Asked, Replied]:
+    async def scenario() -> tuple[Asked, Reply]:
         async with scripted(say) as server:
-            asker = asker_for(Server(server.url, protocol, "birds", timeout_s=5.0), 4)  # type: ignore[arg-type]
+            asker = client_for(ServerAddress(server.url, protocol, "birds", timeout_s=5.0), 4)  # type: ignore[arg-type]
             await asker.open()
-            replied = await asker.ask(picture, fields, Times())
+            replied = await asker.ask(picture, fields, RequestTimes())
             await asker.close()
             return server.asked[-1], replied
 
@@ -58,7 +58,7 @@ def test_http_sends_the_very_bytes_and_the_fields_as_query() -> None:
 
 def test_answer_is_read_with_its_promise() -> None:
     _, replied = asked(saying(ANSWER), {})
-    assert replied == Replied(
+    assert replied == Reply(
         200, index=3, confidence=0.9, tier="edge", model="m", escalated=True, degraded=True,
         promise=PromiseStatus.HELD, max_drop=0.02, received_fraction=1.0, sent_bytes=4,
     )  # fmt: skip
@@ -99,12 +99,12 @@ def test_silence_and_hanging_up_have_codes_of_their_own() -> None:
         await asyncio.Event().wait()
         return b""
 
-    async def scenario() -> Replied:
+    async def scenario() -> Reply:
         async with scripted(silent) as server:
-            return await asker_for(Server(server.url, timeout_s=0.05), 1).ask(b"x", {}, Times())
+            return await client_for(ServerAddress(server.url, timeout_s=0.05), 1).ask(b"x", {}, RequestTimes())
 
     assert asked(hang_up, {})[1].error == "broken_off"
-    assert asyncio.run(scenario()) == Replied(UNANSWERED, "timeout")
+    assert asyncio.run(scenario()) == Reply(UNANSWERED, "timeout")
 
 
 def test_oip_sends_a_binary_tensor_and_the_fields_as_parameters() -> None:
@@ -218,11 +218,12 @@ def test_no_tensor_breaks_the_reader(datatype: str, data: object) -> None:
 def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess) -> None:
     from loadgen.workload.dataset import generated
 
-    async def scenario() -> list[Replied]:
-        asker = asker_for(Server(null.url, "lossy", timeout_s=10.0), 4)
+    async def scenario() -> list[Reply]:
+        asker = client_for(ServerAddress(null.url, "datagram", timeout_s=10.0), 4)
         await asker.open()
         found = [
-            await asker.ask(generated(seed), {"quality": "fast", "deadline_ms": "5000"}, Times()) for seed in (1, 2)
+            await asker.ask(generated(seed), {"quality": "fast", "deadline_ms": "5000"}, RequestTimes())
+            for seed in (1, 2)
         ]
         await asker.close()
         return found
@@ -233,9 +234,9 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
 
 
 def test_lossy_pictures_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
-    async def scenario() -> Replied:
-        asker = asker_for(Server(null.url, "lossy", timeout_s=10.0), 4)
-        replied = await asker.ask(b"no picture", {}, Times())
+    async def scenario() -> Reply:
+        asker = client_for(ServerAddress(null.url, "datagram", timeout_s=10.0), 4)
+        replied = await asker.ask(b"no picture", {}, RequestTimes())
         await asker.close()
         return replied
 

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError
-from loadgen.clients.base import Times
-from loadgen.clients.connections import MAX_REPLY_BYTES, Broken, Connections, HttpReply
+from loadgen.clients.base import RequestTimes
+from loadgen.clients.connections import MAX_REPLY_BYTES, ConnectionBroken, ConnectionPool, HttpReply
 from tests.loadgen.scripted import Asked, Say, Scripted, reply, scripted
 
 
 def against(
-    say: Say, act: Callable[[Connections], Awaitable[object]], limit: int = 8, timeout_s: float = 10.0
+    say: Say, act: Callable[[ConnectionPool], Awaitable[object]], limit: int = 8, timeout_s: float = 10.0
 ) -> Scripted:
     """What a server saw of what a test did."""
 
     async def scenario() -> Scripted:
         async with scripted(say) as server:
-            connections = Connections(server.url, limit=limit, timeout_s=timeout_s, api_key="k")
+            connections = ConnectionPool(server.url, limit=limit, timeout_s=timeout_s, api_key="k")
             await act(connections)
             await connections.close()
         return server
@@ -33,7 +33,7 @@ def against(
     return asyncio.run(scenario())
 
 
-async def ask(connections: Connections, body: bytes = b"x") -> HttpReply:
+async def ask(connections: ConnectionPool, body: bytes = b"x") -> HttpReply:
     return await connections.exchange(connections.head("POST", "/p?a=1"), body)
 
 
@@ -45,15 +45,15 @@ def refused(said: bytes | None, code: str) -> None:
     async def say(_: Asked) -> bytes | None:
         return said
 
-    async def act(connections: Connections) -> None:
-        with pytest.raises(Broken, match=code):
+    async def act(connections: ConnectionPool) -> None:
+        with pytest.raises(ConnectionBroken, match=code):
             await ask(connections)
 
     against(say, act)
 
 
 def test_requests_one_after_another_share_a_connection() -> None:
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         for number in range(3):
             answer = await ask(connections, b"%d" % number)
             assert (answer.status, answer.body) == (200, b"%d" % number)
@@ -71,8 +71,8 @@ def test_a_request_leaves_when_it_is_due_and_both_ends_of_the_exchange_are_noted
         came.append(time.monotonic())
         return reply(asked.body)
 
-    async def act(connections: Connections) -> None:
-        times = Times(time.monotonic() + 0.01)
+    async def act(connections: ConnectionPool) -> None:
+        times = RequestTimes(time.monotonic() + 0.01)
         await connections.exchange(connections.head("POST", "/"), b"x", times)
         assert times.sent is not None
         assert times.done is not None
@@ -88,9 +88,9 @@ def test_of_a_request_that_is_sent_again_the_first_time_counts() -> None:
         came.append(time.monotonic())
         return None if asked.connection == 0 and asked.body == b"second" else reply(asked.body)
 
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         await ask(connections, b"first")
-        times = Times()
+        times = RequestTimes()
         await connections.exchange(connections.head("POST", "/"), b"second", times)
         assert times.sent is not None
         assert times.done is not None
@@ -100,10 +100,10 @@ def test_of_a_request_that_is_sent_again_the_first_time_counts() -> None:
 
 
 def test_connecting_is_part_of_what_a_request_takes() -> None:
-    async def scenario() -> Times:
-        connections = Connections("http://127.0.0.1:9", limit=1, timeout_s=10.0)
-        times = Times()
-        with pytest.raises(Broken, match="unreachable"):
+    async def scenario() -> RequestTimes:
+        connections = ConnectionPool("http://127.0.0.1:9", limit=1, timeout_s=10.0)
+        times = RequestTimes()
+        with pytest.raises(ConnectionBroken, match="unreachable"):
             await connections.exchange(connections.head("POST", "/"), b"x", times)
         return times
 
@@ -111,7 +111,7 @@ def test_connecting_is_part_of_what_a_request_takes() -> None:
 
 
 def test_no_more_connections_than_the_limit() -> None:
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         await asyncio.gather(*(ask(connections) for _ in range(12)))
 
     server = against(fine, act, limit=3)
@@ -124,7 +124,7 @@ def test_connection_that_closed_while_idle_is_replaced() -> None:
     async def say(asked: Asked) -> bytes | None:
         return None if asked.connection == 0 and asked.body == b"second" else reply(asked.body)
 
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         await ask(connections, b"first")
         assert (await ask(connections, b"second")).body == b"second"
 
@@ -135,7 +135,7 @@ def test_server_that_says_close_is_obeyed() -> None:
     async def say(asked: Asked) -> bytes:
         return reply(asked.body, headers="Connection: close\r\n")
 
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         for _ in range(2):
             await ask(connections)
 
@@ -148,7 +148,7 @@ def test_late_reply_is_not_taken_for_the_next_ones() -> None:
             await asyncio.Event().wait()
         return reply(asked.body)
 
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         with pytest.raises(TimeoutError):
             await ask(connections, b"slow")
         connections.timeout_s = 10.0
@@ -164,7 +164,7 @@ def test_chunked_replies_and_interim_ones_are_read() -> None:
             b"HTTP/1.1 200 OK\r\nX-A: B\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
         )
 
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         answer = await ask(connections)
         assert (answer.status, answer.body, answer.headers[b"x-a"]) == (200, b"abc", b"B")
 
@@ -175,7 +175,7 @@ def test_reply_that_breaks_off_says_so() -> None:
     async def say(asked: Asked) -> bytes:
         return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 9\r\n\r\nabc"
 
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         with pytest.raises(TimeoutError):
             await ask(connections)
 
@@ -196,8 +196,8 @@ def test_no_bytes_of_a_server_break_out(garbage: bytes, prefixed: bool) -> None:
     async def say(_: Asked) -> bytes | None:
         return (b"HTTP/1.1 200 OK\r\n" if prefixed else b"") + garbage
 
-    async def act(connections: Connections) -> None:
-        with contextlib.suppress(Broken, TimeoutError):
+    async def act(connections: ConnectionPool) -> None:
+        with contextlib.suppress(ConnectionBroken, TimeoutError):
             assert (await ask(connections)).status >= 200
 
     against(say, act, timeout_s=0.02)
@@ -205,17 +205,17 @@ def test_no_bytes_of_a_server_break_out(garbage: bytes, prefixed: bool) -> None:
 
 def test_nobody_there() -> None:
     async def scenario() -> None:
-        connections = Connections("http://127.0.0.1:1", limit=1, timeout_s=5.0)
+        connections = ConnectionPool("http://127.0.0.1:1", limit=1, timeout_s=5.0)
         with pytest.raises(Unreachable, match="127"):
             await connections.open(1)
-        with pytest.raises(Broken, match="unreachable"):
+        with pytest.raises(ConnectionBroken, match="unreachable"):
             await ask(connections)
 
     asyncio.run(scenario())
 
 
 def test_nobody_who_answers_in_time() -> None:
-    async def act(connections: Connections) -> None:
+    async def act(connections: ConnectionPool) -> None:
         with pytest.raises(Unreachable, match="cannot be reached: no answer to connecting within 1e-09 s"):
             await connections.open(2)
 
@@ -225,16 +225,16 @@ def test_nobody_who_answers_in_time() -> None:
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://a", "http://", "http://a:x", "http://a?b", "http://[::1"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--url"):
-        Connections(url, limit=1, timeout_s=1.0)
+        ConnectionPool(url, limit=1, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("url", ["http://user:hidden@a", "http://hidden@a:80", "https://:hidden@a:x"])
 def test_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match=r"--url: .* --api-key") as caught:
-        Connections(url, limit=1, timeout_s=1.0)
+        ConnectionPool(url, limit=1, timeout_s=1.0)
     assert "hidden" not in str(caught.value)
 
 
 def test_key_cannot_smuggle_headers() -> None:
     with pytest.raises(ConfigError, match="--api-key"):
-        Connections("http://a", limit=1, timeout_s=1.0, api_key="a\r\nX: y")
+        ConnectionPool("http://a", limit=1, timeout_s=1.0, api_key="a\r\nX: y")

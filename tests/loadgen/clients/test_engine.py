@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from loadgen.clients.base import Replied, Times
-from loadgen.clients.datagram import LossyAsker
-from loadgen.clients.engine import GENERATOR_FULL, Engine, Job, Loaded, Server, asker_for
-from loadgen.clients.http import HttpAsker
-from loadgen.clients.oip import OipAsker
-from loadgen.host.timer import Alarm
+from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.datagram import DatagramClient
+from loadgen.clients.engine import GENERATOR_FULL, Engine, Job, ServerAddress, SharedImages, client_for
+from loadgen.clients.http import HttpClient
+from loadgen.clients.oip import OipClient
+from loadgen.host.timer import PreciseTimer
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome
 
-LOADED = Loaded([b"a", b"b", b"c"], [10, 20, 30], [0, 1, 2])
+LOADED = SharedImages([b"a", b"b", b"c"], [10, 20, 30], [0, 1, 2])
 
 
 @dataclass
@@ -32,13 +32,13 @@ class Clerk:
     crowd: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when so many wait."""
     at_once: int = 0
-    reply: Replied = field(default_factory=lambda: Replied(200, index=1, confidence=0.5, tier="edge", sent_bytes=7))
+    reply: Reply = field(default_factory=lambda: Reply(200, index=1, confidence=0.5, tier="edge", sent_bytes=7))
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
         times.send()
         self.asked.append((picture, dict(fields)))
         self.waiting += 1
@@ -54,12 +54,13 @@ class Clerk:
 def job(due: list[float], callers: int = 0, duration_s: float = 1.0, in_flight: int = 100) -> Job:
     n = max(len(due), 6 if callers else 0)
     return Job(
-        Server("http://127.0.0.1:1"), [{"quality": "fast"}, {}], [i % 2 for i in range(n)], [i % 3 for i in range(n)],
+        ServerAddress("http://127.0.0.1:1"),
+        [{"quality": "fast"}, {}], [i % 2 for i in range(n)], [i % 3 for i in range(n)],
         duration_s, in_flight, due, callers,
     )  # fmt: skip
 
 
-def run(given: Job, clerk: Clerk, loaded: Loaded = LOADED, began_ago_s: float = 0.0) -> list[Outcome]:
+def run(given: Job, clerk: Clerk, loaded: SharedImages = LOADED, began_ago_s: float = 0.0) -> list[Outcome]:
     clerk.gate.set()
     return asyncio.run(Engine(given, loaded, clerk).run(time.monotonic() - began_ago_s))
 
@@ -82,7 +83,7 @@ def test_nothing_is_sent_before_it_is_due() -> None:
 
 def test_an_answer_counts_from_when_it_was_whole_not_from_when_it_was_read() -> None:
     class Prompt(Clerk):
-        async def ask(self, picture: bytes, fields: Mapping[str, str], times: Times) -> Replied:
+        async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
             replied = await super().ask(picture, fields, times)
             assert times.sent is not None
             times.done = times.sent + 0.002
@@ -165,12 +166,12 @@ def test_answers_are_still_taken_after_an_interrupt() -> None:
 
 
 def test_without_labels_nothing_is_right_or_wrong() -> None:
-    outcomes = run(job([0.0]), Clerk(), Loaded([b"a"], [0], None))
+    outcomes = run(job([0.0]), Clerk(), SharedImages([b"a"], [0], None))
     assert [each.right for each in outcomes] == [None]
 
 
 def test_refusals_are_noted_as_such() -> None:
-    clerk = Clerk(reply=Replied(429, "overloaded"))
+    clerk = Clerk(reply=Reply(429, "overloaded"))
     (outcome,) = run(job([0.0]), clerk)
     assert (outcome.status, outcome.error, outcome.right, outcome.answered) == (429, "overloaded", None, False)
 
@@ -180,11 +181,11 @@ def test_job_survives_the_pipe() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=Job) == given
 
 
-@pytest.mark.parametrize(("protocol", "kind"), [("http", HttpAsker), ("oip", OipAsker), ("lossy", LossyAsker)])
+@pytest.mark.parametrize(("protocol", "kind"), [("http", HttpClient), ("oip", OipClient), ("datagram", DatagramClient)])
 def test_every_protocol_has_an_asker(protocol: str, kind: type) -> None:
     async def scenario() -> None:
-        server = msgspec.convert({"url": "http://127.0.0.1:1", "protocol": protocol}, Server)
-        asker = asker_for(server, 1)
+        server = msgspec.convert({"url": "http://127.0.0.1:1", "protocol": protocol}, ServerAddress)
+        asker = client_for(server, 1)
         assert isinstance(asker, kind)
         await asker.close()
 
@@ -193,7 +194,7 @@ def test_every_protocol_has_an_asker(protocol: str, kind: type) -> None:
 
 def test_alarm_rings_early_when_told_and_not_before_its_time_otherwise() -> None:
     async def scenario() -> None:
-        alarm = Alarm()
+        alarm = PreciseTimer()
         at = time.monotonic() + 0.01
         await alarm.until(at)
         assert time.monotonic() >= at

@@ -18,8 +18,8 @@ from hawkvision.client_replies import Unreachable
 from hawkvision.errors import ConfigError, InternalError
 from hawkvision.process import ServerProcess
 from loadgen.__main__ import main
-from loadgen.clients.engine import Job, Server, Tally
-from loadgen.clients.processes import Crew, parts
+from loadgen.clients.engine import Job, ServerAddress, Tally
+from loadgen.clients.processes import WorkerProcesses, parts
 from loadgen.workload.dataset import read_dataset
 from loadgen.workload.record import NoiseFloor, Outcome
 
@@ -28,7 +28,7 @@ PICTURES = read_dataset(None, "imagenet", Path(), limit=3)
 
 def job(url: str, due: list[float], callers: int = 0, duration_s: float = 1.0) -> Job:
     n = len(due) or 60
-    return Job(Server(url), [{}], [0] * n, [i % 3 for i in range(n)], duration_s, 64, due, callers)
+    return Job(ServerAddress(url), [{}], [0] * n, [i % 3 for i in range(n)], duration_s, 64, due, callers)
 
 
 @given(st.lists(st.floats(0, 10), max_size=40).map(sorted), st.integers(1, 8))
@@ -50,7 +50,7 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
     told: list[Tally] = []
 
     async def scenario() -> tuple[list[Outcome], list[Outcome]]:
-        async with Crew(2) as crew:
+        async with WorkerProcesses(2) as crew:
             await crew.load(PICTURES)
             again = await crew.run(job(null.url, [], callers=4, duration_s=0.1))
             return await crew.run(job(null.url, due), show=told.append), again
@@ -65,7 +65,7 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:
     async def scenario() -> None:
-        async with Crew(1) as crew:
+        async with WorkerProcesses(1) as crew:
             await crew.load(PICTURES)
             with pytest.raises(Unreachable, match="127"):
                 await crew.run(job("http://127.0.0.1:1", [0.0]))
@@ -77,7 +77,7 @@ def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:
 
 def test_a_client_process_that_ends_is_no_silent_loss() -> None:
     async def scenario() -> None:
-        async with Crew(1, ["/bin/sh", "-c", "exit 3", "sh"]) as crew:
+        async with WorkerProcesses(1, ["/bin/sh", "-c", "exit 3", "sh"]) as crew:
             with pytest.raises(InternalError, match="status 3"):
                 await crew.load(PICTURES)
 
@@ -90,7 +90,7 @@ def test_clients_run_before_ordinary_processes_where_wanted_and_allowed(realtime
     allowed = subprocess.run(asked, check=False).returncode == 1
 
     async def scenario() -> int:
-        async with Crew(1, realtime=realtime) as crew:
+        async with WorkerProcesses(1, realtime=realtime) as crew:
             await crew.load(PICTURES)
             return os.sched_getscheduler(crew._clients[0].pid)
 
@@ -100,7 +100,7 @@ def test_clients_run_before_ordinary_processes_where_wanted_and_allowed(realtime
 @pytest.mark.parametrize("size", [0, 1000])
 def test_impossible_numbers_of_processes_are_refused(size: int) -> None:
     with pytest.raises(ConfigError, match="--processes"):
-        Crew(size)
+        WorkerProcesses(size)
 
 
 def test_noise_is_a_command_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.process import running
-from loadgen.clients.engine import Server
+from loadgen.clients.engine import ServerAddress
 from loadgen.clients.server_info import MAX_BYTES, identify
 from loadgen.workload.record import load
 from tests.loadgen.command import command
@@ -27,7 +27,7 @@ def said_by(replies: dict[str, bytes]) -> str:
 
     async def scenario() -> str:
         async with scripted(say) as server:
-            return await identify(Server(server.url + "/", api_key="secret"))
+            return await identify(ServerAddress(server.url + "/", api_key="secret"))
 
     return asyncio.run(scenario())
 
@@ -49,7 +49,7 @@ def test_what_is_said_is_kept_and_what_is_not_understood_left_out(replies: dict[
 
 
 def test_a_server_that_is_not_there_says_nothing() -> None:
-    assert asyncio.run(identify(Server("http://127.0.0.1:1"))) == ""
+    assert asyncio.run(identify(ServerAddress("http://127.0.0.1:1"))) == ""
 
 
 def test_a_node_says_its_release_its_policy_and_its_rungs_and_the_record_keeps_it(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from hawkvision.errors import ConfigError
 from loadgen.__main__ import main
 from loadgen.analysis.compare import (
     FIGURES,
-    Comparison,
-    Verdict,
-    Written,
+    ComparisonReport,
+    RatioVerdict,
+    RunComparison,
     compare,
     compare_all,
     same_schedule,
@@ -43,7 +43,7 @@ def served(seed: int, *, slow: float = 1.0, n: int = 300, name: str = "a", wrong
     return run_of(outcomes, name=name)
 
 
-def verdicts(found: Comparison) -> dict[str, Verdict]:
+def verdicts(found: RunComparison) -> dict[str, RatioVerdict]:
     return {ratio.figure: ratio.verdict for ratio in found.ratios}
 
 
@@ -51,7 +51,7 @@ def test_run_beside_itself_shows_no_difference() -> None:
     run = served(1)
     found = compare(run, run)
     assert found.paired
-    assert set(verdicts(found).values()) == {Verdict.SAME}
+    assert set(verdicts(found).values()) == {RatioVerdict.SAME}
     assert {ratio.ratio for ratio in found.ratios} == {1.0}
 
 
@@ -62,28 +62,32 @@ def test_equal_servers_seldom_show_a_difference(paired: bool) -> None:
         first, other = served(seed), served(1_000 + seed, n=300 if paired else 280)
         found = compare(first, other)
         assert found.paired is paired
-        shown += sum(found.ratio(name).verdict is not Verdict.SAME for name in ("P50", "accuracy", "escalated"))
+        shown += sum(found.ratio(name).verdict is not RatioVerdict.SAME for name in ("P50", "accuracy", "escalated"))
     assert shown <= 5  # of 36, at 5 % each; more than 5 has a chance of about one in a hundred
 
 
 def test_slower_less_accurate_and_larger_run_is_told_as_such() -> None:
     found = verdicts(compare(served(1), served(2, slow=1.5, wrong=0.4, kib=20)))
-    assert (found["P50"], found["P90"], found["bytes sent"]) == (Verdict.SLOWER, Verdict.SLOWER, Verdict.MORE)
-    assert found["accuracy"] is found["effective accuracy"] is Verdict.WORSE
+    assert (found["P50"], found["P90"], found["bytes sent"]) == (
+        RatioVerdict.SLOWER,
+        RatioVerdict.SLOWER,
+        RatioVerdict.MORE,
+    )
+    assert found["accuracy"] is found["effective accuracy"] is RatioVerdict.WORSE
 
 
 def test_the_other_way_round_it_is_faster() -> None:
     found = compare(served(2, slow=1.5), served(1))
-    assert found.ratio("P50").verdict is Verdict.FASTER
+    assert found.ratio("P50").verdict is RatioVerdict.FASTER
 
 
 def test_pairs_show_a_difference_that_a_varying_schedule_hides() -> None:
     hours = np.random.default_rng(5).lognormal(0, 1.0, 400)
     first = run_of([answer(k / 10, 10 * ms, picture=k) for k, ms in enumerate(hours)], name="a")
     other = run_of([answer(k / 10, 10.5 * ms, picture=k) for k, ms in enumerate(hours)], name="b")
-    assert compare(first, other).ratio("P50").verdict is Verdict.SLOWER
+    assert compare(first, other).ratio("P50").verdict is RatioVerdict.SLOWER
     unpaired = msgspec.structs.replace(other, schedule="replay:elsewhere")
-    assert compare(first, unpaired).ratio("P50").verdict is Verdict.SAME
+    assert compare(first, unpaired).ratio("P50").verdict is RatioVerdict.SAME
 
 
 @pytest.mark.parametrize(
@@ -102,13 +106,13 @@ def test_runs_of_other_requests_are_not_paired(change: dict[str, object]) -> Non
 def test_nothing_escalated_in_either_run_is_no_difference() -> None:
     run = run_of([answer(k / 10, 10) for k in range(30)])
     ratio = compare(run, run).ratio("escalated")
-    assert (ratio.ratio, ratio.verdict) == (None, Verdict.SAME)
+    assert (ratio.ratio, ratio.verdict) == (None, RatioVerdict.SAME)
 
 
 def test_something_beside_nothing_has_no_ratio() -> None:
     none = run_of([answer(k / 10, 10) for k in range(30)])
     some = run_of([answer(k / 10, 10, escalated=True) for k in range(30)])
-    assert compare(none, some).ratio("escalated").verdict is Verdict.UNKNOWN
+    assert compare(none, some).ratio("escalated").verdict is RatioVerdict.UNKNOWN
 
 
 def test_percentile_that_requests_without_an_answer_reach_is_marked() -> None:
@@ -119,8 +123,10 @@ def test_percentile_that_requests_without_an_answer_reach_is_marked() -> None:
     assert written("P99", 100.0, at_least=True) == "≥ 100.0 ms"
 
 
-@pytest.mark.parametrize(("ms", "shown"), [(500, Verdict.FASTER), (10, Verdict.UNKNOWN), (200, Verdict.UNKNOWN)])
-def test_run_that_left_requests_unanswered_is_not_called_the_faster_one(ms: float, shown: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("ms", "shown"), [(500, RatioVerdict.FASTER), (10, RatioVerdict.UNKNOWN), (200, RatioVerdict.UNKNOWN)]
+)
+def test_run_that_left_requests_unanswered_is_not_called_the_faster_one(ms: float, shown: RatioVerdict) -> None:
     shedding = run_of([refusal(k / 10, 1) if k % 20 == 0 else answer(k / 10, ms) for k in range(400)])
     other = run_of([answer(k / 10, 200) for k in range(400)])
     assert compare(shedding, other).ratio("P99").verdict is shown
@@ -130,7 +136,7 @@ def test_unlabelled_runs_are_compared_by_what_they_have() -> None:
     run = run_of([answer(k / 10, 10 + k, right=None) for k in range(30)], labelled=False)
     found = compare(run, run)
     assert found.ratio("P99").ratio == 1.0
-    assert found.ratio("accuracy").verdict is Verdict.UNKNOWN
+    assert found.ratio("accuracy").verdict is RatioVerdict.UNKNOWN
 
 
 @given(st.floats(1.02, 20.0))
@@ -141,7 +147,7 @@ def test_ratio_of_a_run_slowed_by_a_factor_is_that_factor(factor: float) -> None
     ratio = compare(first, other).ratio("P50")
     assert ratio.ratio == pytest.approx(factor)
     assert ratio.low == pytest.approx(factor) == ratio.high
-    assert ratio.verdict is Verdict.SLOWER
+    assert ratio.verdict is RatioVerdict.SLOWER
 
 
 def test_only_what_is_shown_and_beyond_the_limit_counts_as_slower() -> None:
@@ -153,8 +159,11 @@ def test_only_what_is_shown_and_beyond_the_limit_counts_as_slower() -> None:
 def test_run_without_an_answer_is_less_accurate_and_counts_as_slower() -> None:
     dead = run_of([refusal(k / 10, 1, 404, "not_found", picture=k) for k in range(300)], name="dead", deadline_ms=None)
     found = compare(msgspec.structs.replace(served(1), deadline_ms=None), dead)
-    assert (found.ratio("effective accuracy").verdict, found.ratio("effective accuracy").other) == (Verdict.WORSE, 0.0)
-    assert found.ratio("accuracy").verdict is Verdict.UNKNOWN
+    assert (found.ratio("effective accuracy").verdict, found.ratio("effective accuracy").other) == (
+        RatioVerdict.WORSE,
+        0.0,
+    )
+    assert found.ratio("accuracy").verdict is RatioVerdict.UNKNOWN
     assert [sentence.split(",")[0] for sentence in slower([found], 5)] == [
         "dead: P50 is unknown",
         "dead: P90 is unknown",
@@ -266,7 +275,7 @@ def test_command_writes_the_page(files: Files) -> None:
 def test_command_writes_ratios_and_intervals_even_where_it_fails(files: Files) -> None:
     out = files.folder / "ratios.json"
     assert files.compare("--json", str(out), "--fail-if-slower", "10") == 1
-    found = msgspec.json.decode(out.read_bytes(), type=Written)
+    found = msgspec.json.decode(out.read_bytes(), type=ComparisonReport)
     assert found.runs == [str(files.folder / name) for name in ("a.json", "b.json.gz")]
     assert found.comparisons == compare_all([load(Path(name)) for name in found.runs])
 

@@ -37,17 +37,17 @@ from hawkvision.types import (
 from loadgen.__main__ import main
 from loadgen.analysis.bootstrap import exact_interval
 from loadgen.commands.evaluate import (
-    Row,
-    Sample,
-    Seen,
-    Unattainable,
+    EvaluatedImage,
+    EvaluatedImages,
+    TargetRow,
+    UnattainableTarget,
     measure,
     parse_targets,
     rows_of,
     summarise,
     written,
 )
-from loadgen.workload.held_out import HeldOut, read_indices, thin
+from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
 
 TARGETS = st.one_of(
     st.sampled_from(Quality),
@@ -113,8 +113,8 @@ async def asking(oracle: Oracle) -> AsyncIterator[AsyncClient]:
 
 def evaluate(
     oracle: Oracle, chosen: list[int], *targets: Quality | MinAccuracy | MaxAccuracyDrop, concurrency: int = 1
-) -> tuple[Row | Unattainable, ...]:
-    async def scenario() -> tuple[Row | Unattainable, ...]:
+) -> tuple[TargetRow | UnattainableTarget, ...]:
+    async def scenario() -> tuple[TargetRow | UnattainableTarget, ...]:
         async with asking(oracle) as client:
             return await measure(client, "t", pictures(40), np.array(chosen), targets, concurrency)
 
@@ -131,8 +131,8 @@ def test_every_target_is_asked_about_the_chosen_pictures_and_no_others() -> None
 @pytest.mark.parametrize("concurrency", [1, 5])
 def test_accuracy_and_paired_drop_are_those_of_the_node(concurrency: int) -> None:
     best, fast = evaluate(Oracle(), list(range(40)), Quality.BEST, Quality.FAST, concurrency=concurrency)
-    assert isinstance(best, Row)
-    assert isinstance(fast, Row)
+    assert isinstance(best, TargetRow)
+    assert isinstance(fast, TargetRow)
     assert (best.accuracy, best.drop, best.escalated) == (1.0, 0.0, 1.0)
     assert (fast.accuracy, fast.lost, fast.gained, fast.drop, fast.escalated) == (0.75, 10, 0, 0.25, 0.0)
 
@@ -145,7 +145,7 @@ def test_best_is_asked_once_even_when_it_is_a_target() -> None:
 
 def test_unattainable_target_is_a_row_with_the_maximum() -> None:
     (row,) = evaluate(Oracle(), [1], MinAccuracy(0.99))
-    assert row == Unattainable("min_accuracy=0.99", 0.9)
+    assert row == UnattainableTarget("min_accuracy=0.99", 0.9)
 
 
 def test_refused_picture_ends_the_run_and_is_named() -> None:
@@ -155,16 +155,16 @@ def test_refused_picture_ends_the_run_and_is_named() -> None:
 
 
 def test_gains_offset_losses_in_the_drop() -> None:
-    best = [Sample(right, 1.0, answer(0)) for right in (True, True, False, False)]
-    other = [Sample(right, 1.0, answer(0)) for right in (False, True, True, False)]
+    best = [EvaluatedImage(right, 1.0, answer(0)) for right in (True, True, False, False)]
+    other = [EvaluatedImage(right, 1.0, answer(0)) for right in (False, True, True, False)]
     row = summarise("x", other, best)
     assert (row.lost, row.gained, row.drop) == (1, 1, 0.0)
 
 
 def test_promise_is_the_weakest_stated_and_absent_if_any_is() -> None:
-    some = [Sample(True, 1.0, answer(0, max_drop=drop)) for drop in (0.01, 0.03)]
+    some = [EvaluatedImage(True, 1.0, answer(0, max_drop=drop)) for drop in (0.01, 0.03)]
     assert summarise("x", some, some).promised_drop == 0.03
-    mixed = [*some, Sample(True, 1.0, answer(0, max_drop=None))]
+    mixed = [*some, EvaluatedImage(True, 1.0, answer(0, max_drop=None))]
     row = summarise("x", mixed, mixed)
     assert row.promised_drop is None
     assert row.status == {PromiseStatus.HELD: 2, PromiseStatus.BEST_EFFORT: 1}
@@ -202,7 +202,7 @@ def test_thinning_to_nothing_is_refused() -> None:
 
 
 def write_indices(path: Path, indices: tuple[int, ...], sha256: str = "a" * 64) -> Path:
-    path.write_bytes(msgspec.json.encode(HeldOut(sha256, indices)))
+    path.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, indices)))
     return path
 
 
@@ -374,10 +374,10 @@ def test_a_node_that_answers_nothing_leaves_no_table(tmp_path: Path) -> None:
 
 
 def test_rows_of_an_interrupted_evaluation_are_over_pictures_that_best_has_too() -> None:
-    right, wrong = (Sample(which, 1.0, answer(0)) for which in (True, False))
-    seen = Seen({Quality.BEST: {1: right, 2: right, 3: right}, Quality.FAST: {1: right, 3: wrong, 4: wrong}})
+    right, wrong = (EvaluatedImage(which, 1.0, answer(0)) for which in (True, False))
+    seen = EvaluatedImages({Quality.BEST: {1: right, 2: right, 3: right}, Quality.FAST: {1: right, 3: wrong, 4: wrong}})
     (row,) = rows_of(seen, np.array([4, 3, 2, 1]), (Quality.FAST, MinAccuracy(0.9)))
-    assert isinstance(row, Row)
+    assert isinstance(row, TargetRow)
     assert (row.n, row.lost, row.accuracy) == (2, 1, 0.5)
 
 

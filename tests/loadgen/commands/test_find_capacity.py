@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 from hawkvision.process import ServerProcess
 from loadgen.__main__ import main
 from loadgen.analysis.capacity import (
-    Answers,
+    CapacityGoal,
+    CountedAnswers,
     Failing,
-    Goal,
     Probe,
     Standing,
     confirmation,
     counted,
     judge,
 )
-from loadgen.analysis.rate_search import STEP_DOWN, STEPS_DOWN, Search, Try
-from loadgen.clients.engine import Job, Server
-from loadgen.commands.find_capacity import WARM_UP_S, Ask, Findings, Plan, find
+from loadgen.analysis.rate_search import STEP_DOWN, STEPS_DOWN, RateSearch, RateTrial
+from loadgen.clients.engine import Job, ServerAddress
+from loadgen.commands.find_capacity import WARM_UP_S, Ask, CapacityFindings, ProbePlan, find
 from loadgen.commands.options import Setup
 from loadgen.workload.dataset import Dataset
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, Outcome, TargetClass
@@ -40,7 +40,7 @@ from tests.loadgen.scripted import Asked, reply, scripted
 # ------------------------------------------------------------------------------------------- the search
 
 
-def searched(search: Search, capacity: float, hiccup: int = -1) -> int:
+def searched(search: RateSearch, capacity: float, hiccup: int = -1) -> int:
     """Search a server that holds up to `capacity`, but for one hiccup among the probes; the number of probes."""
     probes = 0
     while (tried := search.next()) is not None:
@@ -51,7 +51,7 @@ def searched(search: Search, capacity: float, hiccup: int = -1) -> int:
 
 @given(st.floats(0.2, 1e5), st.floats(0.2, 1e4), st.floats(0.01, 0.5), st.integers(-1, 40))
 def test_bracket_holds_the_capacity_whatever_hiccups(capacity: float, first: float, width: float, hiccup: int) -> None:
-    search = Search(first, width, 1e6, probes_left=200)
+    search = RateSearch(first, width, 1e6, probes_left=200)
     searched(search, capacity, hiccup)
     assert search.low <= capacity < search.high
     assert search.high <= search.low * (1 + width) * (1 + 1e-9) or search.high < 0.2
@@ -60,37 +60,37 @@ def test_bracket_holds_the_capacity_whatever_hiccups(capacity: float, first: flo
 
 @given(st.floats(0.2, 1e5), st.integers(1, 20))
 def test_search_ends_after_its_probes(capacity: float, most: int) -> None:
-    search = Search(8.0, 0.001, 1e6, probes_left=most)
+    search = RateSearch(8.0, 0.001, 1e6, probes_left=most)
     assert searched(search, capacity) <= most
     assert search.low <= capacity < search.high
 
 
 def test_no_rate_beyond_the_generators_own_is_tried() -> None:
-    search = Search(8.0, 0.05, 100.0, probes_left=50)
+    search = RateSearch(8.0, 0.05, 100.0, probes_left=50)
     assert searched(search, capacity=1e9) == 5  # 8, 16, 32, 64, 100
     assert (search.confirmed, search.high) == (100.0, math.inf)
 
 
 def test_rate_counts_as_failed_only_the_second_time() -> None:
-    search = Search(8.0, 0.05, 1e6, probes_left=9)
-    search.tell(Try(8.0), held=False)
-    assert (search.next(), search.high) == (Try(8.0, again=True), math.inf)
-    search.tell(Try(8.0, again=True), held=False)
-    assert (search.next(), search.high) == (Try(4.0), 8.0)
+    search = RateSearch(8.0, 0.05, 1e6, probes_left=9)
+    search.tell(RateTrial(8.0), held=False)
+    assert (search.next(), search.high) == (RateTrial(8.0, again=True), math.inf)
+    search.tell(RateTrial(8.0, again=True), held=False)
+    assert (search.next(), search.high) == (RateTrial(4.0), 8.0)
 
 
 def test_rate_that_only_probes_found_is_stepped_down_from_until_one_is_confirmed() -> None:
-    search = Search(8.0, 0.05, 1e6, probes_left=1)
-    search.tell(Try(8.0), held=True)
-    assert search.next() == Try(8.0, confirming=True)
-    search.tell(Try(8.0, confirming=True), held=False)
-    assert search.next() == Try(STEP_DOWN * 8.0, confirming=True)
-    search.tell(Try(STEP_DOWN * 8.0, confirming=True), held=True)
+    search = RateSearch(8.0, 0.05, 1e6, probes_left=1)
+    search.tell(RateTrial(8.0), held=True)
+    assert search.next() == RateTrial(8.0, confirming=True)
+    search.tell(RateTrial(8.0, confirming=True), held=False)
+    assert search.next() == RateTrial(STEP_DOWN * 8.0, confirming=True)
+    search.tell(RateTrial(STEP_DOWN * 8.0, confirming=True), held=True)
     assert (search.next(), search.confirmed, search.high) == (None, STEP_DOWN * 8.0, 8.0)
 
 
 def test_steps_down_end() -> None:
-    search = Search(8.0, 0.05, 1e6, probes_left=1)
+    search = RateSearch(8.0, 0.05, 1e6, probes_left=1)
     while (tried := search.next()) is not None:
         search.tell(tried, held=not tried.confirming)
     assert (search.confirmed, len(search.refuted)) == (None, 1 + STEPS_DOWN)
@@ -103,12 +103,14 @@ def outcomes(latency_ms: float, status: int, n: int, right: bool | None = None) 
     return [Outcome(0.0, 0.001, latency_ms / 1e3, 0, picture, status, right=right) for picture in range(n)]
 
 
-def answers(*parts: list[Outcome], labelled: bool = False) -> Answers:
+def answers(*parts: list[Outcome], labelled: bool = False) -> CountedAnswers:
     return counted([each for part in parts for each in part], 0.0, 1.0, labelled=labelled)
 
 
-def judged(got: Answers, p99_ms: float, min_accuracy: float | None = None, least: Answers | None = None) -> Probe:
-    return judge(Try(1.0), got, Goal(p99_ms, min_accuracy), least)
+def judged(
+    got: CountedAnswers, p99_ms: float, min_accuracy: float | None = None, least: CountedAnswers | None = None
+) -> Probe:
+    return judge(RateTrial(1.0), got, CapacityGoal(p99_ms, min_accuracy), least)
 
 
 def test_probe_holds_when_ninety_nine_of_a_hundred_are_in_time() -> None:
@@ -147,7 +149,7 @@ def test_accuracy_fails_a_rate_only_when_chance_does_not_explain_it(
     got = answers(outcomes(1, 200, 1000, True)[:right], outcomes(1, 200, 1000, False)[right:], labelled=True)
     accuracy = got.accuracy()
     assert accuracy is not None
-    assert Goal(20.0, wanted).standing(accuracy) is standing
+    assert CapacityGoal(20.0, wanted).standing(accuracy) is standing
     assert judged(got, 20.0, wanted).held is held
 
 
@@ -173,7 +175,7 @@ def test_confirmation_says_how_sure_its_p99_is_and_that_its_time_was_cut() -> No
         1.0,
         labelled=False,
     )
-    run = confirmation(7.0, got, Goal(100.0, None), 1000, seed=0)
+    run = confirmation(7.0, got, CapacityGoal(100.0, None), 1000, seed=0)
     assert run.p99_low is not None
     assert run.p99_ms is not None
     assert run.p99_high is not None
@@ -183,7 +185,9 @@ def test_confirmation_says_how_sure_its_p99_is_and_that_its_time_was_cut() -> No
 
 
 def test_p99_that_unanswered_requests_may_reach_has_no_end() -> None:
-    run = confirmation(7.0, answers(outcomes(1, 200, 992), outcomes(1, 503, 8)), Goal(100.0, None), 1000, seed=0)
+    run = confirmation(
+        7.0, answers(outcomes(1, 200, 992), outcomes(1, 503, 8)), CapacityGoal(100.0, None), 1000, seed=0
+    )
     assert (run.p99_ms, run.p99_high) == (1.0, None)
 
 
@@ -198,7 +202,7 @@ BELOW, ABOVE = 1.5, 1.25
 def setup_of(seed: int, pictures: int = 2000, targets: int = 1) -> Setup:
     dataset = Dataset("simulated", [b""] * pictures, tuple(range(pictures)), (0,) * pictures)
     classes = [TargetClass({"n": str(n)}, 1 / targets) for n in range(targets)]
-    return Setup(Server("http://simulated"), dataset, classes, 1, 512, seed)
+    return Setup(ServerAddress("http://simulated"), dataset, classes, 1, 512, seed)
 
 
 def always(_: float, __: int) -> bool:
@@ -227,10 +231,10 @@ def queue(
 
 
 def result(
-    ask: Ask, goal: Goal, seed: int = 0, most: float = 1e4, pictures: int = 2000, max_probes: int = 24
-) -> tuple[Search, Findings]:
-    search, findings = Search(8.0, 0.05, most, max_probes), Findings()
-    asyncio.run(find(search, Plan(setup_of(seed, pictures)), goal, ask, findings, lambda _: None))
+    ask: Ask, goal: CapacityGoal, seed: int = 0, most: float = 1e4, pictures: int = 2000, max_probes: int = 24
+) -> tuple[RateSearch, CapacityFindings]:
+    search, findings = RateSearch(8.0, 0.05, most, max_probes), CapacityFindings()
+    asyncio.run(find(search, ProbePlan(setup_of(seed, pictures)), goal, ask, findings, lambda _: None))
     return search, findings
 
 
@@ -246,7 +250,7 @@ def long_run_p99_ms(rate: float) -> float:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("p99_ms", [60.0, 100.0, 250.0])
 def test_capacity_of_a_queue_is_found_within_a_factor(seed: int, p99_ms: float) -> None:
-    search, findings = result(queue(), Goal(p99_ms, None), seed)
+    search, findings = result(queue(), CapacityGoal(p99_ms, None), seed)
     assert search.confirmed is not None
     assert long_run_p99_ms(search.confirmed / ABOVE) <= p99_ms
     assert search.confirmed * BELOW >= SATURATION or long_run_p99_ms(search.confirmed * BELOW) > p99_ms
@@ -259,13 +263,13 @@ def test_capacity_of_a_queue_is_found_within_a_factor(seed: int, p99_ms: float) 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rate_above_saturation_is_not_a_capacity_however_loose_the_p99(seed: int) -> None:
-    search, _ = result(queue(), Goal(60_000.0, None), seed)
+    search, _ = result(queue(), CapacityGoal(60_000.0, None), seed)
     assert search.confirmed is not None
     assert SATURATION / BELOW <= search.confirmed <= 1.05 * SATURATION
 
 
 def test_server_that_is_too_slow_alone_has_no_capacity() -> None:
-    search, findings = result(queue(), Goal(19.0, None))
+    search, findings = result(queue(), CapacityGoal(19.0, None))
     assert (search.confirmed, search.low, findings.confirmation) == (None, 0.0, None)
     assert all(probe.failing[0] is Failing.P99 for probe in findings.probes)
 
@@ -278,7 +282,7 @@ def test_capacity_is_where_load_begins_to_cost_the_accuracy_wanted(seed: int) ->
         spared = np.random.default_rng(picture).random()
         return bool(spared < 0.92 - max(0.0, rate - 20.0) * 0.006)
 
-    search, findings = result(queue(right, service_s=0.001), Goal(1000.0, 0.89), seed)
+    search, findings = result(queue(right, service_s=0.001), CapacityGoal(1000.0, 0.89), seed)
     assert search.confirmed is not None
     assert 25.0 / 1.4 <= search.confirmed <= 25.0 * 1.4
     assert any(Failing.ACCURACY in probe.failing for probe in findings.probes)
@@ -291,8 +295,8 @@ def test_accuracy_that_chance_puts_below_the_goal_costs_no_capacity(seed: int) -
     def right(_: float, picture: int) -> bool:
         return bool(np.random.default_rng(picture).random() < 0.85)
 
-    search, findings = result(queue(right), Goal(100.0, 0.85), seed)
-    without, _ = result(queue(), Goal(100.0, None), seed)
+    search, findings = result(queue(right), CapacityGoal(100.0, 0.85), seed)
+    without, _ = result(queue(), CapacityGoal(100.0, None), seed)
     run = findings.confirmation
     assert run is not None
     assert run.standing in (Standing.KEPT, Standing.CHANCE)
@@ -300,19 +304,19 @@ def test_accuracy_that_chance_puts_below_the_goal_costs_no_capacity(seed: int) -
 
 
 def test_generator_that_can_send_no_more_ends_the_search() -> None:
-    search, _ = result(queue(), Goal(100.0, None), most=20.0)
+    search, _ = result(queue(), CapacityGoal(100.0, None), most=20.0)
     assert (search.confirmed, search.high) == (20.0, math.inf)
 
 
 def test_hiccup_in_a_probe_costs_nothing() -> None:
-    undisturbed, _ = result(queue(), Goal(100.0, None), most=20.0)
-    disturbed, findings = result(queue(stalls=(1,)), Goal(100.0, None), most=20.0)
+    undisturbed, _ = result(queue(), CapacityGoal(100.0, None), most=20.0)
+    disturbed, findings = result(queue(stalls=(1,)), CapacityGoal(100.0, None), most=20.0)
     assert disturbed.confirmed == undisturbed.confirmed
     assert [probe.held for probe in findings.probes[:3]] == [True, False, True]
 
 
 def test_slow_rates_are_confirmed_by_what_fits_the_time_and_say_so() -> None:
-    search, findings = result(queue(service_s=0.5), Goal(2500.0, None), seed=1)
+    search, findings = result(queue(service_s=0.5), CapacityGoal(2500.0, None), seed=1)
     assert search.confirmed is not None
     assert search.confirmed < 2.0
     run = findings.confirmation
@@ -321,8 +325,14 @@ def test_slow_rates_are_confirmed_by_what_fits_the_time_and_say_so() -> None:
 
 
 def test_all_runs_send_the_same_pictures_for_the_same_targets() -> None:
-    plan = Plan(setup_of(seed=5, targets=3))
-    tries = [Try(8.0), Try(50.0), Try(8.0, again=True), Try(31.0, confirming=True), Try(400.0)]
+    plan = ProbePlan(setup_of(seed=5, targets=3))
+    tries = [
+        RateTrial(8.0),
+        RateTrial(50.0),
+        RateTrial(8.0, again=True),
+        RateTrial(31.0, confirming=True),
+        RateTrial(400.0),
+    ]
     sent = []
     for job in map(plan.job, tries):
         first = sum(due < WARM_UP_S for due in job.due)
@@ -334,8 +344,8 @@ def test_all_runs_send_the_same_pictures_for_the_same_targets() -> None:
 
 
 def test_repeats_and_confirming_runs_have_arrivals_of_their_own() -> None:
-    plan = Plan(setup_of(seed=5))
-    first, again, other = (plan.job(each).due for each in (Try(8.0), Try(8.0, again=True), Try(10.0)))
+    plan = ProbePlan(setup_of(seed=5))
+    first, again, other = (plan.job(each).due for each in (RateTrial(8.0), RateTrial(8.0, again=True), RateTrial(10.0)))
     assert not set(first) & set(again)
     scaled = [(due - WARM_UP_S) * 8.0 / 10.0 for due in first if due > WARM_UP_S]
     assert [due - WARM_UP_S for due in other if due > WARM_UP_S] == pytest.approx(scaled)
@@ -349,7 +359,7 @@ def test_interrupt_ends_the_search_and_what_is_known_stays() -> None:
         found, _ = await whole(job)
         return (found, False) if next(runs) < 2 else (found[:200], True)
 
-    search, findings = result(ask, Goal(1000.0, None))
+    search, findings = result(ask, CapacityGoal(1000.0, None))
     assert [(probe.held, probe.interrupted) for probe in findings.probes] == [(True, False)] * 2 + [(False, True)]
     assert (search.low, search.confirmed) == (16.0, None)
 

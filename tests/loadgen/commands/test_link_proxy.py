@@ -18,7 +18,7 @@ import pytest
 
 from hawkvision.errors import ConfigError, NotReady
 from hawkvision.process import ServerProcess
-from loadgen.commands.link_proxy import Behind, seen, udp_port_of
+from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.network.namespaces import available
 from loadgen.network.profiles import LinkProfile, load_profile
 from loadgen.workload.record import load
@@ -52,7 +52,7 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def address(behind: Behind) -> tuple[str, int]:
+def address(behind: LinkProxy) -> tuple[str, int]:
     host, _, port = behind.url.removeprefix("http://").partition(":")
     return host, int(port)
 
@@ -70,7 +70,7 @@ def test_every_byte_crosses_both_ways_whatever_the_link_loses(tmp_path: Path) ->
 
     async def scenario() -> tuple[bytes, int, float]:
         loop = asyncio.get_running_loop()
-        async with serving(echo) as url, Behind(url, lossy) as behind:
+        async with serving(echo) as url, LinkProxy(url, lossy) as behind:
             behind.begin()
             begun = loop.time()
             reader, writer = await asyncio.open_connection(*address(behind))
@@ -94,7 +94,7 @@ def test_a_server_that_is_not_there_quietly_breaks_the_callers_connection(slow: 
 
     async def scenario() -> bytes:
         asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
-        async with Behind(f"http://127.0.0.1:{port}", slow) as behind:
+        async with LinkProxy(f"http://127.0.0.1:{port}", slow) as behind:
             reader, _ = await asyncio.open_connection(*address(behind))
             return await reader.read()
 
@@ -116,7 +116,7 @@ def test_a_caller_beyond_the_bound_is_hung_up_on(slow: LinkProfile, monkeypatch:
             writer.write(b"still here")
             writer.close()
 
-        async with serving(wait) as url, Behind(url, slow) as behind:
+        async with serving(wait) as url, LinkProxy(url, slow) as behind:
             first, writer = await asyncio.open_connection(*address(behind))  # dropped, it would close
             await there.wait()
             reader, _ = await asyncio.open_connection(*address(behind))
@@ -139,7 +139,7 @@ def test_leaving_hangs_up_on_who_is_still_there(slow: LinkProfile) -> None:
 
     async def scenario() -> bytes:
         async with serving(silent) as url:
-            async with Behind(url, slow) as behind:
+            async with LinkProxy(url, slow) as behind:
                 reader, writer = await asyncio.open_connection(*address(behind))
                 writer.write(b"?")
                 await there.wait()
@@ -152,7 +152,7 @@ def test_leaving_hangs_up_on_who_is_still_there(slow: LinkProfile) -> None:
 
 @needs_a_link
 def test_runs_over_a_link_take_as_long_as_it_and_say_so(null: ServerProcess, tmp_path: Path) -> None:
-    for protocol in ("http", "lossy"):
+    for protocol in ("http", "datagram"):
         record = tmp_path / f"{protocol}.json"
         done = command(
             "run", "--url", null.url, "--protocol", protocol, "--link", str(profile_file(tmp_path)), "--no-noise",
@@ -187,7 +187,7 @@ def test_the_command_offers_a_server_until_it_is_interrupted(null: ServerProcess
 
 
 def test_the_record_has_the_weather_from_the_first_request_on() -> None:
-    found = seen(load_profile("wifi-busy"), 30.0)
+    found = link_samples(load_profile("wifi-busy"), 30.0)
     assert found[0].at_s == 0.0
     assert [each.at_s for each in found] == sorted(each.at_s for each in found)
     assert len(found) > 5
@@ -229,13 +229,13 @@ def test_a_server_that_does_not_say_in_time_is_named_with_the_reason(monkeypatch
 )
 def test_what_cannot_be_offered_is_refused(url: str, listen: str, said: str, slow: LinkProfile) -> None:
     with pytest.raises(ConfigError, match=said):
-        Behind(url, slow, listen=listen)
+        LinkProxy(url, slow, listen=listen)
 
 
 @needs_a_link
 def test_an_address_that_is_taken_is_named(slow: LinkProfile) -> None:
     async def scenario(port: int) -> None:
-        async with Behind("http://127.0.0.1:1", slow, port=port):
+        async with LinkProxy("http://127.0.0.1:1", slow, port=port):
             pass
 
     with socket.create_server(("127.0.0.2", 0)) as taken:

@@ -18,7 +18,7 @@ import pytest
 
 from hawkvision.process import ServerProcess
 from loadgen.__main__ import COMMANDS, main
-from loadgen.analysis.summary import Summary, summarise
+from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words
 from loadgen.commands.run import missed_goals
 from loadgen.workload.record import load
@@ -45,7 +45,7 @@ def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_p
     assert run.origin.seed == 7
     assert "nothing" in page.read_text()
     figures = msgspec.json.decode(gzip.decompress(record.read_bytes()))["summary"]
-    assert msgspec.convert(figures, Summary) == summarise(run)
+    assert msgspec.convert(figures, RunSummary) == summarise(run)
 
 
 def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_goals_are_missed_by_what_was_measured() -> None:
         (["--seed", "-1"], "--seed"),
         (["--path", "x"], "--path"),
         (["--path", "/x", "--protocol", "oip"], "--path: expected none with --protocol oip"),
-        (["--path", "/x", "--protocol", "lossy"], "--path: expected none with --protocol lossy"),
+        (["--path", "/x", "--protocol", "datagram"], "--path: expected none with --protocol datagram"),
         (["--reference"], "--reference"),
         (["--min-effective", "0.9"], "--min-effective: expected labelled pictures"),
         (["--min-effective", "90"], "--min-effective"),
@@ -269,7 +269,8 @@ def test_files_that_cannot_be_written_are_refused_before_the_test(
 
 
 @pytest.mark.parametrize(
-    "words", [["run"], ["run", "--protocol", "lossy"], ["find-capacity", "--p99-ms", "9"], ["evaluate", "--data", "x"]]
+    "words",
+    [["run"], ["run", "--protocol", "datagram"], ["find-capacity", "--p99-ms", "9"], ["evaluate", "--data", "x"]],
 )
 @pytest.mark.parametrize(
     ("url", "key", "said"),

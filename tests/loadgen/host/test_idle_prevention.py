@@ -65,12 +65,12 @@ def test_spinners_give_way_to_all_other_sessions() -> None:
 
 
 def test_spinners_say_how_far_they_are_while_they_spin() -> None:
-    def spinning_now() -> cpu_slowdown.Pace:
+    def spinning_now() -> cpu_slowdown.SpinnerProgress:
         now = idle_prevention.pace()
         assert now is not None
         return now
 
-    def ahead(now: cpu_slowdown.Lap, then: cpu_slowdown.Lap) -> bool:
+    def ahead(now: cpu_slowdown.SpinnerLap, then: cpu_slowdown.SpinnerLap) -> bool:
         return now.turns > then.turns and now.cpu_s > then.cpu_s
 
     async def scenario() -> None:

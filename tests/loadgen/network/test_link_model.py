@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
-from loadgen.network.link_model import MAX_IN_FLIGHT_BYTES, Direction, Pipe
-from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, NoLoss, Outages, Step, Trace
+from loadgen.network.link_model import MAX_IN_FLIGHT_BYTES, Direction, LinkPipe
+from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, LinkTrace, NoLoss, Outages, TraceStep
 
 SIZE = 1250
 """Bytes: 1 ms at 10 Mbit/s."""
@@ -137,40 +137,42 @@ def test_some_packets_arrive_twice() -> None:
 
 
 def test_trace_changes_rate_delay_and_loss_with_time() -> None:
-    steps = (Step(1.0, 10e6, 20.0, 0.0), Step(1.0, None, 50.0, 0.0), Step(1.0, 1e6, 5.0, 1.0))
-    outcomes = arrivals(LinkSpec(trace=Trace(steps)), 6, every_s=0.5)
+    steps = (TraceStep(1.0, 10e6, 20.0, 0.0), TraceStep(1.0, None, 50.0, 0.0), TraceStep(1.0, 1e6, 5.0, 1.0))
+    outcomes = arrivals(LinkSpec(trace=LinkTrace(steps)), 6, every_s=0.5)
     assert [times[0] for times in outcomes[:4]] == pytest.approx([0.021, 0.521, 1.05, 1.55])
     assert outcomes[4:] == [(), ()]
 
 
 def test_trace_begins_with_the_first_packet_and_loops() -> None:
-    spec = LinkSpec(trace=Trace((Step(1.0, None, 10.0, 0.0), Step(2.0, None, 40.0, 0.0))))
+    spec = LinkSpec(trace=LinkTrace((TraceStep(1.0, None, 10.0, 0.0), TraceStep(2.0, None, 40.0, 0.0))))
     direction = Direction(spec)
     delays = [direction.offer(SIZE, 100.0 + at)[0] - 100.0 - at for at in (0.0, 1.5, 2.5, 3.5, 4.5, 302.0)]
     assert delays == pytest.approx([0.010, 0.040, 0.040, 0.010, 0.040, 0.040])
 
 
 def test_trace_may_hold_its_end() -> None:
-    direction = Direction(LinkSpec(trace=Trace((Step(1.0, None, 10.0, 0.0), Step(1.0, None, 40.0, 0.0)), loop=False)))
+    direction = Direction(
+        LinkSpec(trace=LinkTrace((TraceStep(1.0, None, 10.0, 0.0), TraceStep(1.0, None, 40.0, 0.0)), loop=False))
+    )
     assert [direction.offer(SIZE, at)[0] - at for at in (0.0, 500.0)] == pytest.approx([0.010, 0.040])
 
 
 def test_packets_queue_while_a_trace_sends_nothing() -> None:
-    spec = LinkSpec(trace=Trace((Step(0.001, 10e6, 0.0, 0.0), Step(0.999, 0.0, 0.0, 0.0))))
+    spec = LinkSpec(trace=LinkTrace((TraceStep(0.001, 10e6, 0.0, 0.0), TraceStep(0.999, 0.0, 0.0, 0.0))))
     outcomes = arrivals(spec, 3, every_s=0.0)
     assert [times[0] for times in outcomes] == pytest.approx([0.001, 1.001, 2.001])
 
 
 def test_large_packet_crosses_many_rounds_of_a_short_trace() -> None:
-    direction = Direction(LinkSpec(trace=Trace((Step(0.001, 1e3, 0.0, 0.0), Step(0.001, 0.0, 0.0, 0.0)))))
+    direction = Direction(LinkSpec(trace=LinkTrace((TraceStep(0.001, 1e3, 0.0, 0.0), TraceStep(0.001, 0.0, 0.0, 0.0)))))
     assert direction.offer(SIZE, 0.0)[0] == pytest.approx(2 * SIZE * 8 / 1e3, abs=0.003)
 
 
 def test_trace_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tunnel.trace"
     path.write_text("# a tunnel\n2 20e6 20 0.01\n\n0.5 0 20 1   # inside\n10 - 5 0\n")
-    steps = (Step(2, 20e6, 20, 0.01), Step(0.5, 0, 20, 1), Step(10, None, 5, 0))
-    assert Trace.read(path, loop=False) == Trace(steps, loop=False, source=str(path))
+    steps = (TraceStep(2, 20e6, 20, 0.01), TraceStep(0.5, 0, 20, 1), TraceStep(10, None, 5, 0))
+    assert LinkTrace.read(path, loop=False) == LinkTrace(steps, loop=False, source=str(path))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_bad_line_of_a_trace_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "bad.trace"
     path.write_text(f"1 - 0 0\n{line}\n")
     with pytest.raises(ConfigError, match=r"bad\.trace:2: "):
-        Trace.read(path)
+        LinkTrace.read(path)
 
 
 @pytest.mark.parametrize(("text", "loop"), [("", True), ("1 0 5 0\n", True), ("1 - 0 0\n1 0 5 0\n", False)])
@@ -188,7 +190,7 @@ def test_trace_that_never_ends_a_wait_is_refused(tmp_path: Path, text: str, loop
     path = tmp_path / "bad.trace"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.trace"):
-        Trace.read(path, loop)
+        LinkTrace.read(path, loop)
 
 
 @given(st.binary(max_size=200))
@@ -196,7 +198,7 @@ def test_any_trace_file_is_read_or_explained(tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.getbasetemp() / "fuzz.trace"
     path.write_bytes(content)
     try:
-        said = f"{len(Trace.read(path).steps)} steps in fuzz.trace"
+        said = f"{len(LinkTrace.read(path).steps)} steps in fuzz.trace"
     except ConfigError as error:
         said = error.message
     assert "fuzz.trace" in said
@@ -282,7 +284,7 @@ def test_spec_with_a_trace_is_read_and_shown(tmp_path: Path) -> None:
     path = tmp_path / "a.trace"
     path.write_text("1 - 5 0\n")
     spec = LinkSpec.parse(f"trace={path},trace_end=hold,jitter=1ms")
-    assert spec.trace == Trace((Step(1.0, None, 5.0, 0.0),), loop=False, source=str(path))
+    assert spec.trace == LinkTrace((TraceStep(1.0, None, 5.0, 0.0),), loop=False, source=str(path))
     assert LinkSpec.parse(str(spec)) == spec
 
 
@@ -322,7 +324,7 @@ def test_bad_spec_is_explained(text: str, said: str) -> None:
 
 def test_trace_contradicts_a_rate() -> None:
     with pytest.raises(ConfigError, match="leave those out"):
-        LinkSpec(rate_bit_s=1e6, trace=Trace((Step(1.0, None, 0.0, 0.0),)))
+        LinkSpec(rate_bit_s=1e6, trace=LinkTrace((TraceStep(1.0, None, 0.0, 0.0),)))
 
 
 @given(st.text() | st.from_regex(r"(rate|delay|loss|burst|outage|queue|seed)=[0-9.e+%a-z-]{1,8},?"))
@@ -340,7 +342,7 @@ def test_any_text_is_read_or_explained(text: str) -> None:
 
 
 def test_pipe_gives_out_what_is_due_soonest_first() -> None:
-    pipe: Pipe[str] = Pipe(LinkSpec.parse("delay=10ms"))
+    pipe: LinkPipe[str] = LinkPipe(LinkSpec.parse("delay=10ms"))
     pipe.put(SIZE, "first", 0.0)
     pipe.direction.spec = LinkSpec.parse("delay=30ms")
     pipe.put(SIZE, "second", 0.001)
@@ -350,7 +352,7 @@ def test_pipe_gives_out_what_is_due_soonest_first() -> None:
 
 
 def test_cut_pipe_loses_what_is_under_way_and_what_comes() -> None:
-    pipe: Pipe[str] = Pipe(LinkSpec.parse("delay=10ms"))
+    pipe: LinkPipe[str] = LinkPipe(LinkSpec.parse("delay=10ms"))
     pipe.put(SIZE, "under way", 0.0)
     pipe.dead = True
     pipe.put(SIZE, "offered", 0.001)
@@ -361,7 +363,7 @@ def test_cut_pipe_loses_what_is_under_way_and_what_comes() -> None:
 
 
 def test_pipe_holds_no_more_than_its_bound() -> None:
-    pipe: Pipe[None] = Pipe(LinkSpec.parse("delay=60s"))
+    pipe: LinkPipe[None] = LinkPipe(LinkSpec.parse("delay=60s"))
     for _ in range(2000):
         pipe.put(65_535, None, 0.0)
     held = len(pipe.due(100.0))

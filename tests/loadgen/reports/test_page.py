@@ -23,7 +23,7 @@ from loadgen.reports.page import page, write_html
 from loadgen.reports.text import headline, milliseconds, warnings_of
 from loadgen.reports.timeline import link_words, timeline, timelines, windows
 from loadgen.workload.record import LinkSample, NoiseFloor, Run, TargetClass
-from tests.bench.policies.goal_checks import Cell, Result, judge
+from tests.bench.policies.goal_checks import PolicyCell, PolicyResult, judge
 from tests.bench.policies.report_goals import goals_page, headline_of
 from tests.bench.policies.test_goal_checks import result
 from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
@@ -58,11 +58,11 @@ def judged() -> str:
     )
 
 
-def cell_of(*results: Result) -> Cell:
-    return Cell("a link", 20.0, results={each.run.name: each for each in results})
+def cell_of(*results: PolicyResult) -> PolicyCell:
+    return PolicyCell("a link", 20.0, results={each.run.name: each for each in results})
 
 
-def judged_page(*results: Result) -> str:
+def judged_page(*results: PolicyResult) -> str:
     return goals_page([each.run for each in results], *judge(cell_of(*results)))
 
 

@@ -11,7 +11,7 @@ from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
 from hawkvision.pictures import read_pictures
 from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
-from loadgen.workload.held_out import HeldOut
+from loadgen.workload.held_out import HeldOutIndices
 from tests.loadgen.commands.test_evaluate import write_set
 from tests.pictures import encoded
 
@@ -48,7 +48,7 @@ def test_held_out_pictures_keep_their_numbers(tmp_path: Path) -> None:
     data = write_set(tmp_path, [0, 1, 2, 3])
     sha256 = read_pictures(data, [str(i) for i in range(10)]).sha256
     indices = tmp_path / "held_out.json"
-    indices.write_bytes(msgspec.json.encode(HeldOut(sha256, (3, 1))))
+    indices.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, (3, 1))))
     for split in ("auto", "held_out"):
         dataset = read(data, split=split, indices=indices)
         assert (dataset.numbers, dataset.labels, list(dataset.bodies)) == ((3, 1), (3, 1), [b"3", b"1"])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hawkvision.errors import ConfigError
-from loadgen.analysis.summary import Summary, summarise
+from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.workload.record import load, save
 from tests.loadgen.runs import answer, plausible, refusal, run_of
 
@@ -40,7 +40,7 @@ def test_figures_are_in_the_file_as_they_are_computed(tmp_path: Path) -> None:
     run, path = plausible("mine", duration_s=15, shed=0.1), tmp_path / "run.json.gz"
     save(run, path, summarise(run))
     written = msgspec.json.decode(gzip.decompress(path.read_bytes()))
-    assert msgspec.convert(written["summary"], Summary) == summarise(run)
+    assert msgspec.convert(written["summary"], RunSummary) == summarise(run)
 
 
 def test_figures_are_found_by_name(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import InputSpec, artifact_path, cache_dir, load_manifest, models_dir
 from hawkvision.onnx_runtime import ort
 from hawkvision.process import ServerProcess, running
-from tests.bench.servers.overhead.wire import Wire, WireError
+from tests.bench.servers.overhead.wire import WireClient, WireClientError
 
 TASK: Final = "imagenet"
 VARIANT: Final = "efficientnet_lite0_int8"
@@ -55,7 +55,7 @@ INTERPOLATION: Final = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OverheadPlan:
     """How long to measure. Quick: about 25 s in all; else about 90 s, on two shared cores."""
 
     rounds: int
@@ -65,12 +65,12 @@ class Plan:
     """Per round and contender, for throughput."""
 
 
-QUICK: Final = Plan(rounds=3, requests=150, window_s=1.0)
-FULL: Final = Plan(rounds=8, requests=500, window_s=3.0)
+QUICK: Final = OverheadPlan(rounds=3, requests=150, window_s=1.0)
+FULL: Final = OverheadPlan(rounds=8, requests=500, window_s=3.0)
 WARM_UP: Final = 50
 
 
-class Overhead(msgspec.Struct, frozen=True):
+class NodeOverhead(msgspec.Struct, frozen=True):
     """One server's waiting times, ms, over all rounds; ratios of round medians to Starlette's."""
 
     server: str
@@ -106,7 +106,7 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ThroughputWindow:
     """What was done in one window: runs, and the wall and CPU seconds that they took."""
 
     done: int
@@ -126,13 +126,13 @@ class Footprint(msgspec.Struct, frozen=True):
     pss_after_load_mb: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class OverheadReport(msgspec.Struct, frozen=True):
     """All that was measured, and on what."""
 
     machine: str
     picture_bytes: int
     rounds: int
-    overhead: tuple[Overhead, ...]
+    overhead: tuple[NodeOverhead, ...]
     node_decode_ms: float
     throughput: Throughput | None
     footprint: Footprint | None
@@ -158,13 +158,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             console.print(f"{model} is not built (run `hawkvision models build`): overhead only")
             throughput = footprint = None
-    except (HawkVisionError, WireError, OSError) as error:
+    except (HawkVisionError, WireClientError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     machine = f"{_processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
-    report = Report(machine, len(picture), plan.rounds, overhead, decode_ms, throughput, footprint)
+    report = OverheadReport(machine, len(picture), plan.rounds, overhead, decode_ms, throughput, footprint)
     show(report, console)
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # -------------------------------------------------------------------------------------------------- overhead
 
 
-def measure_overhead(plan: Plan, picture: bytes) -> tuple[tuple[Overhead, ...], float]:
+def measure_overhead(plan: OverheadPlan, picture: bytes) -> tuple[tuple[NodeOverhead, ...], float]:
     """Every server's waiting times, and how many ms of the node's median are decoding."""
     with ExitStack() as stack:
         servers: dict[str, tuple[str, ...]] = {"client alone": ("/echo", "tests.bench.servers.overhead.echo", "raw")}
@@ -183,8 +183,10 @@ def measure_overhead(plan: Plan, picture: bytes) -> tuple[tuple[Overhead, ...], 
             servers["FastAPI echo"] = ("/echo", "tests.bench.servers.overhead.echo", "fastapi")
         servers["edge node, no-op"] = (CLASSIFY, "edge", "--port", "0", "--backend", "noop")
         urls = {name: stack.enter_context(running(*command)).url for name, (_, *command) in servers.items()}
-        wires = {name: stack.enter_context(Wire(urls[name], path, picture)) for name, (path, *_) in servers.items()}
-        raw = Wire(urls["edge node, no-op"], INFER, picture, "Inference-Header-Content-Length: 0\r\n")
+        wires = {
+            name: stack.enter_context(WireClient(urls[name], path, picture)) for name, (path, *_) in servers.items()
+        }
+        raw = WireClient(urls["edge node, no-op"], INFER, picture, "Inference-Header-Content-Length: 0\r\n")
         wires["the same, OIP"] = stack.enter_context(raw)
         decode_ms = _decode_share(wires["edge node, no-op"])
         for wire in wires.values():
@@ -197,10 +199,10 @@ def measure_overhead(plan: Plan, picture: bytes) -> tuple[tuple[Overhead, ...], 
     return tuple(_overhead(name, found, base) for name, found in waits.items()), decode_ms
 
 
-def _overhead(server: str, rounds: Sequence[NDArray[np.float64]], base: Sequence[Any]) -> Overhead:
+def _overhead(server: str, rounds: Sequence[NDArray[np.float64]], base: Sequence[Any]) -> NodeOverhead:
     p50, p99 = np.percentile(np.concatenate(rounds), (50, 99))
     ratios = [float(np.median(found) / other) for found, other in zip(rounds, base, strict=True)]
-    return Overhead(
+    return NodeOverhead(
         server=server,
         n=sum(map(len, rounds)),
         p50_ms=float(p50),
@@ -211,7 +213,7 @@ def _overhead(server: str, rounds: Sequence[NDArray[np.float64]], base: Sequence
     )
 
 
-def _waits(wire: Wire, requests: int) -> NDArray[np.float64]:
+def _waits(wire: WireClient, requests: int) -> NDArray[np.float64]:
     """What each of so many requests in a row waited, in ms."""
     waits = np.empty(requests)
     for i in range(requests):
@@ -221,7 +223,7 @@ def _waits(wire: Wire, requests: int) -> NDArray[np.float64]:
     return waits / 1e6
 
 
-def _decode_share(wire: Wire) -> float:
+def _decode_share(wire: WireClient) -> float:
     """Median of the decoding times that a node states in its answers, ms."""
     return float(np.median([msgspec.json.decode(wire.exchange())["timing_ms"]["decode"] for _ in range(WARM_UP)]))
 
@@ -235,33 +237,35 @@ def _rotations(names: list[str], rounds: int) -> Iterator[list[str]]:
 # ------------------------------------------------------------------------------------------------ throughput
 
 
-def measure_throughput(plan: Plan, variant: str, model: Path, picture: bytes, connections: int) -> Throughput | None:
+def measure_throughput(
+    plan: OverheadPlan, variant: str, model: Path, picture: bytes, connections: int
+) -> Throughput | None:
     """Pictures a second on one core, by node and by bare loop; None on a machine with one core."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return None
     spec = load_manifest(TASK, models_dir()).variant(variant).input
-    windows: dict[str, list[Window]] = {"edge": [], "bare": []}
+    windows: dict[str, list[ThroughputWindow]] = {"edge": [], "bare": []}
     with ExitStack() as stack:
         with pinned(cores[0]):
             run_bare = bare_loop(model, spec, picture)
             # It inherits the core, and so counts one worker.
             node = stack.enter_context(running("edge", "--port", "0", "--variant", variant))
-        wires = [stack.enter_context(Wire(node.url, CLASSIFY, picture)) for _ in range(connections)]
+        wires = [stack.enter_context(WireClient(node.url, CLASSIFY, picture)) for _ in range(connections)]
 
-        def edge_window() -> Window:
+        def edge_window() -> ThroughputWindow:
             with pinned(cores[1]):
                 before = cpu_seconds(node)
                 done, wall_s = closed_loop(wires, plan.window_s)
-                return Window(done, wall_s, cpu_seconds(node) - before)
+                return ThroughputWindow(done, wall_s, cpu_seconds(node) - before)
 
-        def bare_window() -> Window:
+        def bare_window() -> ThroughputWindow:
             with pinned(cores[0]):
                 before = time.thread_time()
                 done, wall_s = _repeat(run_bare, plan.window_s)
-                return Window(done, wall_s, time.thread_time() - before)
+                return ThroughputWindow(done, wall_s, time.thread_time() - before)
 
-        contenders: dict[str, Callable[[], Window]] = {"edge": edge_window, "bare": bare_window}
+        contenders: dict[str, Callable[[], ThroughputWindow]] = {"edge": edge_window, "bare": bare_window}
         closed_loop(wires, plan.window_s / 4)
         for order in _rotations(list(contenders), plan.rounds):
             for name in order:
@@ -269,14 +273,16 @@ def measure_throughput(plan: Plan, variant: str, model: Path, picture: bytes, co
     return _compared(variant, connections, windows["edge"], windows["bare"])
 
 
-def _compared(variant: str, connections: int, edge: Sequence[Window], bare: Sequence[Window]) -> Throughput:
-    def per_s(windows: Sequence[Window]) -> NDArray[np.float64]:
+def _compared(
+    variant: str, connections: int, edge: Sequence[ThroughputWindow], bare: Sequence[ThroughputWindow]
+) -> Throughput:
+    def per_s(windows: Sequence[ThroughputWindow]) -> NDArray[np.float64]:
         return np.array([w.done / w.wall_s for w in windows])
 
-    def per_cpu_s(windows: Sequence[Window]) -> NDArray[np.float64]:
+    def per_cpu_s(windows: Sequence[ThroughputWindow]) -> NDArray[np.float64]:
         return np.array([w.done / w.cpu_s for w in windows])
 
-    def core_share(windows: Sequence[Window]) -> float:
+    def core_share(windows: Sequence[ThroughputWindow]) -> float:
         return float(np.median([w.cpu_s / w.wall_s for w in windows]))
 
     ratios, cpu_ratios = per_s(edge) / per_s(bare), per_cpu_s(edge) / per_cpu_s(bare)
@@ -341,7 +347,7 @@ def _repeat(run: Callable[[], object], window_s: float) -> tuple[int, float]:
     raise AssertionError("count never ends")
 
 
-def closed_loop(wires: Sequence[Wire], window_s: float) -> tuple[int, float]:
+def closed_loop(wires: Sequence[WireClient], window_s: float) -> tuple[int, float]:
     """One request under way per connection, for a window: (answers, seconds until the last).
 
     Raises:
@@ -350,7 +356,7 @@ def closed_loop(wires: Sequence[Wire], window_s: float) -> tuple[int, float]:
     done: list[int] = []
     failures: list[Exception] = []
 
-    def caller(wire: Wire) -> None:
+    def caller(wire: WireClient) -> None:
         try:
             done.append(_repeat(wire.exchange, window_s)[0])
         except Exception as error:  # noqa: BLE001 - carried to the thread that waits, and raised there
@@ -395,7 +401,7 @@ def measure_footprint(variant: str, model: Path, picture: bytes) -> Footprint:
         with running(*command, env=environment) as node:
             warm_s = time.perf_counter() - started
             rss, pss = memory_mb(node)
-            with Wire(node.url, CLASSIFY, picture) as wire:
+            with WireClient(node.url, CLASSIFY, picture) as wire:
                 for _ in range(4 * WARM_UP):
                     wire.exchange()
             rss_after, pss_after = memory_mb(node)
@@ -437,7 +443,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: OverheadReport, console: Console) -> None:
     """Print the report for a person."""
     console.print(f"{report.machine}; {report.picture_bytes} byte JPEG; {report.rounds} rounds in rotated order")
     table = Table(box=None, header_style="bold", title="overhead: one connection, one request at a time")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hawkvision.process import running
 from tests.bench.servers.overhead.node import make_picture, pinned
-from tests.bench.servers.overhead.wire import Wire, WireError
+from tests.bench.servers.overhead.wire import WireClient, WireClientError
 
 
 @contextmanager
@@ -53,7 +53,7 @@ REPLY = b"HTTP/1.1 200 OK\r\ncontent-type: x\r\nContent-Length: 5\r\n\r\nhello"
 def test_reply_is_read_however_it_is_cut(cuts: list[int]) -> None:
     bounds = [0, *cuts, len(REPLY)]
     pieces = [REPLY[a:b] for a, b in itertools.pairwise(bounds)]
-    with replying(*pieces) as (url, requests), Wire(url, "/x", b"abc") as wire:
+    with replying(*pieces) as (url, requests), WireClient(url, "/x", b"abc") as wire:
         assert wire.exchange() == b"hello"
     assert requests[0].startswith(b"POST /x HTTP/1.1\r\n")
     assert b"Content-Length: 3\r\n" in requests[0]
@@ -70,7 +70,11 @@ def test_reply_is_read_however_it_is_cut(cuts: list[int]) -> None:
     ],
 )
 def test_what_is_no_whole_200_is_an_error(reply: bytes) -> None:
-    with replying(reply) as (url, _), Wire(url, "/x", b"abc") as wire, pytest.raises((WireError, ConnectionError)):
+    with (
+        replying(reply) as (url, _),
+        WireClient(url, "/x", b"abc") as wire,
+        pytest.raises((WireClientError, ConnectionError)),
+    ):
         wire.exchange()
 
 
@@ -79,7 +83,7 @@ def test_echoes_receive_the_whole_body_every_time(kind: str) -> None:
     if kind == "fastapi" and importlib.util.find_spec("fastapi") is None:
         pytest.skip("FastAPI is not installed")
     body = make_picture()
-    with running("tests.bench.servers.overhead.echo", kind) as server, Wire(server.url, "/echo", body) as wire:
+    with running("tests.bench.servers.overhead.echo", kind) as server, WireClient(server.url, "/echo", body) as wire:
         assert [json.loads(wire.exchange()) for _ in range(3)] == [{"bytes": len(body)}] * 3
 
 

@@ -17,11 +17,11 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
-class WireError(Exception):
+class WireClientError(Exception):
     """The server refused, or sent what this client does not read."""
 
 
-class Wire:
+class WireClient:
     """One connection that sends the same POST again and again."""
 
     def __init__(self, url: str, path: str, body: bytes, headers: str = "Content-Type: image/jpeg\r\n") -> None:
@@ -44,29 +44,29 @@ class Wire:
         received = self._socket.recv(65536)
         while (end := received.find(b"\r\n\r\n")) < 0:
             if len(received) > MAX_HEAD_BYTES:
-                raise WireError(f"more than {MAX_HEAD_BYTES} bytes of headers")
+                raise WireClientError(f"more than {MAX_HEAD_BYTES} bytes of headers")
             received += self._more()
         length = _LENGTH.search(received, 0, end + 2)
         if length is None:
-            raise WireError(f"no Content-Length in {received[:end]!r}")
+            raise WireClientError(f"no Content-Length in {received[:end]!r}")
         whole = end + 4 + int(length[1])
         while len(received) < whole:
             received += self._more()
         if not received.startswith(b"HTTP/1.1 200"):
-            raise WireError(received[:300].decode(errors="replace"))
+            raise WireClientError(received[:300].decode(errors="replace"))
         return received[end + 4 : whole]
 
     def _more(self) -> bytes:
         chunk = self._socket.recv(65536)
         if not chunk:
-            raise WireError("the server closed the connection in the middle of a reply")
+            raise WireClientError("the server closed the connection in the middle of a reply")
         return chunk
 
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> WireClient:
         return self
 
     def __exit__(
