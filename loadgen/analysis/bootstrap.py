@@ -1,14 +1,11 @@
-"""How sure a measured number is: resampling for what depends on time, exact intervals for what does not.
+"""Confidence intervals: resampling for what depends on time, exact intervals for what does not.
 
-Requests that are neighbours in time share a queue and a link, so one slow answer seldom comes alone. Drawing requests
-one by one would take them for independent and call a P99 far surer than it is. Whole stretches of neighbours are drawn
-instead: the circular block bootstrap (Politis and Romano, 1992, "A circular block-resampling procedure for stationary
-data"). How long a stretch must be is read off the data by the rule of Politis and White (2004, "Automatic block-length
-selection for the dependent bootstrap", corrected by Patton, Politis and White, 2009): about one for unrelated requests,
-longer the longer they stay alike. Intervals are percentile intervals. They assume that the run went on like this: a
-link that was bad once in the whole run cannot say how often it is bad. So in a busy queue the P99 of a short run rests
-on a few bad spells, and no length of block makes its interval wide enough. `occasions` counts those spells; where they
-are few, an interval is to be believed only for its order of magnitude.
+Neighbouring requests share a queue and a link, so slow answers come together. The circular block bootstrap (Politis and
+Romano, 1992) draws whole blocks of neighbours; the rule of Politis and White (2004, corrected by Patton, Politis and
+White, 2009) sets the block length from the data. Intervals are percentile intervals.
+
+They assume that the run would go on as it went: a link that was bad once cannot say how often it is bad. `occasions`
+counts separate bad spells; where they are few, the interval is right only in its order of magnitude.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""What a run at one rate says of a server's capacity: whether the rate holds, and how sure that is.
+"""What a run at one rate says about a server's capacity: whether the rate holds, and how sure that is.
 
-A rate holds when all of this is so. What was not answered took for ever, and was not right.
+A rate holds when all of this is true. A request without an answer counts as infinitely late and as wrong.
 
-- The P99 is kept.
-- The second half of the run looked like the first, and no backlog grew (`loadgen.analysis.steady_state`). A P99 that
-is loose enough
-  is kept for a while at any rate; a server that falls behind keeps it for no longer.
-- The accuracy is not missed: the whole 95 % interval lies below what is wanted; or the accuracy is below it and the
-  load is to blame, because fewer of the same pictures were right than at the lowest rate, by more than chance explains.
+- The P99 is within its bound.
+- The second half of the run looked like the first, and no backlog grew (`loadgen.analysis.steady_state`). With a loose
+  bound, a server beyond saturation keeps its P99 for a while.
+- The accuracy is not missed. It is missed if its whole 95 % interval is below what is wanted. It is also missed if the
+  accuracy is below and load is the cause: fewer of the same images were right than at the lowest rate, by more than
+  chance explains.
 
-Why not simply an accuracy below what is wanted? Of 300 pictures it is off by two points. A server that is one point
-better than it must be would fail in one search of three, at every rate, for its pictures' sake. Every run of a search
-sends the same pictures, so what load takes away is seen in pairs, which is far sharper.
+The accuracy alone would not do: 300 images are too few to tell a server that is slightly better than it must be from
+one that is slightly worse. Every run sends the same images, so the effect of load is measured in pairs.
 """
 
 from __future__ import annotations

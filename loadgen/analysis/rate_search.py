@@ -1,15 +1,10 @@
-"""Which rate to try next on the way to a capacity. Knows no servers: it is told what held and what failed.
+"""Which rate to try next in a search for a capacity. It knows no servers; it is told what held and what failed.
 
     bracket   double until a rate fails, or halve until one holds; then halve the bracket, geometrically
-    confirm   a long run at the highest rate that held; where it fails, 15 % less, `STEPS_DOWN` times at most
+    confirm   a long run at the highest rate that held; if it fails, 15 % less, `STEPS_DOWN` times at most
 
-Probes are short, so chance decides many of them. A probe that fails is repeated once with other arrivals, for one
-hiccup of a shared machine is not the server's limit. One that holds is not repeated, so the bracket errs upwards: the
-highest of many lucky probes is luckier than most. The confirming run takes that back, for its arrivals are drawn anew.
-
-In 150 searches of simulated queues (M/D/1; P99 of 2, 3, 5, 12.5 and 3000 times the service time) probes found 0.8 to
-1.8 times the true capacity, 1.2 in the median; what was confirmed was 0.6 to 1.2 times it, 0.95 in the median, after
-one step down more often than not. Repeating what split probes disagree on a third time changed little of that.
+A probe that fails is repeated once with other arrivals, because one hiccup of a shared machine is not the server's
+limit. A probe that holds is not repeated, so the bracket is too high as a rule. The confirming run corrects that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The requests of a run that count, as columns in order of time: summaries, comparisons and charts rest on them."""
+"""The requests of a run that count, as columns in order of time. Summaries, comparisons and charts use them."""
 
 from __future__ import annotations
 

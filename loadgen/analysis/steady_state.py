@@ -1,12 +1,11 @@
-"""Whether a server was in a steady state: did the second half of a run look like the first?
+"""Whether a server was in a steady state: whether the second half of a run looked like the first.
 
-Waiting times of neighbours in a queue are alike, and tests for independent samples would call every queue unsteady. So
-each half is cut into `BLOCKS` blocks of equal time, each block is represented by its median, and the medians of the
-halves are compared by the rank test of Mann and Whitney (1947), exact and two-sided. With many requests even a
-difference that nobody would notice is significant; so the halves must differ by `CLEARLY` and `NOTICEABLE_S`, too.
+Waiting times of neighbours in a queue are alike, and a test for independent samples would call every queue unsteady. So
+each half is cut into `BLOCKS` blocks of equal time, each represented by its median, and the medians are compared by the
+exact, two-sided rank test of Mann and Whitney (1947). The halves must also differ by `CLEARLY` and `NOTICEABLE_S`.
 
-Medians do not see a queue that a minority waits in: the one in five that is asked of a server behind the server. So
-the backlog is looked at as well: requests that are due and not answered, on average over each block.
+Medians do not see a queue that few requests wait in. So the backlog is compared too: requests that are due and not
+answered, on average over each block.
 """
 
 from __future__ import annotations

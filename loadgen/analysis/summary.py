@@ -1,16 +1,13 @@
-"""What a run says: latencies, accuracies and promises, in all and per target, each with how sure it is.
+"""The summary of a run: latencies, accuracies and targets kept, in all and per target, with intervals.
 
-What counts, and as what:
-
-- Every request due after the warm-up counts. One that was refused, broken off or timed out is never right, never in
-  time, and its latency is at least the time to its failure and at least its deadline: refusing quickly does not make a
-  server fast. A percentile that such requests reach is a lower bound and says so (`at_least`).
+- Every request due after the warm-up counts. One that was refused, broken off or timed out is never right and never in
+  time; its latency is at least the time to its failure and at least its deadline. A percentile that such requests reach
+  is a lower bound (`at_least`).
 - Effective accuracy is the share of all requests that were answered right and within the deadline. Accuracy is the
   share of the answers that are right, whenever they came.
-- An answer is *flagged* when it does not claim to keep its accuracy target: its promise is not `held`, or it is
-  `degraded`. Where servers promise nothing, all answers are flagged.
-- A drop is paired: for the same pictures, the share that the best rung gets right less the share that was answered
-  right.
+- An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `held`, or it is
+  `degraded`. Answers of servers that give no guarantee are all flagged.
+- A drop is paired: on the same images, the share that the reference stage gets right less the share answered right.
 - Percentiles are measured values: the smallest that so many of all do not exceed.
 """
 

@@ -1,7 +1,7 @@
-"""How a server is asked: one picture, one target, one reply; whatever the protocol.
+"""What every client is: one image and one target in, one reply out, whatever the protocol.
 
-An `RequestClient` never raises for what a server does: a load test goes on when a server refuses, breaks off or
-times out, and says so in its report.
+A `RequestClient` never raises for what a server does: if a server refuses, breaks off or times out, the load test goes
+on and its report says so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Kept-alive HTTP/1.1 connections for a load generator: the least that can be done per request, by a kept parser.
+"""Kept-alive HTTP/1.1 connections with as little work per request as possible.
 
-A general HTTP client spends more on a request than a fast server does, and what the generator spends is taken for the
-server's. So requests are bytes made beforehand, and httptools (llhttp, the parser of Node.js and of uvicorn) finds the
-end of the reply. Measured against the null server with pictures of 25 KB, on one of two shared cores: 37 to 48 µs of
-CPU per request, where aiohttp took 96 to 157. One request at a time per connection; the one used last is used next.
+The time that the load generator spends on a request is measured as the server's, and a general HTTP client spends more
+than a fast server does. So requests are bytes made beforehand, and httptools (llhttp) finds the end of the reply. A
+connection carries one request at a time; the one used last is used next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asking a node over the lossy transport, with the public client."""
+"""Client of a node over the datagram transport, by the public client."""
 
 from __future__ import annotations
 

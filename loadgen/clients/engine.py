@@ -1,9 +1,9 @@
-"""Sending a schedule and noting what came of it, in one process and on one event loop.
+"""Sends a schedule and records the outcomes, in one process on one event loop.
 
-In the open loop every request is sent when it is due, whatever became of those before it. What cannot be sent then,
-because `max_in_flight` are still unanswered, is not sent later but counted as unanswered: `generator_full`. In the
-closed loop every caller waits for its answer. Either way latency counts from when a request was due to when its answer
-was whole, and how late the generator itself was is in the record as `sent_s - due_s`.
+In the open loop every request is sent when it is due, whatever became of earlier ones. If `max_in_flight` requests have
+no answer yet, a further one is not sent later but counts as unanswered (`generator_full`). In the closed loop every
+caller waits for its answer. Latency counts from when a request was due until its answer was complete; how late the
+generator was is `sent_s - due_s` in the record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asking a node over HTTP: `POST /v1/classify`, the picture as the raw body, the fields as query parameters."""
+"""Client of a node over HTTP: `POST /v1/classify`, the image as the raw body, the fields as query parameters."""
 
 from __future__ import annotations
 

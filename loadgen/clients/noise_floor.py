@@ -1,8 +1,8 @@
-"""`python -m loadgen.clients.noise_floor`: a server that does nothing, and what the generator measures against it.
+"""`python -m loadgen.clients.noise_floor`: a null server, and the noise floor that the generator measures against it.
 
-Everything that a load test says of a server contains the generator's own share, and that of the machine and of
-loopback. So before a run the same processes send the same pictures to a server that only receives them and answers the
-same always: P50 and P99 are the least that this generator can measure, and its highest rate the most that it can offer.
+Every measurement of a server contains the share of the generator, the machine and loopback. So before a run the same
+processes send the same images to a server that only receives them and gives a fixed answer. Its P50 and P99 are the
+least that this generator can measure; its highest rate is the most that it can offer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Asking a server of the Open Inference Protocol v2 over HTTP, with the binary tensor extension.
+"""Client of a server of the Open Inference Protocol v2, over HTTP with the binary tensor extension.
 
     POST /v2/models/{task}/infer
     Inference-Header-Content-Length: <length of the JSON>
 
     {"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "parameters": {"binary_data_size": n + 4}}],
-     "parameters": {"max_accuracy_drop": 0.01, "binary_data_output": true}}<n, uint32 little-endian><the picture>
+     "parameters": {"max_accuracy_drop": 0.01, "binary_data_output": true}}<n, uint32 little-endian><the image>
 
-Four forms of answer are read, the first that comes: an output `index`; a BYTES output in Triton's classification form
-(`confidence:index[:label]`) or that holds the index; an integer output of one element, whatever its name; and logits
-(FP16, FP32 or FP64; JSON may write some of them as integers), of which the largest counts.
+It reads four forms of answer, the first that it finds: an output `index`; a BYTES output in Triton's classification
+form (`confidence:index[:label]`) or with the index; an integer output of one element, whatever its name; logits (FP16,
+FP32 or FP64; JSON may write some as integers), of which the largest counts.
 """
 
 from __future__ import annotations

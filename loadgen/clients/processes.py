@@ -1,12 +1,11 @@
-"""Several client processes that send one schedule: started, loaded, begun at one instant, gathered.
+"""Worker processes that send one schedule together.
 
-    Crew ── Load, Job, Begin, Stop ──► python -m loadgen.clients.processes   (one or more)
-         ◄── Ready, Progress, Done, Failed ──┘
+    WorkerProcesses ── LoadImages, Job, BeginSending, StopSending ──► python -m loadgen.clients.processes   (one or more)
+                   ◄── WorkerReady, WorkerProgress, WorkerDone, WorkerFailed ──┘
 
-Frames of both pipes are a length (8 bytes, big-endian) and a message in MessagePack. Every client process takes every
-N-th request. They share the machine's monotonic clock, so one start instant and one time line hold for all. A client
-has a session of its own, so that Ctrl-C on a terminal reaches the crew alone, which tells it what to do; it ends when
-the pipe from the crew does.
+A frame of either pipe is a length (8 bytes, big-endian) and a MessagePack message. Each of N processes sends every N-th
+request. They share the machine's monotonic clock, so one start instant holds for all. A process has its own session, so
+that Ctrl-C on a terminal reaches the parent only; it ends when the pipe from the parent closes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server says of itself, for the record of a test of it: without that, two releases look alike afterwards.
+"""What a server says about itself, for the record of a test.
 
-Any server of the Open Inference Protocol (Triton, MLServer, …) says its name and version at /v2. A HawkVision node says
-its policy, its rungs and whether its certificates are valid at /v1/targets.
+A server of the Open Inference Protocol (Triton, MLServer, …) gives its name and version at /v2. A HawkVision node gives
+its policy, its stages and whether its certificates are valid at /v1/targets.
 """
 
 from __future__ import annotations

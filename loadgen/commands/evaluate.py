@@ -1,12 +1,11 @@
-"""Does a running node keep its accuracy promises? Sends labelled pictures and compares answers with labels.
+"""`python -m loadgen evaluate`: whether a running node keeps its accuracy targets on labelled images.
 
-Closed loop over HTTP, one target after another, the same pictures for each, so that the drop below `best` is paired:
-pictures that `best` gets right and the target does not, less the reverse, over all. Accuracies carry the exact
-(Clopper-Pearson) 95 % interval. Pictures that a profile was fitted or certified on prove nothing about its promises:
-by default only those that `hawkvision calibrate` held out are sent, and only from the very data set it saw.
+A closed loop sends the same images for one target after another, so that the drop below `best` is paired: images that
+`best` gets right and the target does not, less the reverse, over all. Accuracies have the exact (Clopper-Pearson) 95 %
+interval. Images that a profile was fitted or certified on prove nothing, so by default only those that `hawkvision
+calibrate` held out are sent, and only from the data set that it saw.
 
-Ctrl-C ends it with a table of what was answered so far, for each target of the pictures that `best` was asked about;
-and so does a node that fails.
+After Ctrl-C, or if the node fails, the table shows what was answered so far.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """`python -m loadgen find-capacity`: the highest rate at which a server keeps its P99 and its accuracy, confirmed.
 
-Short probes find a bracket, and a long run confirms the rate that is named (`capacity_search`); what holds and what
-fails is said by `capacity_judge`. Every run is an open loop of Poisson arrivals. All runs of a search send the same
-pictures for the same targets in the same order, and first probes of as many requests have the same pattern of
-arrivals, stretched to their rate, so that rates differ in nothing else. Repeats have another pattern, and confirming
-runs a third.
+Short probes find a bracket, and a long run confirms the rate (`analysis.rate_search`); `analysis.capacity` decides what
+holds. Every run is an open loop of Poisson arrivals. All runs send the same images for the same targets in the same
+order. First probes of equally many requests have the same pattern of arrivals, stretched to their rate; repeats and
+confirming runs have others.
 
-How long it takes at most: `--max-probes` probes, each as long as `--probe-requests` take but `MOST_PROBE_S`, or
-`--probe-s` if that is longer; and `1 + STEPS_DOWN` confirming runs of `--confirm-s`; each with `WARM_UP_S` before and
-`--timeout-s` after it. Mostly a dozen probes and two confirming runs are enough: eight minutes at ten requests per
-second, three from forty on.
+It takes at most `--max-probes` probes, each as long as `--probe-requests` take (at most `MOST_PROBE_S`) or `--probe-s`
+if that is longer, and `1 + STEPS_DOWN` confirming runs of `--confirm-s`, each with `WARM_UP_S` before and `--timeout-s`
+after it.
 """
 
 from __future__ import annotations

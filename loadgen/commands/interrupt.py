@@ -1,4 +1,4 @@
-"""Ctrl-C as an event, so that a command ends in order and says what it knows; a second one ends it at once."""
+"""Ctrl-C as an event, so that a command ends in order and reports what it has; a second one ends it at once."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""`python -m loadgen link-proxy`: any server behind a bad link, at an address of this machine's own.
+"""`python -m loadgen link-proxy`: any server behind a bad link, at a loopback address.
 
     callers ─► 127.0.0.2:8080 ─► namespace "client" ─ link of a profile ─► namespace "server" ─► the server itself
 
-Callers, or an edge node given the address as its `--dc-url`, need not know. Between the namespaces is real kernel TCP,
-whose windows, retransmissions and handshakes are those of the link; each connection of a caller has one there. The two
-ends on loopback cost some tenths of a millisecond. What differs from a caller at the link's far end: its connection is
-accepted, and what it writes is taken, before that has crossed, so its own timeouts and acknowledgements tell less.
+Between the namespaces is real kernel TCP, with the windows, retransmissions and handshakes of the link; each connection
+of a caller has one of its own there. It differs from a caller at the far end of a link in one way: a connection is
+accepted, and its data taken, before they have crossed.
 
-Datagrams cross as they are. They keep their ports, because the lossy transport's peer says over HTTP at which port of
-the same host it listens. So what is offered has an address to itself, 127.0.0.2 unless another is asked for.
+Datagrams cross unchanged and keep their ports, because a server names its datagram port over HTTP, at the same host. So
+the proxy has a loopback address to itself, by default 127.0.0.2.
 """
 
 from __future__ import annotations

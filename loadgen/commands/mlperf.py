@@ -1,12 +1,12 @@
-"""`python -m loadgen mlperf`: MLPerf LoadGen drives; this is its system under test and its sample library.
+"""`python -m loadgen mlperf`: the system under test and the sample library of MLPerf LoadGen.
 
-LoadGen (mlcommons-loadgen) decides when to ask and whether a run is valid, and writes its own logs; here its queries
-become requests. LoadGen calls from a thread of its own; requests run on the event loop, at most `--max-in-flight` at
-once, and what is beyond waits, which LoadGen's latencies include. Performance is judged by LoadGen's rules. A request
-that is not answered must be completed too, so such a run is called INVALID here, whatever LoadGen says of its times.
+LoadGen (mlcommons-loadgen) decides when to send queries and whether a run is valid, and writes its own logs; its
+queries become requests here. It calls from a thread of its own. Requests run on the event loop, at most
+`--max-in-flight` at once; others wait, which LoadGen's latencies include. A request without an answer must be completed
+too, so such a run is reported as INVALID whatever LoadGen says about its times.
 
-LoadGen knows nothing of target classes: each query's is drawn from the seed, in the order in which queries come. It
-cannot be stopped either: after Ctrl-C its logs are incomplete, and nothing else is written.
+The target class of each query is drawn from the seed. LoadGen cannot be stopped: after Ctrl-C its logs are incomplete,
+and nothing else is written.
 """
 
 from __future__ import annotations

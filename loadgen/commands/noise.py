@@ -1,4 +1,4 @@
-"""`python -m loadgen noise`: the generator tested by itself, without any server of interest."""
+"""`python -m loadgen noise`: what the load generator itself adds and can send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that all load tests share: whom to ask, about which pictures, for what; and what is made of them."""
+"""The options that all load tests share, and what is made of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`python -m loadgen run`: one load test, from the schedule to the report.
 
-First the generator is tested against nothing (`noise`), then, if asked, every picture is shown to the best rung
-(`--reference`), then the schedule runs. Ctrl-C stops sending, waits a few seconds for answers, and everything is
-written all the same; a second Ctrl-C ends at once.
+The command measures the generator against a null server (`noise_floor`), asks the reference stage for every image if
+wanted (`--reference`), and runs the schedule. Ctrl-C stops sending, waits a few seconds for answers and writes
+everything; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What commands print for a person, who may stop reading: `loadgen compare … | head -1`."""
+"""Output for a terminal whose reader may leave early, as in `loadgen compare … | head -1`."""
 
 from __future__ import annotations
 

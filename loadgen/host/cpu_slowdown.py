@@ -1,18 +1,9 @@
-"""How much slower than at their best the processors are, while nobody counts anything as stolen.
+"""Measures how much slower than at their best the processors are.
 
-Two processors of a virtual machine may be two threads of one real core, and its host moves them there and apart again
-within seconds. Each is there whenever it is wanted, so nothing is stolen (`loadgen.host.cpu_steal`), but while both
-work each
-is slower. The spinners of `--prevent-cpu-idle` see it, who always work: how often they go round in a second of their
-processor's time, beside the most that it ever was.
-
-On two cores of an AMD EPYC, in 584 looks over 4 minutes: where spinners were less than 10 % below their best, inference
-took 2.3 ms on two threads and 4.0 on one (`efficientnet_lite0_int8`, medians of 556); where 20 to 30 %, 2.9 and 4.9 (of
-9); where 30 to 40 %, 4.0 and 5.3 (of 4), and two threads gained little. Two processes there, one on each core, got at
-least 0.92 times as much done together as one after the other in 51 of 60 seconds, and less than 0.8 times in six.
-
-What it does not see is whether they share a cache: where a word goes from one to the other in 164 ns instead of 25,
-inference takes 2.9 ms on two threads instead of 2.2, and 4.0 on one in either case.
+Two virtual processors may be two threads of one real core, and the host may change that within seconds. Nothing is
+counted as stolen then (`loadgen.host.cpu_steal`), but each is slower while both work. The spinners of
+`--prevent-cpu-idle` see it: their rounds per second of CPU time fall below the most that they ever made. They do not
+see whether two processors share a cache.
 """
 
 from __future__ import annotations

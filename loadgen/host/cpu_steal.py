@@ -1,15 +1,13 @@
-"""How much of the processor time that this machine wanted it did not get, because its host held it back.
+"""Measures CPU steal: the share of the processor time wanted by this machine that its host held back.
 
-On a virtual machine a processor that is wanted may not be there: the host runs somebody else on it, or the machine has
-had its share. Linux counts such time as stolen (proc_stat(5); `st` in top and vmstat). A request then waits for a
-processor that no process of this machine holds, so latencies measured meanwhile tell of the host. Runs say how much was
-stolen; none is left out for it.
+Linux counts it (proc_stat(5); `st` in top). A request that needs a processor meanwhile waits for one that no process of
+this machine holds, so its latency says something about the host. Records state the share; no run is left out for it.
 
-    all that the processors had  ├─ used ─┼─ stolen ─┼───── idle ─────┤
-                                 └──── wanted ───────┘
+    all processor time  ├─ used ─┼─ stolen ─┼───── idle ─────┤
+                        └──── wanted ───────┘
 
-The share is of what was wanted: of a machine that is mostly idle, little can be stolen, and it still may be half of
-what a request needed. Machines whose host does not count (stolen nothing since they started) say nothing.
+The share is of the time wanted: on a machine that is mostly idle, little can be stolen, and may still be half of what a
+request needed. The share is unknown where the host does not count it.
 """
 
 from __future__ import annotations

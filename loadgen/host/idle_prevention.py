@@ -1,35 +1,15 @@
-"""Keeping the processors awake while latencies are measured (`--prevent-cpu-idle`).
+"""Keeps the processors from halting during a measurement (`--prevent-cpu-idle`).
 
-A processor without work halts. A virtual one is then lent to others, and comes back when its host sees fit: on a
-crowded host milliseconds later, or tens of them, which every request pays that finds it asleep. Linux counts that wait
-as stolen (`loadgen.host.cpu_steal`). A process for each processor that spins at idle priority (SCHED_IDLE, sched(7))
-keeps it
-running. It is what the kernel's idle=poll does, for as long as a test runs, without privileges, and it does so for
-everybody who is compared.
+A virtual processor that halts is lent to others, and its host gives it back milliseconds later; every request that
+needs it then pays for the wait. One process per processor spins at idle priority (SCHED_IDLE, sched(7)), which is what
+the kernel's idle=poll does, without privileges and for as long as a test runs.
 
-Idle priority counts within a session only: between sessions Linux shares processors evenly unless told otherwise
-("The autogroup feature", sched(7)), and a spinner would hold up what wakes in another, by 3 to 4 ms one time in ten. So
-the spinners' sessions are told to have the least weight there is, and all else takes the processor at once.
-
-Idle priority lets a spinner back in at a bad moment: a thread that has just computed, and sleeps for an instant between
-two layers of a network, has had its share by the scheduler's books, and when it wakes it waits behind the spinner until
-the clock's next tick, 4 ms (so we understand EEVDF, Linux 6.6 on). So a spinner offers its processor each time round
-(sched_yield(2)), which gives up its claim. On two cores of an AMD EPYC, Linux 6.18, in two turns of 300 inferences on
-two threads, one every 60 ms: beside spinners that never yield 5.3 and 6.0 % took at least 2 ms more than the median,
-beside these none, beside none 0.3 %.
-
-They rest for 3 % of the time: who uses all of its processors' time may find that it has a quota (cpu.max of a cgroup,
-its own or its host's), and then everything stands still until the quota's next period begins.
-
-Measured on two shared cores of an Intel Xeon, in nine turns of 10 s each, before they yielded: a process of another
-session that sleeps 5 ms and works 1 ms woke 7 to 35 ms late at its 99th percentile (median of the turns: 17) and up to
-95 ms; with the processors awake 0.3 to 3.0 ms (2.2) and, but for one turn in which the host was crowded, up to 3 to
-42 ms. Spinning without rest it was 0.14 to 0.23 ms, but in two of five turns all stood still for 100 ms. On that EPYC,
-in three turns of 8 s, it woke 0.17 to 0.23 ms late at the 99th percentile and up to 1.4 without spinners, 0.11 and 4.8
-with those that never yield, 0.11 and 1.5 with these.
-
-With spinners hardly any of the processors' time is not wanted, so what was stolen is a share of nearly all of it. They
-count how often they go round, which tells how fast the processors are (`loadgen.host.cpu_slowdown`).
+- Idle priority counts within a session only ("The autogroup feature", sched(7)). So the spinners' sessions get the
+  lowest weight there is.
+- A spinner yields its processor on each round (sched_yield(2)). Otherwise a thread that wakes waits for the next clock
+  tick behind it.
+- Spinners rest for 3 % of the time, so that they do not use up a CPU quota (cpu.max of a cgroup).
+- They count their rounds, which tells how fast the processors are (`loadgen.host.cpu_slowdown`).
 """
 
 from __future__ import annotations

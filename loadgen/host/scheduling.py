@@ -1,12 +1,8 @@
-"""Running before what is tested, so that a test does not measure how long its own instruments wait for a processor.
+"""Scheduling priority for what stands for other machines: callers and emulated links.
 
-Links and callers are other machines, whose work costs the servers nothing. Where all of it shares a few cores, a caller
-that an answer comes for must wait until the servers leave one to it, by milliseconds if they infer on all of them.
-
-Nor may they stand in a server's way. A link that brings a picture on the processor on which the server's loop last ran
-keeps it from beginning before the last packet: the kernel looks for another one only where processors are idle, and
-with `--prevent-cpu-idle` none is. On two cores of an EPYC, a node asked over `lan` every 125 ms has a P50 of 3.24 ms
-on the processor of the link, 3.01 on the other (means of six runs of 150 requests each, 3.14 to 3.45 and 2.89 to 3.11).
+They share the processors with the servers under test. At ordinary priority a caller waits until the servers leave it a
+processor, and that wait would be measured as latency. A link must also keep off the processor on which the server's
+event loop last ran: the kernel looks for another one only where processors are idle.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Waking up on time: event loops count milliseconds, the kernel's timers nanoseconds.
+"""Timers that are precise to about 0.1 ms.
 
-asyncio rounds every wait up to a whole millisecond and libuv does alike, which would be seen in each latency that
-counts from the scheduled time, and would be the largest error of an emulated link. A timer of the kernel
-(timerfd_create(2)) that the loop watches like a socket wakes it within some 0.1 ms. Who has to be on time to less than
-that is woken so much earlier (`engine.AHEAD_S`).
+asyncio and libuv round every wait up to a whole millisecond, which would be the largest error of a scheduled send or of
+an emulated link. A kernel timer (timerfd_create(2)) that the event loop watches like a socket is more precise; the
+sender wakes earlier by the remaining error (`engine.AHEAD_S`).
 """
 
 from __future__ import annotations

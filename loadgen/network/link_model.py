@@ -1,9 +1,9 @@
-"""What a link does to packets: pure and seeded, a packet's size and `now` in, arrival times out.
+"""What a link does to packets: pure and seeded; a packet's size and the time in, arrival times out.
 
     packet ─► queue (drop-tail, rate) ─► air (loss, then duplication) ─► delay, jitter, reordering ─► arrival
 
 Loss comes after the bottleneck, so a lost packet has used the link's time, as on a radio. A rate counts whole IP
-packets. `Direction` is the model; `LinkPipe` keeps what is under way.
+packets. `Direction` is the model; `LinkPipe` holds the packets under way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a link is told to do: rate, queue, delay, jitter, loss, outages, duplication, reordering, and how these change.
+"""The specification of a link: rate, queue, delay, jitter, loss, outages, duplication, reordering, and their trace.
 
 LinkSpec.parse("rate=20mbit,delay=20ms,loss=5%,burst=4,seed=1")
 """

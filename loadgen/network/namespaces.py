@@ -1,11 +1,10 @@
-"""Network namespaces joined by TUN devices: making them, finding one's way in them, and leaving nothing behind.
+"""Network namespaces joined by TUN devices: how they are made, entered and removed.
 
       namespace "client"                                        namespace "server"
     10.98.0.1 path0 ◄─TUN─► descriptor   ...   descriptor ◄─TUN─► path0 10.98.0.2
 
-What crosses between the descriptors is `loadgen.network.tun_relay`'s affair, and whose the namespaces are
-`loadgen.network.tun_link`'s.
-A namespace is named after the process that owns it, so that whoever comes later can tell which were left behind.
+`loadgen.network.tun_relay` moves packets between the descriptors, and `loadgen.network.tun_link` owns the namespaces. A
+namespace is named after the process that owns it, so that namespaces left behind can be found.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The relay of a TUN link: a process of its own that moves packets between two namespaces' devices, late or never.
+"""The relay of a TUN link: a process that moves packets between the devices of two namespaces, delayed or dropped.
 
     owner ──────── socketpair, one JSON document a line, each answered ────────► relay
     device of the client's side ──► Pipe up ──► device of the server's side, of each path
     device of the client's side ◄── Pipe down ◄── device of the server's side
 
-The first command brings the devices' descriptors along. The relay ends when its owner hangs up, or dies.
+The first command carries the devices' descriptors. The relay ends when its owner closes the socket or dies.
 """
 
 from __future__ import annotations

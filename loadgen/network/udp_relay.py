@@ -1,4 +1,4 @@
-"""A bad link for UDP on this machine: a relay that does to packets what `loadgen.network.link_model` says.
+"""A bad link for UDP on this machine: a relay that treats packets as `loadgen.network.link_model` says.
 
 It needs no privileges; `loadgen.network.tun_link` does the same to real kernel TCP and needs root.
 

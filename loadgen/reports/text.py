@@ -1,4 +1,4 @@
-"""What a page says in words: its headline, its warnings and its notes, chosen by the numbers. Plain text throughout."""
+"""The words of a report page: its headline, warnings and notes, chosen by the numbers. Plain text throughout."""
 
 from __future__ import annotations
 

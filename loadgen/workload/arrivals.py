@@ -1,15 +1,15 @@
 """When requests are due: open-loop schedules, drawn before the run from a seed, and the closed loop's callers.
 
-    poisson:RATE                        exponential gaps: many users who know nothing of one another
+    poisson:RATE                        exponential gaps: many independent users
     constant:RATE                       a camera
-    bursty:RATE[,ratio=8,dwell_s=2]     busy and quiet spells
+    bursty:RATE[,ratio=8,dwell_s=2]     busy and quiet spells (a Markov-modulated Poisson process)
     diurnal:RATE[,swing=0.8,period_s=…] a day, by default as long as the run
     replay:FILE                         one timestamp in seconds a line
-    closed:CALLERS                      each asks again when it was answered: no schedule, and no queue to speak of
+    closed:CALLERS                      each sends again when it was answered
 
-RATE is the mean over the run, in requests per second. An open schedule does not wait for answers, as users do not, so
-a server that falls behind is seen to (Schroeder, Wierman, Harchol-Balter, "Open versus closed: a cautionary tale",
-NSDI 2006).
+RATE is the mean over the run, in requests per second. An open schedule does not wait for answers, as users do not, so a
+server that falls behind is seen (Schroeder, Wierman, Harchol-Balter, "Open versus closed: a cautionary tale", NSDI
+2006).
 """
 
 from __future__ import annotations

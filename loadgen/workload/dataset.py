@@ -1,8 +1,7 @@
-"""The pictures of a load test, with labels where they have any: a folder, an npz file, or the built-in few.
+"""The images of a load test, with labels where they have any: a folder, an npz file, or a few built-in ones.
 
-`held_out` keeps to the pictures that a calibration set aside (`loadgen.commands.evaluate` says why); `auto` does so
-where the
-task's calibration numbers this very data set, and else takes all. Bodies travel as they are: nothing is encoded anew.
+The split `held_out` keeps to the images that a calibration set aside; `auto` does so if the task's calibration used
+this very data, and else takes all. Bodies are sent as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a load test saw: one `Outcome` per request, a `Run` for all of them, and the file that holds a run.
+"""The record of a load test: one `Outcome` per request, a `Run` for all of them, and the file that holds it.
 
-Everything that is said about a run (latencies, accuracies, pages, comparisons) is computed from this file, so it can be
-computed again, differently, by whoever doubts it. Times are seconds from the start of the run.
+Latencies, accuracies, pages and comparisons are computed from this file, so anyone can compute them again. Times are
+seconds from the start of the run.
 """
 
 from __future__ import annotations

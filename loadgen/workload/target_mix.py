@@ -1,7 +1,7 @@
-"""Which kinds of request are mixed: `--targets max_drop:0.01=0.2,quality:fast=0.5,…`, dealt like cards.
+"""The mix of targets in a run: `--targets max_drop:0.01=0.2,quality:fast=0.5,…`.
 
 Each part is `FIELD:VALUE[=SHARE]`, or `default[=SHARE]` for requests that name no target. A share that is not given is
-1, and shares are weights: they are divided by their sum.
+1. Shares are weights: they are divided by their sum.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
-"""Named link profiles: files that say what a kind of link is like, and how they become weather for the emulator.
+"""Named link profiles: files that describe a kind of link, and the link traces that follow from them.
 
-A profile is a way up, a way down and phases that follow one another by chance, drawn from a seed: the same seed gives
-the same weather to everybody, so rivals that are tested one after another meet the same bad seconds. What is drawn is
-a round of `length_s`, repeated for ever; in it each phase has exactly its share of the time, and a bursty phase is
-dead for exactly its loss ratio. Only the order and the lengths are chance: a test of one round sees the whole profile.
+A profile is a way up, a way down and phases that follow one another by chance. A seed gives the same link trace to
+every test, so servers that are tested one after another meet the same bad seconds. A trace has a round of `length_s`
+that repeats. In a round each phase has exactly its share of the time, and a bursty phase is dead for exactly its loss
+ratio; only order and lengths are random.
 
-Bursts are counted in time (`loss = "2%", outage = "40ms"`: Gilbert and Elliott's two states, loss-free and dead, each
-exponentially long), never in packets: a burst that waits for packets to end it would favour those who send many, and
-freezes TCP (`loadgen.network.link_spec.GilbertElliott`).
+Bursts are counted in time (`loss = "2%", outage = "40ms"`: the two states of Gilbert and Elliott, loss-free and dead,
+each exponentially long), never in packets. A burst that packets end would favour those who send many, and would freeze
+TCP (`loadgen.network.link_spec.GilbertElliott`).
 
     length_s = 60                                   # optional, and seed
     description = "one line"
     sources = ["where each figure comes from, or 'assumption: …'"]
 
     [up]                                            # from client to server; [down] is the way back
-    rate = "6mbit"                                  # keys and units of `loadgen.network.link_spec`: rate, delay,
-    jitter, loss, delay = "25ms"                                  # outage, queue
+    rate = "6mbit"                                  # keys and units of `loadgen.network.link_spec`:
+    delay = "25ms"                                  # rate, delay, jitter, loss, outage, queue
 
     [[phase]]                                       # none: always as above
     name = "poor"
     share = 0.2                                     # of the time; all together 1
-    mean_s = 3.0                                    # how long at a stretch
+    mean_s = 3.0                                    # mean length
     dead = "held"                                   # or "lost": nothing gets through, and what is sent waits or is lost
-    up = { rate = "1mbit", delay = "50ms" }         # what is different: rate, delay, loss, outage
+    up = { rate = "1mbit", delay = "50ms" }         # what differs: rate, delay, loss, outage
 """
 
 from __future__ import annotations
