@@ -146,6 +146,26 @@ def test_imports_point_downwards() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+MOST_MODULES = 12
+ROOMS = (
+    "loadgen",
+    "tests/loadgen",
+    *(f"tests/bench/{room}" for room in ("cascade", "inference", "policies", "robustness", "servers", "transport")),
+)
+"""Trees of folders that hold at most `MOST_MODULES` modules each, `__init__` not counted."""
+
+
+def test_no_folder_holds_more_than_a_dozen_modules() -> None:
+    held: dict[Path, int] = {}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            if path.name != "__init__.py":
+                held[path.parent] = held.get(path.parent, 0) + 1
+    assert held, "the folders have moved"
+    crowded = [f"{folder.relative_to(ROOT)}: {count}" for folder, count in held.items() if count > MOST_MODULES]
+    assert not crowded, "\n".join(crowded)
+
+
 def test_heavy_libraries_have_their_importers() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {imported}"

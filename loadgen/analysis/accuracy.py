@@ -1,4 +1,4 @@
-"""Whether accuracy was kept: drops against the reference stage, shortfalls against targets, and what answers claimed."""
+"""Whether accuracy was kept: drops against the reference stage, shortfalls against targets, what answers claimed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Worker processes that send one schedule together.
 
-    WorkerProcesses ── LoadImages, Job, BeginSending, StopSending ──► python -m loadgen.clients.processes   (one or more)
+    WorkerProcesses ── LoadImages, Job, BeginSending, StopSending ──► python -m loadgen.clients.processes (one or more)
                    ◄── WorkerReady, WorkerProgress, WorkerDone, WorkerFailed ──┘
 
 A frame of either pipe is a length (8 bytes, big-endian) and a MessagePack message. Each of N processes sends every N-th

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError
-from loadgen.__main__ import main
 from loadgen.analysis.compare import (
     FIGURES,
     ComparisonReport,
@@ -27,6 +27,7 @@ from loadgen.analysis.compare import (
 )
 from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
+from loadgen.commands import compare as command
 from loadgen.workload.record import Run, load, save
 from tests.loadgen.command import unread
 from tests.loadgen.runs import answer, origin, plausible, refusal, run_of
@@ -201,7 +202,14 @@ class Files:
     folder: Path
 
     def compare(self, *words: str) -> int:
-        return main(["compare", *(str(self.folder / name) for name in ("a.json", "b.json.gz")), *words])
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        options = command.Options(
+            runs=[self.folder / name for name in ("a.json", "b.json.gz")],
+            fail_if_slower=float(given["--fail-if-slower"]) if "--fail-if-slower" in given else None,
+            html=Path(given["--html"]) if "--html" in given else None,
+            json=Path(given["--json"]) if "--json" in given else None,
+        )
+        return asyncio.run(command.run(options))
 
 
 @pytest.fixture
