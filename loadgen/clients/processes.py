@@ -1,6 +1,6 @@
 """Worker processes that send one schedule together.
 
-    WorkerProcesses ── LoadImages, Job, BeginSending, StopSending ──► python -m loadgen.clients.processes (one or more)
+    WorkerProcesses ── LoadImages, Job, BeginSending, StopSending ──► python -m loadgen.clients.worker (one or more)
                    ◄── WorkerReady, WorkerProgress, WorkerDone, WorkerFailed ──┘
 
 A frame of either pipe is a length (8 bytes, big-endian) and a MessagePack message. Each of N processes sends every N-th
@@ -12,22 +12,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import uvloop
 
 from hawkvision.client_replies import Unreachable
-from hawkvision.errors import ConfigError, HawkVisionError, InternalError
-from loadgen.clients.engine import GRACE_S, Engine, Job, SharedImages, Tally, client_for
-from loadgen.host.scheduling import before_others
+from hawkvision.errors import ConfigError, InternalError
+from loadgen.clients.engine import GRACE_S, Job, Tally
+from loadgen.clients.messages import (
+    REALTIME,
+    REPORTS,
+    BeginSending,
+    ConnectClients,
+    LoadImages,
+    Order,
+    Report,
+    StopSending,
+    WorkerDone,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+    frame,
+    read_frame,
+)
 from loadgen.workload.record import Outcome
 
 if TYPE_CHECKING:
@@ -36,71 +47,9 @@ if TYPE_CHECKING:
 MAX_PROCESSES: Final = 64
 LEAD_S: Final = 0.1
 """From when all are ready to when the first request may be due."""
-TELL_S: Final = 0.2
-"""Between reports of progress."""
 SPARE_S: Final = 30.0
 """Beyond the longest that a job can take, before a process counts as hanging."""
 START_S: Final = 60.0
-MAX_FRAME: Final = 1 << 34
-"""All pictures of a data set, or all outcomes of a run."""
-REALTIME: Final = "--realtime"
-
-
-class LoadImages(msgspec.Struct, frozen=True, tag=True):
-    """The pictures of the jobs that follow."""
-
-    bodies: list[bytes]
-    numbers: list[int]
-    labels: list[int] | None
-
-
-class ConnectClients(msgspec.Struct, frozen=True, tag=True):
-    """The next job: connect to its server, and say `WorkerReady`."""
-
-    job: Job
-
-
-class BeginSending(msgspec.Struct, frozen=True, tag=True):
-    """Send, from this moment of the monotonic clock."""
-
-    at: float
-
-
-class StopSending(msgspec.Struct, frozen=True, tag=True):
-    """Send nothing more."""
-
-
-class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    """Pictures are there, or the server is connected."""
-
-
-class WorkerProgress(msgspec.Struct, frozen=True, tag=True):
-    """How far the job is."""
-
-    sent: int
-    done: int
-    failed: int
-
-
-class WorkerDone(msgspec.Struct, frozen=True, tag=True):
-    """All that came of the job."""
-
-    outcomes: list[Outcome]
-
-
-class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
-    """The server cannot be asked at all."""
-
-    message: str
-    config: bool
-    """Whether the options are at fault, not the server."""
-
-
-Order: TypeAlias = LoadImages | ConnectClients | BeginSending | StopSending
-Report: TypeAlias = WorkerReady | WorkerProgress | WorkerDone | WorkerFailed
-
-_ORDERS: Final = msgspec.msgpack.Decoder(Order)
-_REPORTS: Final = msgspec.msgpack.Decoder(Report)
 
 
 # ------------------------------------------------------------------------------------------- the crew
@@ -132,7 +81,7 @@ class WorkerProcesses:
     async def __aenter__(self) -> WorkerProcesses:
         for _ in range(self.size):
             client = await asyncio.create_subprocess_exec(
-                *self._prefix, sys.executable, "-m", "loadgen.clients.processes", *self._arguments,
+                *self._prefix, sys.executable, "-m", "loadgen.clients.worker", *self._arguments,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             self._clients.append(client)
@@ -268,116 +217,14 @@ async def _outcomes(
 async def _tell(client: asyncio.subprocess.Process, order: Order) -> None:
     assert client.stdin is not None
     with contextlib.suppress(ConnectionError):  # it ended: what is heard next says so
-        client.stdin.write(_frame(msgspec.msgpack.encode(order)))
+        client.stdin.write(frame(msgspec.msgpack.encode(order)))
         await client.stdin.drain()
 
 
 async def _hear(client: asyncio.subprocess.Process) -> Report:
     assert client.stdout is not None
     try:
-        report: Report = _REPORTS.decode(await _read(client.stdout))
+        report: Report = REPORTS.decode(await read_frame(client.stdout))
     except (asyncio.IncompleteReadError, ConnectionError):
         raise InternalError(f"a client process ended with status {await client.wait()}") from None
     return report
-
-
-def _frame(body: bytes) -> bytes:
-    return len(body).to_bytes(8) + body
-
-
-async def _read(stream: asyncio.StreamReader) -> bytes:
-    size = int.from_bytes(await stream.readexactly(8))
-    assert size <= MAX_FRAME, f"a frame of {size} bytes"
-    return await stream.readexactly(size)
-
-
-# ------------------------------------------------------------------------------------------- a client
-
-
-async def _serve(orders: asyncio.StreamReader, out: int) -> None:
-    """Take orders until the pipe ends."""
-    loaded = SharedImages([], [], None)
-    with contextlib.suppress(asyncio.IncompleteReadError):
-        while True:
-            order = _ORDERS.decode(await _read(orders))
-            match order:
-                case LoadImages(bodies, numbers, labels):
-                    loaded = SharedImages(bodies, numbers, labels)
-                    _say(out, WorkerReady())
-                case ConnectClients(job):
-                    await _work(job, loaded, orders, out)
-                case BeginSending() | StopSending():
-                    pass  # of a job that failed, or was over already
-
-
-async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
-    """One job, from connecting to its outcomes."""
-    try:
-        asker = client_for(job.server, max(job.max_in_flight, job.callers))
-        await asker.open()
-    except HawkVisionError as error:
-        _say(out, WorkerFailed(str(error), isinstance(error, ConfigError)))
-        return
-    _say(out, WorkerReady())
-    begin = _ORDERS.decode(await _read(orders))
-    if not isinstance(begin, BeginSending):
-        await asker.close()
-        return
-    engine = Engine(job, loaded, asker)
-    helpers = [asyncio.create_task(_tell_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
-    try:
-        outcomes = await engine.run(begin.at)
-    finally:
-        for helper in helpers:
-            helper.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
-    await asker.close()
-    _say(out, WorkerDone(outcomes))
-
-
-async def _tell_progress(engine: Engine, out: int) -> None:
-    while True:
-        await asyncio.sleep(TELL_S)
-        _say(out, WorkerProgress(engine.tally.sent, engine.tally.done, engine.tally.failed))
-
-
-async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
-    """`StopSending` stops; the pipe's end ends the process, for nobody is left to tell."""
-    try:
-        while True:
-            if isinstance(_ORDERS.decode(await _read(orders)), StopSending):
-                engine.stop()
-    except asyncio.IncompleteReadError:
-        os._exit(1)
-
-
-def _say(out: int, report: Report) -> None:
-    """Written at once: the crew always reads."""
-    left = memoryview(_frame(msgspec.msgpack.encode(report)))
-    while left:
-        left = left[os.write(out, left) :]
-
-
-def main() -> int:
-    """Be a client process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if REALTIME in sys.argv[1:]:
-        before_others()
-    out = os.dup(1)
-    os.dup2(2, 1)  # whatever libraries print does not go among the frames
-    # Outcomes are never garbage while a job runs; walking all of them is a pause that latencies would show.
-    gc.set_threshold(700, 10, 1_000_000)
-
-    async def client() -> None:
-        orders = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-        await _serve(orders, out)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(client())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -36,7 +36,7 @@ from loadgen.commands.terminal import terminal
 from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
 from loadgen.network.profiles import LinkProfile, load_profile, names
 from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
-from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, check_files, save
+from loadgen.workload.record import NoiseFloor, Origin, Outcome, Run, check_files, save
 
 REFERENCE_CALLERS: Final = 4
 REFERENCE_RETRY_S: Final = 10.0
@@ -101,6 +101,47 @@ class Options(options.LoadOptions):
             metavar="SHARE",
         ),
     ] = None
+    max_cpu_steal: Annotated[
+        float | None,
+        option(
+            "Verdict", "Exit with status 1 if the host held back a larger share of processor time.", metavar="SHARE"
+        ),
+    ] = None
+    max_cpu_slowdown: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if processors were slower than at their best by more; needs --prevent-cpu-idle.",
+            metavar="SHARE",
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadTest:
+    """What the options ask for."""
+
+    setup: Setup
+    arrivals: Arrivals
+    duration_s: float
+    profile: LinkProfile | None
+    job: Job
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a test."""
+
+    outcomes: list[Outcome]
+    stopped_s: float | None
+    """When it was interrupted, after its start."""
+    floor: NoiseFloor | None
+    reference: dict[int, bool] | None
+    stolen: float | None
+    """Share of the processor time wanted that was stolen."""
+    slowed: float | None
+    """How much slower than at their best the processors were."""
+    server: str
 
 
 async def run(given: Options) -> int:
@@ -110,6 +151,24 @@ async def run(given: Options) -> int:
 
     Raises:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
+    """
+    test = read_test(given)
+    started = options.origin(test.setup.seed)
+    console = terminal(180)
+    measured = await _measure(given, test, console)
+    tested = assemble(given, test, started, measured)
+    summary = _write(tested, given.json, given.html, console)
+    missed = [*missed_goals(summary, given.p99_ms, given.min_effective), *host_limits(tested, given)]
+    for said in missed:
+        print(f"missed: {said}", file=sys.stderr)  # noqa: T201
+    return INTERRUPTED_STATUS if measured.stopped_s is not None else int(bool(missed))
+
+
+def read_test(given: Options) -> LoadTest:
+    """What the options say.
+
+    Raises:
+        ConfigError: naming the option that does not fit.
     """
     arrivals = parse(given.arrivals)
     duration_s = given.duration_s
@@ -122,17 +181,13 @@ async def run(given: Options) -> int:
             f"{duration_s:g} s; got {given.warm_up_s!r}"
         )
     check_files(given.json, given.html)
-    if given.p99_ms is not None:
-        options.positive("--p99-ms", given.p99_ms)
-    if given.min_effective is not None and not 0.0 < given.min_effective <= 1.0:
-        raise ConfigError(f"--min-effective: expected a share above 0 and at most 1, got {given.min_effective!r}")
+    _check_goals(given)
     profile = None if given.link is None else load_profile(given.link)
     setup_ = options.read_setup(given)
     options.check_callers(arrivals, setup_.processes)
     for named, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
         if asked and setup_.dataset.labels is None:
             raise ConfigError(f"{named}: expected labelled pictures; --data has none")
-    started = options.origin(setup_.seed)
     job = setup_.job(arrivals, duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {duration_s:g} s")
@@ -141,36 +196,46 @@ async def run(given: Options) -> int:
             f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
             "warm-up, or more requests (--arrivals, --duration-s)"
         )
-    console = terminal(180)
-    async with WorkerProcesses(setup_.processes) as crew:
-        await crew.load(setup_.dataset)
-        floor = None if given.no_noise else await noise_floor.measure(crew, job, _rate(arrivals))
+    return LoadTest(setup_, arrivals, duration_s, profile, job)
+
+
+def _check_goals(given: Options) -> None:
+    if given.p99_ms is not None:
+        options.positive("--p99-ms", given.p99_ms)
+    for named, share in (
+        ("--min-effective", given.min_effective),
+        ("--max-cpu-steal", given.max_cpu_steal),
+        ("--max-cpu-slowdown", given.max_cpu_slowdown),
+    ):
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"{named}: expected a share above 0 and at most 1, got {share!r}")
+    if given.max_cpu_slowdown is not None and not given.prevent_cpu_idle:
+        raise ConfigError("--max-cpu-slowdown: expected --prevent-cpu-idle as well, which measures it")
+
+
+async def _measure(given: Options, test: LoadTest, console: Console) -> Measured:
+    """The noise floor, the reference, then the schedule."""
+    setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
+    async with WorkerProcesses(setup_.processes) as workers:
+        await workers.load(setup_.dataset)
+        floor = None if given.no_noise else await noise_floor.measure(workers, job, rate)
         if floor is not None:
             console.print(
                 f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
                 f"at most {floor.max_rate:.0f} requests/s",
                 highlight=False,
             )
-            rate = _rate(arrivals)
             if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
                 console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
         server = await identify(setup_.server)
         reference = await ask_reference(setup_, job) if given.reference else None
-        async with _behind(setup_, profile) as behind:
-            if behind is not None:
-                job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=behind.url))
+        async with _behind(setup_, test.profile) as proxy:
+            if proxy is not None:
+                job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
             before, paced = cpu_steal.read(), idle_prevention.pace()
-            outcomes, stopped_s = await _interruptible(crew, job, begun=None if behind is None else behind.begin)
-            lost, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
-    links = [] if profile is None else link_samples(profile, duration_s)
-    name = "" if profile is None else profile.name
-    tested = assemble(
-        given, setup_, started, outcomes, floor, reference, duration_s, stopped_s, lost, slowed, links, server, name
-    )
-    missed = missed_goals(_write(tested, given.json, given.html, console), given.p99_ms, given.min_effective)
-    for said in missed:
-        print(f"missed: {said}", file=sys.stderr)  # noqa: T201
-    return INTERRUPTED_STATUS if stopped_s is not None else int(bool(missed))
+            outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
+            stolen, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
+    return Measured(outcomes, stopped_s, floor, reference, stolen, slowed, server)
 
 
 def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
@@ -187,28 +252,23 @@ def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float
     return missed
 
 
-def assemble(
-    given: Options,
-    setup_: Setup,
-    started: Origin,
-    outcomes: list[Outcome],
-    floor: NoiseFloor | None,
-    reference: dict[int, bool] | None,
-    duration_s: float,
-    stopped_s: float | None,
-    lost: float | None,
-    slowed: float | None,
-    links: list[LinkSample],
-    server: str,
-    link: str,
-) -> Run:
-    """The record of a test; `stopped_s` after its start it was interrupted. Before the warm-up was over, all counts.
+def host_limits(tested: Run, given: Options) -> list[str]:
+    """By how much the machine's host disturbed a test more than is allowed; unknown counts as too much."""
+    return [
+        f"{name} is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"
+        for name, share, most in (
+            ("CPU steal", tested.stolen, given.max_cpu_steal),
+            ("CPU slow-down", tested.slowed, given.max_cpu_slowdown),
+        )
+        if most is not None and (share is None or share > most)
+    ]
 
-    `lost` is the share of the processor time wanted meanwhile that was stolen, `slowed` how much slower processors were
-    than at their best.
-    """
-    duration_s = duration_s if stopped_s is None else min(stopped_s, duration_s)
+
+def assemble(given: Options, test: LoadTest, started: Origin, measured: Measured) -> Run:
+    """The record of a test. If it was interrupted before the warm-up was over, all requests count."""
+    duration_s = test.duration_s if measured.stopped_s is None else min(measured.stopped_s, test.duration_s)
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
+    dataset = test.setup.dataset
     return Run(
         name=given.name or ("run" if given.json is None else given.json.name.partition(".")[0]),
         url=given.url,
@@ -217,20 +277,20 @@ def assemble(
         duration_s=duration_s,
         warm_up_s=warm_up_s,
         deadline_ms=given.deadline_ms,
-        data=setup_.dataset.name,
-        labelled=setup_.dataset.labels is not None,
-        targets=setup_.classes,
-        outcomes=outcomes,
+        data=dataset.name,
+        labelled=dataset.labels is not None,
+        targets=test.setup.classes,
+        outcomes=measured.outcomes,
         origin=started,
-        links=links,
-        link=link,
-        noise=floor,
-        steady=is_steady(outcomes, warm_up_s, duration_s),
-        interrupted=stopped_s is not None,
-        reference=reference,
-        stolen=lost,
-        slowed=slowed,
-        server=server,
+        links=[] if test.profile is None else link_samples(test.profile, test.duration_s),
+        link="" if test.profile is None else test.profile.name,
+        noise=measured.floor,
+        steady=is_steady(measured.outcomes, warm_up_s, duration_s),
+        interrupted=measured.stopped_s is not None,
+        reference=measured.reference,
+        stolen=measured.stolen,
+        slowed=measured.slowed,
+        server=measured.server,
     )
 
 

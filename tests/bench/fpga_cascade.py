@@ -24,7 +24,8 @@ from rich.table import Table
 from hawkvision.errors import HawkVisionError
 from hawkvision.process import running
 from loadgen.__main__ import main as loadgen
-from loadgen.commands.evaluate import EvaluationReport, TargetRow
+from loadgen.analysis.evaluation import TargetRow
+from loadgen.commands.evaluate import EvaluationReport
 
 TARGETS = (
     "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.02,max_accuracy_drop=0.05"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hawkvision.types import PromiseStatus
-from loadgen.commands.evaluate import TargetRow
+from loadgen.analysis.evaluation import TargetRow
 from tests.bench.fpga_cascade import is_kept, margin
 
 

@@ -36,17 +36,16 @@ from hawkvision.types import (
 )
 from loadgen.__main__ import main
 from loadgen.analysis.bootstrap import exact_interval
-from loadgen.commands.evaluate import (
+from loadgen.analysis.evaluation import (
     EvaluatedImage,
     EvaluatedImages,
     TargetRow,
     UnattainableTarget,
-    measure,
-    parse_targets,
     rows_of,
     summarise,
     written,
 )
+from loadgen.commands.evaluate import measure, parse_targets
 from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
 
 TARGETS = st.one_of(

@@ -20,7 +20,7 @@ from hawkvision.process import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words
-from loadgen.commands.run import missed_goals
+from loadgen.commands.run import Options, host_limits, missed_goals
 from loadgen.workload.record import load
 from tests.loadgen.command import command, endless
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
@@ -219,9 +219,21 @@ def test_goals_are_missed_by_what_was_measured() -> None:
     assert missed_goals(refused, 1_000.0, None) == ["P99 ≥ 100.0 ms; expected at most 1000 ms"]
 
 
+def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
+    quiet = msgspec.structs.replace(run_of([answer(0.1, 50.0)]), stolen=0.01, slowed=0.05)
+    given = Options(url="http://127.0.0.1", max_cpu_steal=0.01, max_cpu_slowdown=0.05)
+    assert host_limits(quiet, given) == []
+    assert host_limits(msgspec.structs.replace(quiet, stolen=0.03, slowed=None), given) == [
+        "CPU steal is 3.0%; expected at most 1.0%",
+        "CPU slow-down is not known here; expected at most 5.0%",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--max-cpu-slowdown", "0.1"], "--max-cpu-slowdown: expected --prevent-cpu-idle as well"),
+        (["--max-cpu-steal", "2"], "--max-cpu-steal: expected a share above 0 and at most 1, got 2.0"),
         (["--arrivals", "never"], "--arrivals"),
         (["--duration-s", "0"], "--duration-s"),
         (["--arrivals", "poisson:0.001", "--duration-s", "3"], "no request"),
