@@ -61,8 +61,8 @@ image:
 
 bench: $(VENV)/.test
 	$(BIN)/hawkvision models build
-	$(BIN)/python -m loadgen.bench.edge
-	$(BIN)/python -m loadgen.bench.dc_hop
+	$(BIN)/python -m tests.bench.servers.overhead.node
+	$(BIN)/python -m tests.bench.transport.escalation_http
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check

@@ -42,7 +42,7 @@ EXTRA_OF = {
     "onnx": "build",
     "safetensors": "build",
     "scipy": "build",
-    "matplotlib": "report",
+    "jinja2": "report",
     "ray": "datacenter",
     "torch": "models",
     "torchvision": "models",

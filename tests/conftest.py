@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 ROOT: Final = Path(__file__).parent
-MACHINE: Final = ("system", "hawkvision/datacenter", "loadgen")
+MACHINE: Final = ("system", "hawkvision/datacenter", "loadgen", "bench/policies", "bench/servers")
 """Folders whose tests start clusters, make network devices or look at all processes: one worker runs them all."""
 
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.

@@ -17,7 +17,7 @@ import pytest
 from hawkvision.errors import NotReady
 from hawkvision.process import ServerProcess, running
 
-SERVER = ("loadgen.bench.echo", "raw")
+SERVER = ("tests.bench.servers.overhead.echo", "raw")
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 
@@ -35,7 +35,10 @@ def test_server_is_ready_when_entered_and_gone_when_left() -> None:
 
 
 def test_server_that_ends_at_once_is_explained_and_leaves_nothing() -> None:
-    with pytest.raises(NotReady, match="invalid choice: 'nonsense'"), running("loadgen.bench.echo", "nonsense"):
+    with (
+        pytest.raises(NotReady, match="invalid choice: 'nonsense'"),
+        running("tests.bench.servers.overhead.echo", "nonsense"),
+    ):
         pass
 
 

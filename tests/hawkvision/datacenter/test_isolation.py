@@ -25,7 +25,14 @@ from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
 from hawkvision.errors import ConfigError
 from hawkvision.process import ServerProcess, running
-from tests.bench.exposure import ASKING, attack, attacks_that_work_on_the_control, reached_of, vital, without_key
+from tests.bench.robustness.exposure import (
+    ASKING,
+    attack,
+    attacks_that_work_on_the_control,
+    reached_of,
+    vital,
+    without_key,
+)
 from tests.hawkvision.datacenter.conftest import ROOT, marked_processes, start
 from tests.hawkvision.datacenter.test_stopping import until
 

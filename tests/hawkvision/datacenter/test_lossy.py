@@ -31,8 +31,8 @@ from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import Route
 from hawkvision.types import Score
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.datacenter.conftest import picture
 from tests.hawkvision.transport.test_identity import files
 from tests.waiting import until

@@ -18,7 +18,7 @@ import pytest
 from hawkvision.datacenter.launch.gap import Gap
 from hawkvision.datacenter.launch.listening import family
 from hawkvision.datacenter.launch.supervisor import LONGEST_PAUSE_S, MOST_RESTARTS, WITHIN_S, Restarts
-from tests.bench.exposure import vital
+from tests.bench.robustness.exposure import vital
 from tests.hawkvision.datacenter.conftest import Running, launch, marked_processes, picture, start, stop
 from tests.hawkvision.datacenter.test_service import Reply, ask
 from tests.hawkvision.datacenter.test_stopping import until

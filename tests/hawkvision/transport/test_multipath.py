@@ -10,8 +10,8 @@ from hawkvision.transport.client import LossyClient
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.udp import Route
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.lossy_peers import connected, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until

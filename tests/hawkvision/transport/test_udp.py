@@ -25,8 +25,8 @@ from hawkvision.transport.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, Lossy
 from hawkvision.transport.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.udp import Route
 from hawkvision.transport.wire import Drop, WireError
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.lossy_peers import IDENTITY, connected, echo, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until
