@@ -9,7 +9,7 @@ MODELS_VENV := .venv-models
 OLDEST_VENV := .venv-oldest
 TOOLS_VENV := .venv-tools
 
-.PHONY: demo test test-fast test-models test-oldest bench lint lock sbom image clean
+.PHONY: demo test test-fast test-models test-oldest bench lint hooks lock sbom image clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
@@ -22,6 +22,8 @@ test: $(VENV)/.test
 	@echo "make test: building models (they are kept in ~/.cache/hawkvision)"
 	$(BIN)/hawkvision models build
 	$(BIN)/hawkvision models build $(NOT_IN_THE_CASCADE)
+	$(BIN)/hawkvision models build --task cifar10
+	$(BIN)/hawkvision models build --task fashion_mnist
 	@echo "make test: running the tests; the whole takes about ten minutes on two cores"
 	$(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml --numprocesses 2 --dist load
 
@@ -79,6 +81,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Runs `make lint`'s checks at each commit, without a network: .pre-commit-config.yaml.
+hooks: $(VENV)/.test
+	$(BIN)/pre-commit install
 
 clean:
 	rm -rf $(VENV) $(MODELS_VENV) $(OLDEST_VENV) $(TOOLS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

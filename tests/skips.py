@@ -101,5 +101,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--allowed-skips")
-    if path is not None and not hasattr(config, "workerinput"):  # workers of pytest-xdist report to the one that has none
+    if path is not None and not hasattr(
+        config, "workerinput"
+    ):  # workers of pytest-xdist report to the one that has none
         config.pluginmanager.register(Watch(read_allowed(path)))
