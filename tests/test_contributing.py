@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md tells a newcomer to run and to open is there."""
+"""What CONTRIBUTING.md tells a newcomer to run and to open is there, and so are the tests that the Makefile names."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 TARGETS = sorted(set(re.findall(r"make (\S+?)[`\s,]", TEXT)))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PATHS = sorted(set(re.findall(r"[`\s](\.?(?:hawkvision|tests|\.ci)/[\w./]+\w)", TEXT)))
 
 
@@ -25,6 +26,6 @@ def test_each_target_of_make_is_one(target: str) -> None:
     assert planned.returncode == 0, planned.stderr
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, *re.findall(r"tests/[\w/]+\.py", MAKEFILE)])
 def test_each_file_is_there(path: str) -> None:
     assert (ROOT / path).exists()

@@ -38,7 +38,12 @@ PRIVATE: Final = {
         "QuicStreamSender._buffer",
         "tls.Context._peer_certificate",
     },
-    "ray": {"ray._private.services.start_api_server", "the environment's variables"},
+    "ray": {
+        "ray._private.node.Node.start_log_monitor",
+        "ray._private.node.Node.start_monitor",
+        "ray._private.services.start_api_server",
+        "the environment's variables",
+    },
     "uvicorn": {"HttpToolsProtocol._unset_keepalive_if_required", "httptools_impl.STATUS_LINE", "RequestResponseCycle"},
     "pytest-xdist": {"LoadScopeScheduling._split_scope"},
 }
@@ -213,8 +218,13 @@ def test_aioquics_server_has_its_connections_tokens_and_configuration_where_ours
 # ------------------------------------------------------------------------------------------------------------ ray
 
 
-def test_ray_starts_its_api_server_by_the_function_that_the_tier_replaces() -> None:
+def test_ray_starts_what_the_tier_does_without_by_the_functions_that_it_replaces() -> None:
     from ray._private import node, services
+
+    starting = inspect.getsource(node)
+    for name in ("start_monitor", "start_log_monitor"):
+        assert list(inspect.signature(getattr(node.Node, name)).parameters) == ["self"]
+        assert starting.count(f"self.{name}()") == 1
 
     assert callable(services.start_api_server)
     body = inspect.getsource(node.Node.start_api_server)

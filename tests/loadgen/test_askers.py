@@ -32,7 +32,7 @@ def asked(say: Say, fields: dict[str, str], protocol: str = "http", picture: byt
 
     async def scenario() -> tuple[Asked, Replied]:
         async with scripted(say) as server:
-            asker = asker_for(Server(server.url, protocol, "birds", timeout_s=5.0), 4)  # type: ignore[arg-type]
+            asker = asker_for(Server(server.url, protocol, "birds", timeout_s=60.0), 4)  # type: ignore[arg-type]
             await asker.open()
             replied = await asker.ask(picture, fields, Times())
             await asker.close()
@@ -219,7 +219,7 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
     from loadgen.dataset import generated
 
     async def scenario() -> list[Replied]:
-        asker = asker_for(Server(null.url, "lossy", timeout_s=10.0), 4)
+        asker = asker_for(Server(null.url, "lossy", timeout_s=60.0), 4)
         await asker.open()
         found = [
             await asker.ask(generated(seed), {"quality": "fast", "deadline_ms": "5000"}, Times()) for seed in (1, 2)
@@ -234,7 +234,7 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
 
 def test_lossy_pictures_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
     async def scenario() -> Replied:
-        asker = asker_for(Server(null.url, "lossy", timeout_s=10.0), 4)
+        asker = asker_for(Server(null.url, "lossy", timeout_s=60.0), 4)
         replied = await asker.ask(b"no picture", {}, Times())
         await asker.close()
         return replied

@@ -26,7 +26,7 @@ from hawkvision.manifest import Manifest, parse_manifest
 ROOT = Path(__file__).parents[3]
 KEY = "a-key-for-all-tests"
 MARK = "HAWKVISION_TEST_MARK"
-START_LIMIT_S = 120.0
+START_LIMIT_S = 240.0
 
 _VARIANT = """
 [[variants]]
