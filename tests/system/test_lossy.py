@@ -64,7 +64,7 @@ class Link:
 
 
 def offer_of(url: str) -> dict[str, object]:
-    with urllib.request.urlopen(f"{url}/v1/transport", timeout=10) as reply:
+    with urllib.request.urlopen(f"{url}/v1/transport", timeout=60) as reply:
         offered: dict[str, object] = json.load(reply)["lossy"]
         return offered
 
