@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hawkvision.client import AsyncClient
-from hawkvision.client_replies import BadReply, Unreachable
+from hawkvision.client.response import BadReply, Unreachable
 from hawkvision.errors import HawkVisionError
 from loadgen.asking import Replied, Times
 from loadgen.record import UNANSWERED

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import ConfigError
 from loadgen.asking import Times
 

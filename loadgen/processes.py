@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 import uvloop
 
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import ConfigError, HawkVisionError, InternalError
 from loadgen.engine import GRACE_S, Engine, Job, Loaded, Tally, asker_for
 from loadgen.priority import before_others

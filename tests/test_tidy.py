@@ -40,7 +40,7 @@ L1 = frozenset(
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
-CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
+CLIENT = frozenset({"hawkvision.client"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
@@ -49,15 +49,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.lossy_plan": L0 | L1 | L2,
     "hawkvision.lossy_connections": L0 | L1 | L2,
     "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
-    "hawkvision.client_question": L0,
-    "hawkvision.client_batch": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_loop": L0,
-    "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},
-    "hawkvision.client": L0
-    | L1
-    | CLIENT
-    | {"hawkvision.client_loop", "hawkvision.client_question", "hawkvision.client_lossy"},
+    "hawkvision.client.request": L0,
+    "hawkvision.client.response": L0 | {"hawkvision.client.request"},
+    "hawkvision.client.batch": L0 | {"hawkvision.client.request"},
+    "hawkvision.client.loop": L0,
+    "hawkvision.client": L0 | L1 | LOSSY,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
     "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision import errors
-from hawkvision.client import KEEPALIVE_S, AsyncClient, Client
-from hawkvision.client_replies import BadReply, Unreachable, answer_from_json, error_from_reply
+from hawkvision.client import AsyncClient, Client
+from hawkvision.client.asynchronous import KEEPALIVE_S
+from hawkvision.client.response import BadReply, Unreachable, answer_from_json, error_from_reply
 from hawkvision.errors import BadField, ConfigError, HawkVisionError, NotReady, Overloaded, TargetUnreachable
 from hawkvision.servers.protocol import KEEP_ALIVE_S
 from hawkvision.types import (

@@ -22,7 +22,7 @@ from aiohttp import web
 from cryptography import x509
 
 from hawkvision.client import AsyncClient, Client
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import (
     BadField,
     BadImage,

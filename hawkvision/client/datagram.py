@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hawkvision.client_question import Question, TimeLimit
-from hawkvision.client_replies import BadReply, Reply, Unreachable, error_from_reply
+from hawkvision.client.request import Question, TimeLimit
+from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
 from hawkvision.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.lossy import LossyLink

@@ -1,35 +1,11 @@
-"""The client of an edge node: send a picture and what is needed of the answer, get a `hawkvision.types.Answer`.
-
-    with Client("http://127.0.0.1:8080") as client:
-        answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=80)
-
-`AsyncClient` is the implementation; `Client` runs one on an event loop of its own, so both behave alike. Pictures
-travel unchanged, as the raw body, and fields as query parameters. A refusal is raised as the very class of
-`hawkvision.errors` that the node raised; two more (`hawkvision.client_replies`) can happen only on this side:
-
-    ServiceError
-    ├── Unreachable   no connection, a broken one, or no answer within `timeout_s`
-    └── BadReply      something answered, but not in the way a node does
-
-A call with `deadline_ms` gives up `late_s` after that deadline at the latest and raises `DeadlineMissed`, except for
-`on_miss=wait`, which `timeout_s` alone bounds. After a fork a client works in the child as well, over connections of
-the child's own.
-
-With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
-link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
-models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
-says what was received. `deadline_ms` then covers the link, both ways, from when the picture begins to leave, and
-fragments that would come too late are not sent. If too little arrives in time for any answer, or none comes back, that
-is `DeadlineMissed` whatever `on_miss` says, except for `wait`, which sends and waits without regard to the link's
-deadline.
-"""
+"""The client of an edge node for programs with an event loop; `hawkvision.client` says what clients do."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,9 +15,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from hawkvision.client_batch import Outcome, in_order
-from hawkvision.client_loop import BackgroundLoop
-from hawkvision.client_question import (
+from hawkvision.client.batch import Outcome, in_order
+from hawkvision.client.request import (
     ClassifyFields,
     Picture,
     TimeLimit,
@@ -51,7 +26,7 @@ from hawkvision.client_question import (
     readable,
     waits_beyond_deadline,
 )
-from hawkvision.client_replies import (
+from hawkvision.client.response import (
     BadReply,
     Exchange,
     Reply,
@@ -66,9 +41,7 @@ from hawkvision.servers.key_text import clean_key
 from hawkvision.types import Answer, Pixels
 
 if TYPE_CHECKING:
-    from hawkvision.client_lossy import LossyWay
-
-__all__ = ["CLASSIFY_PATH", "AsyncClient", "BadReply", "Client", "Health", "Picture", "Transport", "Unreachable"]
+    from hawkvision.client.datagram import LossyWay
 
 Transport: TypeAlias = Literal["http", "lossy"]
 
@@ -201,7 +174,8 @@ class AsyncClient:
 
         Args:
             pictures: each as `classify` takes it; taken from the iterable as there is room for them.
-            concurrency: pictures under way at once. Up to `client_batch.AHEAD` times as many wait for one before them.
+            concurrency: pictures under way at once. Up to `AHEAD` (`hawkvision.client.batch`) times as many wait for
+                one before them.
             fields: as of `classify`, the same for all.
 
         Raises:
@@ -338,7 +312,7 @@ class AsyncClient:
     def _open_link(self) -> LossyWay:
         """The link, made on first use because it belongs to the running loop."""
         # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
-        from hawkvision.client_lossy import LossyWay
+        from hawkvision.client.datagram import LossyWay
 
         self._settle()
         if self._link is None:
@@ -378,70 +352,6 @@ class AsyncClient:
         _INHERITED.append((self._session, self._link, self._places, self._home))
         self._session = self._link = self._home = None
         self._places = asyncio.Semaphore(self._connections)
-
-
-class Client:
-    """`AsyncClient` for code without an event loop; safe to call from several threads, and after a fork."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 30.0,
-        late_s: float = LATE_S,
-        connections: int = 16,
-        retry_budget_s: float = 0.0,
-        transport: Transport = "http",
-        paths: Sequence[str] = (),
-        ca: str | Path | None = None,
-        certificate: str | Path | None = None,
-        certificate_key: str | Path | None = None,
-    ) -> None:
-        """See `AsyncClient`."""
-        self._async = AsyncClient(
-            url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            late_s=late_s,
-            connections=connections,
-            retry_budget_s=retry_budget_s,
-            transport=transport,
-            paths=paths,
-            ca=ca,
-            certificate=certificate,
-            certificate_key=certificate_key,
-        )
-        self.url = self._async.url
-        self._loop = BackgroundLoop(f"the client of {self.url}")
-
-    def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
-        """See `AsyncClient.classify`."""
-        return self._loop.run(self._async.classify(picture, **fields))
-
-    def classify_batch(
-        self, pictures: Iterable[Picture], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
-    ) -> Generator[Outcome]:
-        """See `AsyncClient.classify_batch`. The iterable is read on the client's own thread."""
-        return self._loop.iterate(self._async.classify_batch(pictures, concurrency=concurrency, **fields))
-
-    def targets(self) -> dict[str, Any]:
-        """See `AsyncClient.targets`."""
-        return self._loop.run(self._async.targets())
-
-    def health(self) -> Health:
-        """See `AsyncClient.health`."""
-        return self._loop.run(self._async.health())
-
-    def close(self) -> None:
-        """Close the connections and end the thread. Closing twice does no harm; calls under way are cut off."""
-        self._loop.close(self._async.close)
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _now() -> float:
