@@ -18,7 +18,9 @@ L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock", "ha
 L1 = frozenset(
     {
         "hawkvision.manifest",
+        "hawkvision.arguments",
         "hawkvision.config",
+        "hawkvision.settings",
         "hawkvision.metrics",
         "hawkvision.trace",
         "hawkvision.logs",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from hawkvision.cli.options import PASS_ON
+
+if TYPE_CHECKING:
+    from hawkvision.arguments import ServerCommand
 
 edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
 dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
@@ -31,11 +34,13 @@ def dc_up(context: typer.Context) -> None:
 
 @dc_app.command("deploy", context_settings=PASS_ON)
 def dc_deploy(context: typer.Context) -> None:
-    """Deploy to a running Ray cluster; needs `--address`."""
+    """Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings."""
+    from hawkvision.arguments import DC_DEPLOY, parse_arguments
+    from hawkvision.config import DatacenterConfig
     from hawkvision.datacenter.run import deploy
     from hawkvision.errors import ConfigError
 
-    config = _datacenter_config(context, "deploy", "Deploy the datacenter tier to a running Ray cluster.")
+    config = parse_arguments(DatacenterConfig, *DC_DEPLOY, context.args)
     if config.address is None:
         raise ConfigError("dc.address is not set: expected --address of a running Ray cluster, or 'auto'")
     deploy(config, config.address)
@@ -44,22 +49,20 @@ def dc_deploy(context: typer.Context) -> None:
 @dc_app.command("config", context_settings=PASS_ON)
 def dc_config(context: typer.Context) -> None:
     """Print a Ray Serve config file; with `--rayservice IMAGE`, a KubeRay manifest."""
+    from hawkvision.arguments import configured
+    from hawkvision.config import DatacenterConfig
     from hawkvision.datacenter.manifests import rayservice, serve_config
 
-    words = list(context.args)
-    image: str | None = None
-    if "--rayservice" in words:
-        place = words.index("--rayservice")
-        if place + 1 >= len(words):
-            raise typer.BadParameter("--rayservice needs the container image to run")
-        image = words[place + 1]
-        del words[place : place + 2]
-    context.args = words
-    config = _datacenter_config(context, "config", "Print a Serve config file, or a RayService (--rayservice IMAGE).")
+    parsed = config_command().parse(context.args)
+    config = configured(DatacenterConfig, parsed)
+    image = parsed.more["rayservice"]
     typer.echo(rayservice(config, image) if image else serve_config(config), nl=False)
 
 
-def _datacenter_config(context: typer.Context, command: str, description: str) -> Any:
-    from hawkvision.config import DatacenterConfig, parse_arguments
+def config_command() -> ServerCommand:
+    """The command line of `hawkvision dc config`."""
+    from hawkvision.arguments import DC_CONFIG, ServerCommand
+    from hawkvision.config import DatacenterConfig
 
-    return parse_arguments(DatacenterConfig, f"hawkvision dc {command}", description, context.args)
+    more = {"rayservice": ("IMAGE", "Print a KubeRay RayService that runs this container image.")}
+    return ServerCommand(DatacenterConfig, *DC_CONFIG, more)

@@ -21,7 +21,8 @@ from fpga.artifact import graph_of
 from fpga.folding import Folding, StageFolding, format_folding, interval
 from fpga.framing import MAX_FRAME
 from fpga.sessions import MAX_ATTEMPTS
-from hawkvision.config import EdgeConfig, parse_arguments
+from hawkvision.arguments import parse_arguments
+from hawkvision.config import EdgeConfig
 from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.manifest import artifact_path
 from hawkvision.pictures_idx import grey_png

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, parse_arguments
+from hawkvision.arguments import parse_arguments
+from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config
 from hawkvision.errors import ConfigError
 from hawkvision.service_links import without_service_links
 
