@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from hawkvision.client.asynchronous import LATE_S, AsyncClient, Health, Transport
 from hawkvision.client.batch import Outcome
 from hawkvision.client.loop import BackgroundLoop
-from hawkvision.client.request import ClassifyFields, Picture
+from hawkvision.client.request import ClassifyFields, Color, Encoding, Picture
 from hawkvision.types import Answer
 
 
@@ -48,15 +48,31 @@ class Client:
         self.url = self._async.url
         self._loop = BackgroundLoop(f"the client of {self.url}")
 
-    def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
+    def classify(
+        self,
+        picture: Picture,
+        *,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
+    ) -> Answer:
         """See `AsyncClient.classify`."""
-        return self._loop.run(self._async.classify(picture, **fields))
+        return self._loop.run(self._async.classify(picture, encoding=encoding, color=color, **fields))
 
     def classify_batch(
-        self, pictures: Iterable[Picture], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+        self,
+        pictures: Iterable[Picture],
+        *,
+        concurrency: int = 8,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
     ) -> Generator[Outcome]:
         """See `AsyncClient.classify_batch`. The iterable is read on the client's own thread."""
-        return self._loop.iterate(self._async.classify_batch(pictures, concurrency=concurrency, **fields))
+        outcomes = self._async.classify_batch(
+            pictures, concurrency=concurrency, encoding=encoding, color=color, **fields
+        )
+        return self._loop.iterate(outcomes)
 
     def targets(self) -> dict[str, Any]:
         """See `AsyncClient.targets`."""
@@ -65,6 +81,10 @@ class Client:
     def health(self) -> Health:
         """See `AsyncClient.health`."""
         return self._loop.run(self._async.health())
+
+    def wait_ready(self, timeout_s: float = 60.0) -> Health:
+        """See `AsyncClient.wait_ready`."""
+        return self._loop.run(self._async.wait_ready(timeout_s))
 
     def close(self) -> None:
         """Close the connections and end the thread. Closing twice does no harm; calls under way are cut off."""

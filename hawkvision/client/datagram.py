@@ -79,6 +79,8 @@ class LossyWay:
             HawkVisionError: what it says against datagrams.
         """
         try:
+            if limit.deadline_ms is None and not self._link.state().connected:
+                await self._link.probe(limit.seconds)  # making a connection has a time of its own
             status, body = await self._ask(picture, question, limit.seconds)
         except NotReady as error:  # the node says so over HTTP, asked for where it listens
             return error.status, None, msgspec.json.encode(error.body())
