@@ -21,6 +21,7 @@ from fpga.reference import planes
 from fpga.resources import of_graph
 from fpga.search import Found, fastest, slowest_that_keeps_up
 from fpga.synth import ROUTE_CPU_S
+from hawkvision.advice import advise
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
@@ -194,7 +195,8 @@ def _graph(task: str, variant: str | None, model: Path | None, cache: Path | Non
     variant = variant or DEFAULT_VARIANT
     path = artifact_path(cache_dir(cache), task, variant)
     if not path.is_file():
-        raise CompileError(f"{path} is missing; build it with `hawkvision models build --task {task} {variant}`")
+        mend = advise("models build", "--task", task, variant)
+        raise CompileError(f"{path} is missing; build it with `{mend}`")
     return graph_of(path)
 
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from hawkvision.advice import remember
 from hawkvision.errors import ConfigError
 from hawkvision.logs import LogFormat, LogLevel
 from hawkvision.servers.access import check_access, together
@@ -383,6 +384,11 @@ def load_config(
             "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
             "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
         )
+    remember(
+        models_dir=config.models_dir,
+        cache_dir=config.cache_dir,
+        profile=config.profile if isinstance(config, EdgeConfig) else None,
+    )
     return _with_clean_keys(config, section)
 
 

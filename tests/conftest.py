@@ -13,6 +13,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
+from hawkvision import advice
+
 ROOT: Final = Path(__file__).parent
 MACHINE: Final = ("system", "hawkvision/datacenter", "loadgen")
 """Folders whose tests start clusters, make network devices or look at all processes: one worker runs them all."""
@@ -29,6 +31,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Nodes that tests start keep what they learn of streams, and must not find what others left.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hawkvision-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_given() -> None:
+    """Messages advise commands with the options of the process, which many tests share."""
+    advice.forget()
 
 
 @pytest.hookimpl(optionalhook=True)

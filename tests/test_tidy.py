@@ -14,7 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hawkvision", "edge", "fpga", "loadgen")
 
 # DESIGN §7, innermost name first found wins. A module may import its own package and what its row lists.
-L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock", "hawkvision.telemetry", "hawkvision.text"})
+L0 = frozenset(
+    {
+        "hawkvision.types",
+        "hawkvision.errors",
+        "hawkvision.clock",
+        "hawkvision.telemetry",
+        "hawkvision.text",
+        "hawkvision.advice",
+    }
+)
 L1 = frozenset(
     {
         "hawkvision.manifest",

@@ -25,6 +25,7 @@ from fpga.offload.model import Link, Machine, Range, Way, Work, Workload
 from fpga.offload.queues import Service
 from fpga.offload.search import Objective, Plan, search
 from fpga.search import fastest, slowest_that_keeps_up
+from hawkvision.advice import advise
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.manifest import artifact_path, cache_dir, load_manifest, models_dir
 
@@ -120,7 +121,8 @@ def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[Graph, s
         raise ConfigError(f"the ladder of {task!r} has no rung for FPGAs; name a quantised variant")
     path = artifact_path(cache_dir(cache), task, rung)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such model; build it: hawkvision models build {rung} --task {task}")
+        build = advise("models build", "--task", task, rung, cache_dir=cache)
+        raise ConfigError(f"{path}: no such model; build it with `{build}`")
     return graph_of(path), rung
 
 

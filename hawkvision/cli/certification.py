@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hawkvision.cli.options import CacheDir, ModelsDir, Task
+from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
 
 report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was measured.")
 
@@ -87,7 +87,7 @@ def certify(
     ] = 1,
     betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A profile of your own; default: the task's.")] = None,
+    profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -146,7 +146,7 @@ def report_calibration(
     data: Annotated[Path, typer.Option(help="Labelled pictures; best those that the profile was made of.")],
     task: Task = "imagenet",
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
-    profile: Annotated[Path | None, typer.Option(help="Default: the task's own.")] = None,
+    profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:

@@ -64,6 +64,7 @@ def models_train(
     from rich.table import Table
 
     from hawkvision import manifest
+    from hawkvision.advice import advise
     from hawkvision.zoo.ladder import train_ladder
 
     models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
@@ -86,7 +87,8 @@ def models_train(
             str(rung.temperature),
         )
     Console().print(table)
-    typer.echo(f"written to {trained.folder}; next: `hawkvision models build --task {task}`, then `calibrate`")
+    build, measure = advise("models build", "--task", task), advise("calibrate", "--task", task, "--data", str(data))
+    typer.echo(f"written to {trained.folder}; next: `{build}`, then `{measure}`")
 
 
 @models_app.command("list")
