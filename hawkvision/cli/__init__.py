@@ -76,6 +76,7 @@ ASK: Final = "Ask and test"
 MODELS: Final = "Models and guarantees"
 OPERATE: Final = "Operate"
 
+app.command(rich_help_panel=SERVE)(servers.up)
 app.command(rich_help_panel=SERVE)(tools.demo)
 app.add_typer(servers.edge_app, name="edge", rich_help_panel=SERVE)
 app.add_typer(servers.dc_app, name="dc", rich_help_panel=SERVE)

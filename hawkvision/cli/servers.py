@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hawkvision.cli.options import PASS_ON
+from hawkvision.cli.options import PASS_ON, CacheDir, ModelsDir, Profile
 
 if TYPE_CHECKING:
     from hawkvision.arguments import ServerCommand
 
 edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
 dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
+
+
+def up(
+    host: Annotated[str | None, typer.Option(help="Address of the edge node; default: 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the edge node; 0 takes a free one; default: 8080.")
+    ] = None,
+    dc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the datacenter tier; default: 8090.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="The task to serve; default: imagenet.")] = None,
+    profile: Profile = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with sections edge and dc, for all other settings."),
+    ] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Start both tiers on this machine, in the foreground: builds models that are missing, and shows how to ask."""
+    import os
+    import signal
+
+    from hawkvision import up as both
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by a signal or by Ctrl-C: the same
+    options = both.Options(config, host, port, dc_port, task, models_dir, cache_dir, profile)
+    raise typer.Exit(both.run(options, os.environ, typer.echo))
 
 
 @edge_app.command("up", context_settings=PASS_ON)

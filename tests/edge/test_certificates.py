@@ -186,7 +186,8 @@ def test_certificates_whose_thresholds_were_altered_refuse_to_start(tmp_path: Pa
     path = Path(written(tmp_path, site()))
     trusting(path)
     said = refusal("--certificates", str(path))
-    assert "site.json: was altered: its digest is that of other content; make it anew with `hawkvision certify --data IMAGES`" in said
+    assert "site.json: was altered: its digest is that of other content" in said
+    assert "make it anew with `hawkvision certify --data IMAGES`" in said
 
 
 def test_labels_that_were_altered_refuse_to_start(tmp_path: Path) -> None:

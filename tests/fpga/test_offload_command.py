@@ -88,7 +88,10 @@ def test_numbers_without_bound_are_refused(cache: Path, found: Found, option: st
         (["--also", "cifar10:fast"], "expected TASK:RATE:DEADLINE_MS"),
         (["--cpu-ms", "1", "--calibration", "c.json"], "give only one"),
         (["--calibration", "none.json"], "none.json"),
-        (["--variant", "tiny_w9"], r"no such model; build it with `hawkvision models build --task \w+ tiny_w9 --cache-dir"),
+        (
+            ["--variant", "tiny_w9"],
+            r"no such model; build it with `hawkvision models build --task \w+ tiny_w9 --cache-dir",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(cache: Path, found: Found, words: list[str], says: str) -> None:

@@ -197,7 +197,9 @@ def test_an_altered_threshold_is_refused_and_the_error_says_what_to_do(tmp_path:
     content = msgspec.json.decode(dump(make_site()))
     content["pairs"][0]["conditions"][0]["certificates"][0]["threshold"] = 0.0
     path = write(tmp_path, msgspec.json.encode(content))
-    with pytest.raises(ManifestError, match=r"was altered.*`hawkvision certify --data IMAGES`.*`hawkvision seal .*document\.json`"):
+    with pytest.raises(
+        ManifestError, match=r"was altered.*`hawkvision certify --data IMAGES`.*`hawkvision seal .*document\.json`"
+    ):
         load_site(path)
 
 
