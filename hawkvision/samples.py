@@ -8,8 +8,8 @@ from typing import Final
 
 from hawkvision.artifacts import write_atomic
 
-PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png")
-"""Files inside scikit-image's wheel."""
+PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "camera.png")
+"""Files inside scikit-image's wheel that show one thing of which ImageNet has a class: a cat, a coffee, a tripod."""
 DRAWN_SIDE: Final = 320
 
 

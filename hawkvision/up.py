@@ -108,6 +108,8 @@ def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable
     Raises:
         HawkVisionError: if there is no such task or stage, or a model cannot be built.
     """
+    if edge.backend == datacenter.backend == "noop":
+        return
     models, cache = models_dir(edge.models_dir), cache_dir(edge.cache_dir)
     manifest = load_manifest(edge.task, models)
     stages = (edge.variant or manifest.ladder.default_edge, *(datacenter.variants or manifest.ladder.dc))

@@ -74,9 +74,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The only module that loads a backend by name.
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
+    "hawkvision.answer_table": L0,
     "hawkvision.samples": L0 | L1,
     "hawkvision.up": L0 | L1 | CLIENT | {"hawkvision.samples", "hawkvision.zoo"},
-    "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.samples", "hawkvision.up", "hawkvision.zoo"},
+    "hawkvision.demo": L0
+    | L1
+    | CLIENT
+    | {"hawkvision.answer_table", "hawkvision.samples", "hawkvision.up", "hawkvision.zoo"},
     "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
     "hawkvision": L0 | CLIENT,

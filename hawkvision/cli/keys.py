@@ -16,7 +16,10 @@ KeysFile = Annotated[Path, typer.Option("--file", envvar="HAWKVISION_EDGE_KEYS_F
 def keys_add(
     name: Annotated[str, typer.Argument(help="Whose key it is, for logs and metrics.")],
     file: KeysFile,
-    scope: Annotated[list[str], typer.Option(help="infer, observe or operate; may be given several times.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(metavar="infer|observe|operate", help="What the key allows; may be given several times."),
+    ],
     rate: Annotated[float | None, typer.Option(help="Requests a second; default: any number.")] = None,
 ) -> None:
     """Make a key and print it, this once; the file keeps only what it can be recognised by."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -37,7 +38,8 @@ def doctor(
     edge: Annotated[Path | None, typer.Option(help="Settings of an edge node that runs here.")] = None,
     dc: Annotated[Path | None, typer.Option(help="Settings of a datacenter tier that runs here.")] = None,
     tier: Annotated[
-        list[str] | None, typer.Option(help="edge or dc, set up by environment; default: edge, or what has a file.")
+        list[str] | None,
+        typer.Option(metavar="edge|dc", help="A tier set up by environment; default: edge, or what has a file."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding and line.")] = False,
 ) -> None:
@@ -71,10 +73,13 @@ def doctor(
 
 def demo(
     cache_dir: CacheDir = None,
-    pictures: Annotated[Path | None, typer.Option(help="A folder of pictures; default: scikit-image's.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of images; default: scikit-image's.")] = None,
 ) -> None:
-    """Start both tiers on this machine, classify real pictures at several targets, stop."""
+    """Start both tiers on this machine, classify real images at several targets, stop."""
     from hawkvision import demo as demonstration
     from hawkvision import manifest
 
-    raise typer.Exit(demonstration.run(cache=manifest.cache_dir(cache_dir), folder=pictures))
+    program = Path(sys.argv[0]).name
+    with contextlib.suppress(ValueError):  # as it was called, seen from here
+        program = str(Path(sys.argv[0]).absolute().relative_to(Path.cwd())) if "/" in sys.argv[0] else program
+    raise typer.Exit(demonstration.run(manifest.cache_dir(cache_dir), images, program))
