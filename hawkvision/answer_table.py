@@ -6,8 +6,9 @@ import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,8 @@ from hawkvision.types import Answer, target_fields
 
 WIDE: Final = 120
 """Columns of a terminal from which on the model has one of its own."""
+LEAST_WIDTHS: Final = {"image": 10, "guarantee": 9, "model": 8, "target": 8, "label": 10}
+"""Columns that are cut where the terminal is narrow, the first of them first, and what is left of each."""
 MOST_ROWS: Final = 200
 """Shown on a terminal; programs that read the table get all."""
 CSV_COLUMNS: Final = (
@@ -51,15 +54,22 @@ class AnswerTable:
         shown = self.rows[:MOST_ROWS] if console.is_terminal else self.rows
         targets = {_target(answer) for _, answer in self.rows}
         hidden = set() if console.width >= WIDE else {"model"} | ({"target"} if len(targets) == 1 else set())
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        titles = [title for title in _cells("", self.rows[0][1]) if title not in hidden] if self.rows else []
+        rows = [_cells(name, answer) for name, answer in shown]
+        titles = [title for title in rows[0] if title not in hidden] if rows else []
+        widths = {title: max(cell_len(row[title]) for row in [*rows, {title: title}]) for title in titles}
+        excess = sum(widths.values()) + 2 * (len(widths) - 1) - console.width
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for title, least in LEAST_WIDTHS.items():
+            if title in widths and excess > 0:
+                taken = min(excess, max(0, widths[title] - least))
+                widths[title], excess = widths[title] - taken, excess - taken
         for title in titles:
             right = title in ("confidence", "ms")
-            table.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-        for name, answer in shown:
-            cells = _cells(name, answer)
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=widths[title])
+        for row in rows:
             # As text, for names and labels may hold what Rich takes for markup.
-            table.add_row(*(Text(cells[title]) for title in titles))
+            table.add_row(*(Text(row[title]) for title in titles))
         console.print(table)
         if len(shown) < len(self.rows):
             console.print(f"… and {len(self.rows) - len(shown)} more; `--out answers.csv` keeps all")

@@ -95,3 +95,16 @@ def config_command() -> ServerCommand:
 
     more = {"rayservice": ("IMAGE", "Print a KubeRay RayService that runs this container image.")}
     return ServerCommand(DatacenterConfig, *DC_CONFIG, more)
+
+
+def server_commands() -> tuple[ServerCommand, ...]:
+    """The command lines that take the settings of a server."""
+    from hawkvision.arguments import DC_DEPLOY, DC_UP, EDGE_UP, ServerCommand
+    from hawkvision.config import DatacenterConfig, EdgeConfig
+
+    return (
+        ServerCommand(EdgeConfig, *EDGE_UP),
+        ServerCommand(DatacenterConfig, *DC_UP),
+        ServerCommand(DatacenterConfig, *DC_DEPLOY),
+        config_command(),
+    )
