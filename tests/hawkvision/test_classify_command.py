@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from hawkvision.cli import app
 from hawkvision.errors import BadImage, NotReady
-from tests.hawkvision.client_node import Start, ok, refusal
+from tests.hawkvision.client_node import Reply, Start, ok, refusal
 
 
 def classify(*words: str) -> Result:
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(start: St
 
 
 def test_it_waits_for_a_node_that_is_starting(start: Start, folder: Path) -> None:
-    ready = 200, {}, b'{"status": "ready", "task": "imagenet", "variant": "tiny"}'
+    ready: Reply = 200, {}, b'{"status": "ready", "task": "imagenet", "variant": "tiny"}'
     node = start(refusal(NotReady("loading")), refusal(NotReady("loading")), ready, ok())
     result = classify(str(folder / "b.jpg"), "--url", node.url, "--wait", "60")
     assert result.exit_code == 0, result.output

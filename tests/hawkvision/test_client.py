@@ -43,7 +43,7 @@ from hawkvision.types import (
     Tier,
     Timing,
 )
-from tests.hawkvision.client_node import ANSWER, Start, ok, refusal
+from tests.hawkvision.client_node import ANSWER, Reply, Start, ok, refusal
 from tests.pictures import encoded
 
 
@@ -142,7 +142,7 @@ def test_a_form_that_cannot_be_is_refused_before_anything_is_sent(
 
 
 def test_a_client_waits_for_a_node_that_is_starting(start: Start) -> None:
-    ready = 200, {}, b'{"status": "ready", "task": "imagenet", "variant": "tiny"}'
+    ready: Reply = 200, {}, b'{"status": "ready", "task": "imagenet", "variant": "tiny"}'
     node = start(refusal(NotReady("loading")), refusal(NotReady("loading")), ready)
     with Client(node.url) as client:
         assert client.wait_ready(60.0) == Health(ready=True, task="imagenet", variant="tiny")
