@@ -25,6 +25,7 @@ from hawkvision.types import (
     Timing,
 )
 
+_BASES: Final = [basis.value for basis in Basis]
 _ERRORS: Final = {
     "400": "Not a picture, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
@@ -59,7 +60,7 @@ def _schemas() -> dict[str, Any]:
         "target": {"type": "object", "description": "The target as it was understood."},
         "max_drop": _nullable(_FRACTION),
         "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
+        "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
     }
@@ -98,7 +99,7 @@ def _targets() -> dict[str, Any]:
         "min_accuracy": _nullable(_FRACTION),
         "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
         "void": flag | {"description": "In the node's own stream; other streams have their own."},
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
+        "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
         "escalation": _FRACTION | {"description": "Share that leaves the edge, in traffic as certified."},
@@ -107,7 +108,7 @@ def _targets() -> dict[str, Any]:
         "expected_latency_ms": _nullable(_MILLIS),
     }
     certificates = {
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
+        "basis": {"type": "string", "enum": _BASES},
         "n": {"type": "integer"},
         "as_of": _nullable(text | {"format": "date"}),
         "data": _nullable(_object({"name": text, "sha256": text})),

@@ -22,6 +22,7 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.assembly import load_parts, open_node
+from edge.certification import CertificationReload, files_of
 from edge.express import bounded_express
 from edge.loading import Loading
 from edge.lossy import LossyDoor
@@ -82,6 +83,7 @@ async def serve(config: EdgeConfig) -> bool:
     server = _server(app, limits, config, certificates)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
+    certification: CertificationReload | None = None
 
     def stop() -> None:
         server.stop()
@@ -103,6 +105,10 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
+        if config.policy == "hawkvision":  # baselines certify nothing
+            certification = CertificationReload(config, node, loaded.certification)
+            reloads.add("certificates", files_of(config), certification.reload)
+            reloads.start()
         if node.admission.parts is not None:
             app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         if config.lossy_port is not None:
@@ -125,6 +131,8 @@ async def serve(config: EdgeConfig) -> bool:
         await reloads.close()
         if lossy is not None:
             await lossy.close(config.drain_timeout_s)
+        if certification is not None:
+            await certification.close()
         app.close_door()
         if node is not None:
             await node.close()

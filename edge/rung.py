@@ -148,6 +148,10 @@ class Rung:
     others: Others | None = None
     ranking: Ranking = most_probable
     """What finds its most probable classes."""
+    fingerprint: str | None = None
+    """Of what was loaded and runs it (`hawkvision.fingerprints.stage_fingerprint`); None without a model file."""
+    first_fingerprint: str | None = None
+    """Of its first model by itself."""
 
     @property
     def models(self) -> tuple[Model, ...]:

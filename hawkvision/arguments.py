@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from hawkvision.config import RENAMED, ConfigT, load_config, read_words, section_of
+from hawkvision.config import RENAMED, ConfigT, load_config, read_words, section_of, structs_of
 from hawkvision.settings import Setting, settings_of
 
 LONGEST_METAVAR: Final = 20
@@ -48,7 +48,7 @@ class ServerCommand:
         """
         self.prog = prog
         self._parsed: list[Parsed] = []
-        self._settings = settings_of(kind)
+        self._settings = settings_of(*structs_of(kind))
         self._more = dict(more or {})
         section, prefix = section_of(kind)
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")

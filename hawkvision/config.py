@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from hawkvision.advice import remember
 from hawkvision.errors import ConfigError
+from hawkvision.feature_settings import Section, ServerSettings, settings_groups
 from hawkvision.logs import LogFormat, LogLevel
 from hawkvision.servers.access import check_access, together
 from hawkvision.servers.key_text import clean_key, own_key
@@ -42,7 +43,7 @@ Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
 PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
 
 
-class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An edge node. File section `[edge]`, variables `HAWKVISION_EDGE_*`.
 
     A comment `# == Topic ==` begins a topic, and the text below a setting describes it: `--help` and the reference
@@ -114,6 +115,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """A profile made by `hawkvision calibrate`; none takes `<models_dir>/<task>/profile.json`."""
     certificates: Path | None = None
     """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
+    equivalences: Path | None = None
+    """Passed checks of other executions, made by `hawkvision models equivalence`; none takes a file in the cache."""
 
     # == Threads and queues ==
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -186,19 +189,6 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     streams_limit: Count = 4096
     """Streams kept in memory, 1 to 10 KB each; the one used longest ago makes room."""
 
-    # == FPGA ==
-    fpga_device: Word | None = None
-    """Where the device of `fpga-device` and `fpga-offload` is: `udp://HOST:PORT`, or `serial:/dev/NAME[?baud=N]`."""
-    fpga_report: Path | None = None
-    """Report of a build (`hawkvision fpga build`), for its folding, clock and estimated energy."""
-    fpga_folding: Path | None = None
-    """A folding in place of the report's. Without both, `fpga-sim` takes the fastest for the middle device."""
-    fpga_clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
-    """A clock in MHz in place of the report's. Without both, cycles are not converted to seconds."""
-    fpga_deadline_ms: Millis | None = None
-    """With `fpga-offload`: milliseconds within which 99 of 100 images given to the backend should be answered; none
-    means 50. A device that does not keep that gets fewer."""
-
     # == Baseline policies, for comparisons ==
     policy: PolicyName = "hawkvision"
     """Who decides where an image is answered. All but `hawkvision` are other systems' ways, to be compared with, and
@@ -217,7 +207,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """`text` for people, `json` for programs: an object a line."""
 
 
-class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A datacenter tier. File section `[dc]`, variables `HAWKVISION_DC_*`. Described as `EdgeConfig` is."""
 
     # == Listening ==
@@ -330,7 +320,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
 
-_SECTIONS: dict[type, tuple[str, str]] = {
+_SECTIONS: dict[type, tuple[Section, str]] = {
     EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
     DatacenterConfig: ("dc", "HAWKVISION_DC_"),
 }
@@ -374,7 +364,8 @@ def load_config(
         raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
     if isinstance(config, EdgeConfig):
         _check_policy(config)
-        _check_fpga(config)
+    for group in settings_groups(section):
+        group.check(config, config.feature(group.kind))
     together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
@@ -418,7 +409,7 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
             raise ConfigError(f"edge.{key} belongs to an edge.dc_url of https://HOST[:PORT], got {config.dc_url!r}")
 
 
-def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[str, str]:
+def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
     """The section of the file that holds these settings, and what their variables begin with."""
     return _SECTIONS[kind]
 
@@ -475,11 +466,32 @@ def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT
             raise ConfigError(
                 f"{where}: {old} is no longer a setting; its place is taken by {new}, see `edge/README.md`"
             )
+    if "features" in values:
+        raise ConfigError(f"{where}: Object contains unknown field `features`")
     _check_choices(kind, values, where)
+    own, features = dict(values), []
     try:
-        return msgspec.convert(values, kind, strict=False, dec_hook=_path)
+        for group in settings_groups(_SECTIONS[kind][0]):
+            part = {key: own.pop(key) for key in values if key in group.names}
+            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=_path))
+        config = msgspec.convert(own, kind, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
+
+
+def structs_of(kind: type[ConfigT]) -> list[type[msgspec.Struct]]:
+    """The structs that declare a server's settings: its own, and those of features."""
+    return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
+
+
+def _hints(kind: type[ConfigT]) -> dict[str, Any]:
+    """The types of a server's settings, by name."""
+    return {
+        field.encode_name: typing.get_type_hints(struct)[field.name]
+        for struct in structs_of(kind)
+        for field in msgspec.structs.fields(struct)
+    }
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -488,7 +500,7 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
     Raises:
         ConfigError: naming the key, what it can be and what it was.
     """
-    for key, hint in typing.get_type_hints(kind).items():
+    for key, hint in _hints(kind).items():
         if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
             choices = ", ".join(typing.get_args(hint))
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
@@ -507,32 +519,6 @@ def _check_policy(config: EdgeConfig) -> None:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
     if config.deadline_fallback and config.policy == "hawkvision":
         raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
-
-
-def _check_fpga(config: EdgeConfig) -> None:
-    """Refuse what belongs to another backend.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    has_device = config.backend in ("fpga-device", "fpga-offload")
-    if has_device and config.fpga_device is None:
-        raise ConfigError(
-            f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME"
-        )
-    if not has_device and config.fpga_device is not None:
-        raise ConfigError(
-            f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
-        )
-    if config.backend.startswith("fpga-") and config.policy == "infaas":
-        raise ConfigError(
-            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
-        )
-    for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
-        if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
-            raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")
-    if config.fpga_deadline_ms is not None and config.backend != "fpga-offload":
-        raise ConfigError(f"edge.fpga_deadline_ms belongs to edge.backend = 'fpga-offload', got {config.backend!r}")
 
 
 def _path(kind: type, value: object) -> Path:
@@ -575,7 +561,7 @@ def _listed(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")] if text.strip() else []
 
 
-def _is_tuple(kind: type, key: str) -> bool:
-    hint = typing.get_type_hints(kind).get(key)
+def _is_tuple(kind: type[ConfigT], key: str) -> bool:
+    hint = _hints(kind).get(key)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return any(typing.get_origin(option) is tuple for option in options)

@@ -21,6 +21,8 @@ import msgspec
 
 _TOPIC: Final = re.compile(r"^\s*# == (.+) ==\s*$")
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
+FEATURES: Final = "features"
+"""The field of a server's settings that holds those of its features, and is none itself."""
 OTHER: Final = "Other"
 """The topic of settings that name none."""
 
@@ -61,21 +63,23 @@ class Setting:
 
 
 @functools.cache
-def settings_of(kind: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """Every setting of a settings class, in the order of the declarations, those of its bases included."""
+def settings_of(*kinds: type[msgspec.Struct]) -> tuple[Setting, ...]:
+    """Every setting of these structs (`hawkvision.config.structs_of`), in the order of the declarations."""
+    return tuple(setting for kind in kinds for setting in _settings(kind))
+
+
+def _settings(kind: type[msgspec.Struct]) -> Iterator[Setting]:
     texts: dict[str, tuple[str, str]] = {}
     for declared in reversed(kind.__mro__):
         if declared not in (object, msgspec.Struct) and issubclass(declared, msgspec.Struct):
             texts |= {name: (topic, text) for name, topic, text in _described(declared)}
-    types: dict[str, msgspec.inspect.Type] = {}
     described = msgspec.inspect.type_info(kind)
-    if isinstance(described, msgspec.inspect.StructType):
-        types = {field.name: field.type for field in described.fields}
+    assert isinstance(described, msgspec.inspect.StructType)
+    types = {field.name: field.type for field in described.fields}
     hints = typing.get_type_hints(kind)
-    return tuple(
-        _setting(field, types[field.name], hints[field.name], *texts.get(field.name, (OTHER, "")))
-        for field in sorted(msgspec.structs.fields(kind), key=lambda f: [*texts, f.name].index(f.name))
-    )
+    fields = {field.name: field for field in msgspec.structs.fields(kind) if field.name != FEATURES}
+    for name in sorted(fields, key=[*texts, *fields].index):
+        yield _setting(fields[name], types[name], hints[name], *texts.get(name, (OTHER, "")))
 
 
 def topics_of(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
@@ -118,7 +122,7 @@ def _setting(
     # By the hint, because msgspec sorts what there is to choose from.
     choices = tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is Literal else ()
     return Setting(
-        name=field.name,
+        name=field.encode_name,
         topic=topic,
         description=description,
         kind=_kind(inner),

@@ -30,10 +30,12 @@ L1 = frozenset(
         "hawkvision.arguments",
         "hawkvision.config",
         "hawkvision.settings",
+        "hawkvision.feature_settings",
         "hawkvision.metrics",
         "hawkvision.trace",
         "hawkvision.logs",
         "hawkvision.log_relay",
+        "hawkvision.fingerprints",
         "hawkvision.hop",
         "hawkvision.artifacts",
         "hawkvision.memory",
@@ -53,6 +55,7 @@ L1 = frozenset(
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
+FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
@@ -65,10 +68,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.client.batch": L0 | {"hawkvision.client.request"},
     "hawkvision.client.loop": L0,
     "hawkvision.client": L0 | L1 | LOSSY,
+    # The quantised IR, which the zoo writes and `fpga` compiles.
+    "hawkvision.integer": L0 | L1,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
-    "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},
-    "fpga": L0 | L1 | {"hawkvision.vision.backend"},
+    "hawkvision.zoo": L0 | L1 | L2 | {"hawkvision.integer"},
+    "fpga": FPGA,
+    "fpga.compiler": L0 | L1 | {"hawkvision.integer"},
+    "fpga.simulation": FPGA | {"fpga.compiler"},
+    "fpga.reports": FPGA | {"fpga.compiler", "fpga.simulation"},
+    "fpga.device": FPGA | {"fpga.reports", "fpga.simulation"},
+    "fpga.backends": FPGA | {"fpga.compiler", "fpga.simulation", "fpga.reports", "fpga.device"},
+    "fpga.offload": FPGA | {"fpga.compiler", "fpga.reports", "fpga.backends"},
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
     "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
     # The only module that loads a backend by name.

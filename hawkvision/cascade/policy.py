@@ -17,6 +17,7 @@ from hawkvision.cascade.profile import Certificate, Condition, Pair, Profile, Si
 from hawkvision.cascade.received import ReceivedRoutes
 from hawkvision.cascade.route import INTERVAL_DELTA, Controls, MiddleRoute, certificates_name, promised, terms
 from hawkvision.cascade.route import Route as Route
+from hawkvision.cascade.route import uncertified as uncertified
 from hawkvision.cascade.route import unmonitored as unmonitored
 from hawkvision.cascade.route import weakened as weakened
 from hawkvision.errors import ManifestError, TargetUnreachable

@@ -425,7 +425,7 @@ def threshold_value(written: float | str) -> float:
     return written
 
 
-_File = TypeVar("_File", Profile, SiteCertificates)
+_File = TypeVar("_File", bound=msgspec.Struct)
 
 
 def load_profile(path: Path, sha256: str | None = None) -> Profile:
@@ -434,7 +434,7 @@ def load_profile(path: Path, sha256: str | None = None) -> Profile:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return _load(path, Profile, "profile", "calibrate", sha256)
+    return load_sealed(path, Profile, "profile", "calibrate", sha256)
 
 
 def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
@@ -454,10 +454,22 @@ def load_site(path: Path) -> SiteCertificates:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return _load(path, SiteCertificates, "site certificates", "certify", None)
+    return load_sealed(path, SiteCertificates, "site certificates", "certify")
 
 
-def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | None) -> _File:
+def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
+    """A document of this kind that carries the digest of its content.
+
+    Args:
+        path: the file.
+        kind: its schema.
+        what: it is called in errors.
+        command: that makes one, for `advise`.
+        sha256: of the file, where that is pinned.
+
+    Raises:
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
+    """
     task = () if path.name != "profile.json" else ("--task", path.parent.name)
     command = advise(command, *task, "--data", "IMAGES")
     try:
@@ -486,7 +498,7 @@ def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | 
 
 def dump(document: Profile | SiteCertificates) -> bytes:
     """The document as indented JSON with its digest, ending in a newline."""
-    return _sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
+    return sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
 
 
 def seal(path: Path) -> bytes:
@@ -502,7 +514,7 @@ def seal(path: Path) -> bytes:
         raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
-    return _sealed(content)
+    return sealed(content)
 
 
 def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
@@ -511,7 +523,8 @@ def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
     return content, content.pop(_DIGEST, None)
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
+def sealed(content: dict[str, Any]) -> bytes:
+    """A document's values as indented JSON with their digest, ending in a newline."""
     whole = {**content, _DIGEST: _digest(content)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hawkvision.cli.options import CacheDir, ModelsDir, Task
+from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
 
 if TYPE_CHECKING:
     from hawkvision.zoo.build import Artifact
@@ -125,3 +125,64 @@ def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_d
 
     verified = verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
     typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
+
+
+@models_app.command("equivalence")
+def models_equivalence(
+    images: Annotated[Path, typer.Option(help="The images that the certificates were made from.")],
+    backend: Annotated[str, typer.Option(help="onnxruntime, openvino, numpy or int8.")],
+    provider: Annotated[
+        list[str] | None, typer.Option(help="Execution providers of ONNX Runtime, in order; default: its CPU's.")
+    ] = None,
+    task: Task = "imagenet",
+    stage: Annotated[list[str] | None, typer.Option(help="Default: all that certificates depend on.")] = None,
+    edge: Annotated[str | None, typer.Option(help="The edge stage; default: the manifest's.")] = None,
+    profile: Profile = None,
+    certificates: Annotated[Path | None, typer.Option(help="A site's, made by `hawkvision certify`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where passed checks go; default: a file in the cache.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Check whether another way of running the models could have changed a certificate; status 1 if it could."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision import manifest
+    from hawkvision.zoo.equivalence import check_equivalence
+
+    results = check_equivalence(
+        task,
+        images,
+        backend=backend,  # type: ignore[arg-type]  # `open_backend` says which there are
+        providers=tuple(provider or ("CPUExecutionProvider",)),
+        stages=tuple(stage or ()),
+        edge=edge,
+        profile=profile,
+        certificates=certificates,
+        out=out,
+        models=manifest.models_dir(models_dir),
+        cache=manifest.cache_dir(cache_dir),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in (
+        "stage",
+        "images",
+        "labels differ",
+        "decisions differ",
+        "largest difference",
+        "variation",
+        "certified",
+    ):
+        table.add_column(title)
+    for result in results:
+        outcome = result.outcome
+        cells = ["", "", "", "", "as it is"]
+        if outcome is not None:
+            cells = [
+                str(outcome.labels), str(outcome.decisions), f"{outcome.largest_difference:.2g}",
+                f"{outcome.variation:.2g}", "yes" if outcome.passed else "no",
+            ]  # fmt: skip
+        table.add_row(result.stage, str(result.n), *cells)
+    Console().print(table)
+    if any(result.outcome is not None and not result.outcome.passed for result in results):
+        raise typer.Exit(1)

@@ -23,7 +23,7 @@ MADE_BY: Final = "<!-- Made by `python -m hawkvision.cli.reference docs/referenc
 
 def settings_page() -> str:
     """Every setting of both servers."""
-    from hawkvision.config import DatacenterConfig, EdgeConfig, section_of
+    from hawkvision.config import DatacenterConfig, EdgeConfig, section_of, structs_of
     from hawkvision.settings import settings_of, topics_of
 
     lines = [
@@ -38,7 +38,7 @@ def settings_page() -> str:
     for kind, title in ((EdgeConfig, "Edge node"), (DatacenterConfig, "Datacenter tier")):
         section, prefix = section_of(kind)
         lines += ["", f"## {title}", "", f"Section `[{section}]`, variables `{prefix}*`."]
-        for topic, settings in topics_of(settings_of(kind)).items():
+        for topic, settings in topics_of(settings_of(*structs_of(kind))).items():
             rows = (
                 (f"`{s.name}`", _values(s.kind, s.choices, s.bounds), f"`{s.shown_default}`", s.description)
                 for s in settings
@@ -123,8 +123,8 @@ SETTINGS_OF: Final = {
 
 def commands() -> Iterator[tuple[str, TyperCommand]]:
     """Every command by the words that call it; those of `hawkvision load` are the load generator's own."""
-    from fpga.command import app as fpga_app
-    from fpga.offload.command import app as plan_app
+    from fpga.cli import app as fpga_app
+    from fpga.offload.cli import app as plan_app
     from hawkvision.cli import app
     from hawkvision.cli.servers import server_commands
 

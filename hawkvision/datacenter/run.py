@@ -225,6 +225,7 @@ async def _replicas(config: DatacenterConfig, catalog: Catalog, tier: Tier) -> R
         max_ongoing=config.max_ongoing_requests,
         max_queued=config.max_queued_requests,
         changed=tier.replicas_changed if config.min_replicas > 0 else lambda *_: None,
+        states=tier.states,
     )
     await replicas.listen()
     return replicas

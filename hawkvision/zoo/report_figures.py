@@ -98,14 +98,13 @@ def frontier_figure(found: PairFindings, name: str) -> str:
             [0.0, min(found.oracle_escalation, max(found.gap, 0.0)), 1.0], [found.edge_accuracy, best, best],
             color=PERFECT, linestyle=(0, (4, 1.5)), label="perfect knowledge",
         )  # fmt: skip
-        settled = [kept for kept in found.kept if kept.settles_something]
-        plug_in = [kept.plug_in for kept in settled]
+        plug_in = [kept.plug_in for kept in found.certified]
         axes.plot(
             [p.escalation for p in plug_in], [best - p.drop for p in plug_in],
             "x", color=PLUG_IN, markersize=5, markeredgewidth=1.3, label="plug-in",
         )  # fmt: skip
         axes.plot(
-            [k.measured.escalation for k in settled], [best - k.measured.drop for k in settled],
+            [k.measured.escalation for k in found.certified], [best - k.measured.drop for k in found.certified],
             "o", color=CERTIFIED, markersize=4.5, label="certified",
         )  # fmt: skip
         axes.plot([0, 1], [found.edge_accuracy, best], "D", color=INK, markersize=4.5)
@@ -122,16 +121,15 @@ def frontier_figure(found: PairFindings, name: str) -> str:
 
 def kept_figure(found: PairFindings, name: str) -> str:
     """How much of each promise was used up on held-out pictures, with certified and with plug-in thresholds."""
-    settled = [kept for kept in found.kept if kept.settles_something]
-    promised = np.array([kept.certificate.max_drop for kept in settled])
+    promised = np.array([kept.certificate.max_drop for kept in found.certified])
     with mpl.rc_context(_STYLE):
         figure, (axes,) = _figure(3.3)
         axes.axhspan(1.0, MOST_USED, color=PLUG_IN, alpha=0.10, linewidth=0)
         axes.axhline(1.0, color=INK, linewidth=1.0)
         axes.axhline(0.0, color=FAINT, linewidth=0.8)
         for series, color, marker, shift, label in (
-            ([kept.plug_in for kept in settled], PLUG_IN, "x", 1.03, "plug-in"),
-            ([kept.measured for kept in settled], CERTIFIED, "o", 0.97, "certified"),
+            ([kept.plug_in for kept in found.certified], PLUG_IN, "x", 1.03, "plug-in"),
+            ([kept.measured for kept in found.certified], CERTIFIED, "o", 0.97, "certified"),
         ):
             used = np.array([one.drop for one in series]) / promised
             margin = np.array([one.margin for one in series]) / promised

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hawkvision.arguments import DC_UP, EDGE_UP, parse_arguments
-from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config
+from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, structs_of
 from hawkvision.errors import ConfigError
 from hawkvision.service_links import without_service_links
 from hawkvision.settings import settings_of, topics_of
@@ -231,7 +231,7 @@ def test_help_names_every_setting_under_its_topic(
         parse_arguments(kind, *command, ["--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    for topic, settings in topics_of(settings_of(kind)).items():
+    for topic, settings in topics_of(settings_of(*structs_of(kind))).items():
         assert f"─ {topic} ─" in said
         assert all(f"{setting.option} " in said for setting in settings)
 

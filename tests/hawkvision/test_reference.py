@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from hawkvision.cli.reference import PAGES, commands
-from hawkvision.config import DatacenterConfig, EdgeConfig
+from hawkvision.config import DatacenterConfig, EdgeConfig, structs_of
 from hawkvision.datacenter.metrics import DatacenterMetrics
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.settings import OTHER, Setting, first_sentence, settings_of
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 COMMANDS = dict(commands())
-SETTINGS = [(kind.__name__, setting) for kind in (EdgeConfig, DatacenterConfig) for setting in settings_of(kind)]
+SETTINGS = [
+    (kind.__name__, setting) for kind in (EdgeConfig, DatacenterConfig) for setting in settings_of(*structs_of(kind))
+]
 
 
 @pytest.mark.parametrize("name", PAGES)

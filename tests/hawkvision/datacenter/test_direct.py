@@ -70,7 +70,7 @@ async def connected(
 
 async def joined(replicas: Replicas, answering: Callable[[Question], AsyncGenerator[Part]]) -> Reported:
     before = replicas.live(GROUP)
-    reported = await report(replicas.address, GROUP, answering)
+    reported = await report(replicas.address, GROUP, "", answering)
     async with asyncio.timeout(LIMIT_S):
         while replicas.live(GROUP) == before:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -321,7 +321,7 @@ async def answering(question):
     yield ()
 
 async def main():
-    await report(Address("\\0" + sys.argv[1], bytes.fromhex(sys.argv[2])), "small", answering)
+    await report(Address("\\0" + sys.argv[1], bytes.fromhex(sys.argv[2])), "small", "", answering)
     await asyncio.Event().wait()
 
 asyncio.run(main())
