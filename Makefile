@@ -94,7 +94,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@echo "installing HawkVision and what the demonstration needs into $(VENV) (some 350 MB, once) ..."
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[demo]'
 	touch $@
 
 # Installs a lock and this checkout into the environment that the first argument names.

@@ -28,8 +28,9 @@ from edge.loading import Loading
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
 from hawkvision import logs
+from hawkvision.arguments import EDGE_UP, parse_arguments
 from hawkvision.clock import MonotonicClock
-from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
+from hawkvision.config import EdgeConfig, is_loopback
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.access import datacenter_certificates, server_certificates
@@ -191,7 +192,7 @@ def run(argv: Sequence[str]) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
     logs.configure()  # until the settings are read
     try:
-        config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start an edge node.", argv)
+        config = parse_arguments(EdgeConfig, *EDGE_UP, argv)
         logs.configure(config.log_level, config.log_format)
         if not is_loopback(config.host) and config.tls_certificate is None:
             log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from hawkvision.advice import advise
 from hawkvision.cascade.profile import RungProfile
 from hawkvision.cascade.scores import (
     Probabilities,
@@ -335,7 +336,8 @@ def check_rung(measured: RungProfile, manifest: Manifest, where: str) -> None:
     Raises:
         ManifestError: naming the variant and what differs.
     """
-    mend = "rebuild it with `hawkvision models build` or certify it with `hawkvision calibrate`"
+    build, calibrate = advise("models build", "--task", manifest.task), advise("calibrate", "--task", manifest.task)
+    mend = f"rebuild it with `{build}` or certify it with `{calibrate} --data IMAGES`"
     for variant in manifest.members(measured.name):
         expected = measured.models.get(variant.name)
         if expected != variant.sha256:

@@ -19,6 +19,7 @@ from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import ROUTE_CPU_S
 from fpga.reports import pages
 from fpga.reports.build_report import read
+from hawkvision.advice import advise
 from hawkvision.artifacts import write_atomic
 from hawkvision.errors import CompileError, ConfigError
 from hawkvision.integer.artifact import graph_of
@@ -190,7 +191,8 @@ def _graph(task: str, variant: str | None, model: Path | None, cache: Path | Non
     variant = variant or DEFAULT_VARIANT
     path = artifact_path(cache_dir(cache), task, variant)
     if not path.is_file():
-        raise CompileError(f"{path} is missing; build it with `hawkvision models build --task {task} {variant}`")
+        mend = advise("models build", "--task", task, variant)
+        raise CompileError(f"{path} is missing; build it with `{mend}`")
     return graph_of(path)
 
 

@@ -18,6 +18,7 @@ class FpgaSettings(
 ):
     """What an FPGA backend is told beside the model."""
 
+    # == FPGA ==
     device: Word | None = None
     """Address of the device for `fpga-device` and `fpga-offload`: `udp://HOST:PORT` or `serial:/dev/NAME[?baud=N]`."""
     report: Path | None = None

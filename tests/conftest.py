@@ -13,6 +13,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
+from hawkvision import advice
+
 ROOT: Final = Path(__file__).parent
 TOGETHER: Final = ("hawkvision/datacenter", "system")
 """Folders of which one worker runs all tests, for they share tiers of Ray, which are slow to start; the longest first.
@@ -36,6 +38,12 @@ def together(nodeid: str) -> str:
     """What a test shares its worker with: its folder if that is one of `TOGETHER`, else its file."""
     file = nodeid.partition("::")[0].removeprefix(f"{ROOT.name}/")
     return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
+
+
+@pytest.fixture(autouse=True)
+def nothing_given() -> None:
+    """Messages advise commands with the options of the process, which many tests share."""
+    advice.forget()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,11 +14,22 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hawkvision", "edge", "fpga", "loadgen")
 
 # DESIGN §7, innermost name first found wins. A module may import its own package and what its row lists.
-L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock", "hawkvision.telemetry", "hawkvision.text"})
+L0 = frozenset(
+    {
+        "hawkvision.types",
+        "hawkvision.errors",
+        "hawkvision.clock",
+        "hawkvision.telemetry",
+        "hawkvision.text",
+        "hawkvision.advice",
+    }
+)
 L1 = frozenset(
     {
         "hawkvision.manifest",
+        "hawkvision.arguments",
         "hawkvision.config",
+        "hawkvision.settings",
         "hawkvision.feature_settings",
         "hawkvision.metrics",
         "hawkvision.trace",
@@ -43,7 +54,7 @@ L1 = frozenset(
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
-CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
+CLIENT = frozenset({"hawkvision.client"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
 FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -53,15 +64,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.lossy_plan": L0 | L1 | L2,
     "hawkvision.lossy_connections": L0 | L1 | L2,
     "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
-    "hawkvision.client_question": L0,
-    "hawkvision.client_batch": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_loop": L0,
-    "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},
-    "hawkvision.client": L0
-    | L1
-    | CLIENT
-    | {"hawkvision.client_loop", "hawkvision.client_question", "hawkvision.client_lossy"},
+    "hawkvision.client.request": L0,
+    "hawkvision.client.response": L0 | {"hawkvision.client.request"},
+    "hawkvision.client.batch": L0 | {"hawkvision.client.request"},
+    "hawkvision.client.loop": L0,
+    "hawkvision.client": L0 | L1 | LOSSY,
     # The quantised IR, which the zoo writes and `fpga` compiles.
     "hawkvision.integer": L0 | L1,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
@@ -87,7 +94,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The only module that loads a backend by name.
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
-    "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
+    "hawkvision.answer_table": L0,
+    "hawkvision.samples": L0 | L1,
+    "hawkvision.up": L0 | L1 | CLIENT | {"hawkvision.samples", "hawkvision.zoo"},
+    "hawkvision.demo": L0
+    | L1
+    | CLIENT
+    | {"hawkvision.answer_table", "hawkvision.samples", "hawkvision.up", "hawkvision.zoo"},
     "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
     "hawkvision": L0 | CLIENT,

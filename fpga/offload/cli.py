@@ -24,6 +24,7 @@ from fpga.offload.plan_output import show, to_json
 from fpga.offload.plan_search import Objective, search
 from fpga.offload.queueing import ServiceTime
 from fpga.reports.build_report import read
+from hawkvision.advice import advise
 from hawkvision.errors import ConfigError
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
@@ -142,7 +143,8 @@ def _graph(task: str, variant: str | None, cache: Path | None) -> tuple[IntegerG
         raise ConfigError(f"task {task!r} has no variant for FPGAs; name a quantised variant")
     path = artifact_path(cache_dir(cache), task, variant)
     if not path.is_file():
-        raise ConfigError(f"{path}: no such model; build it: hawkvision models build {variant} --task {task}")
+        build = advise("models build", "--task", task, variant, cache_dir=cache)
+        raise ConfigError(f"{path}: no such model; build it with `{build}`")
     return graph_of(path), variant
 
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from hawkvision.advice import advise
 from hawkvision.cascade.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.profile import Certificate, Condition, Pair, Profile, SiteCertificates, threshold_value
 from hawkvision.cascade.received import ReceivedRoutes
@@ -342,7 +343,7 @@ def _site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tu
             raise ManifestError(
                 f"the site's certificates were made for {name} with fingerprint {rung.fingerprint} and temperature "
                 f"{rung.temperature}, but the profile has {expected.fingerprint} and {expected.temperature}; run "
-                "`hawkvision certify` again"
+                f"`{advise('certify', '--task', profile.task, '--data', 'IMAGES')}` again"
             )
     return found.conditions
 

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
+from hawkvision.advice import advise
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.scores import Score
 from hawkvision.errors import MALFORMED, ManifestError
@@ -316,7 +317,7 @@ class Profile(_Strict, frozen=True):
         known = [f"{p.edge} → {p.best}" for p in self.pairs]
         raise ManifestError(
             f"the profile of {self.task!r} has no certificates for {edge} → {best}, only for {known}; "
-            f"run `hawkvision calibrate --edge {edge} --best {best} …`"
+            f"run `{advise('calibrate', '--task', self.task, '--edge', edge, '--best', best, '--data', 'IMAGES')}`"
         )
 
 
@@ -383,7 +384,7 @@ class SiteCertificates(_Strict, frozen=True, kw_only=True):
         known = [f"{p.edge} → {p.best}" for p in self.pairs]
         raise ManifestError(
             f"the site's certificates have none for {edge} → {best}, only for {known}; "
-            f"run `hawkvision certify --edge {edge} …`"
+            f"run `{advise('certify', '--task', self.task, '--edge', edge, '--data', 'IMAGES')}`"
         )
 
 
@@ -433,7 +434,7 @@ def load_profile(path: Path, sha256: str | None = None) -> Profile:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return load_sealed(path, Profile, "profile", "hawkvision calibrate", sha256)
+    return load_sealed(path, Profile, "profile", "calibrate", sha256)
 
 
 def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
@@ -453,7 +454,7 @@ def load_site(path: Path) -> SiteCertificates:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return load_sealed(path, SiteCertificates, "site certificates", "hawkvision certify")
+    return load_sealed(path, SiteCertificates, "site certificates", "certify")
 
 
 def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
@@ -463,12 +464,14 @@ def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: 
         path: the file.
         kind: its schema.
         what: it is called in errors.
-        command: that makes one.
+        command: that makes one, for `advise`.
         sha256: of the file, where that is pinned.
 
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
+    task = () if path.name != "profile.json" else ("--task", path.parent.name)
+    command = advise(command, *task, "--data", "IMAGES")
     try:
         data = path.read_bytes()
         if sha256 is not None and sha256_of(data) != sha256:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from hawkvision.advice import advise
 from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.hop import INFER_PATH, RUNGS_PATH, Rungs
@@ -141,7 +142,8 @@ def _certified(url: str, listing: Rungs, expected: Mapping[str, str]) -> Finding
     missing = [name for name in others if name not in served]
     what = f"does not serve {', '.join(missing)}" if missing else f"runs another {', '.join(others)} than certified"
     advice = (
-        "build the same models on both sides (hawkvision models build), or certify what is served (hawkvision certify)"
+        f"build the same models on both sides ({advise('models build')}), or certify what is served "
+        f"({advise('certify', '--data', 'IMAGES')})"
     )
     return problem("certificates", f"{url} {what}: no guarantee holds", advice)
 

@@ -20,7 +20,8 @@ from edge.assembly import load_parts
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
 from fpga.device.framing import MAX_FRAME
 from fpga.device.host_session import MAX_ATTEMPTS
-from hawkvision.config import EdgeConfig, parse_arguments
+from hawkvision.arguments import parse_arguments
+from hawkvision.config import EdgeConfig
 from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.integer.artifact import graph_of
 from hawkvision.manifest import artifact_path

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.config import DatacenterConfig, EdgeConfig, load_config, parse_arguments
+from hawkvision.arguments import parse_arguments
+from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.errors import ConfigError
 from hawkvision.feature_settings import settings_groups
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from hawkvision.client_lossy import ANSWER_S, MAY_MISS
+from hawkvision.client.datagram import ANSWER_S, MAY_MISS
 from hawkvision.lossy import LossyLink
 from hawkvision.lossy_connections import Connection
 from hawkvision.transport.channel import Path

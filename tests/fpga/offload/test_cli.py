@@ -88,7 +88,10 @@ def test_numbers_without_bound_are_refused(cache: Path, found: FoundFolding, opt
         (["--also", "cifar10:fast"], "expected TASK:RATE:DEADLINE_MS"),
         (["--cpu-ms", "1", "--calibration", "c.json"], "give only one"),
         (["--calibration", "none.json"], "none.json"),
-        (["--variant", "tiny_w9"], "no such model; build it: hawkvision models build tiny_w9"),
+        (
+            ["--variant", "tiny_w9"],
+            r"no such model; build it with `hawkvision models build --task \w+ tiny_w9 --cache-dir",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(cache: Path, found: FoundFolding, words: list[str], says: str) -> None:

@@ -66,7 +66,7 @@ def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path
         pytest.skip(f"the models are not built: {error}")
     with pytest.raises(ManifestError) as caught:
         load_profile(models_dir() / "imagenet" / "profile.json").pair("squeezenet1_1_int8", "mobilenet_v2_int8")
-    suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" …`")[0].split()
+    suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" --data IMAGES`")[0].split()
     out = tmp_path / "pair.json"
     ran = calibrate(*suggested, "--data", str(tmp_path / "pictures"), "--out", str(out))
     assert ran.returncode == 0, ran.stderr

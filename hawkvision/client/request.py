@@ -7,7 +7,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, TypedDict, Unpack
+from typing import Final, Literal, TypeAlias, TypedDict, Unpack
 from urllib.parse import urlencode
 
 import numpy as np
@@ -16,7 +16,14 @@ from hawkvision.errors import BadField
 from hawkvision.types import OnMiss, Pixels, Quality
 
 Picture: TypeAlias = bytes | str | os.PathLike[str] | Pixels
-"""An encoded picture, the path of one, or uint8 RGB pixels (height, width, 3)."""
+"""An encoded image, the path of one, or uint8 pixels (height, width, 3)."""
+
+Encoding: TypeAlias = Literal["png", "jpeg"]
+Color: TypeAlias = Literal["rgb", "bgr"]
+ENCODINGS: Final = ("png", "jpeg")
+COLORS: Final = ("rgb", "bgr")
+JPEG_QUALITY: Final = 95
+"""Of pixels sent as JPEG, on the scale of libjpeg: a tenth of the bytes of a PNG of a photograph."""
 
 LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
 """Fragments count milliseconds in 16 bits; longer deadlines are the node's alone."""
@@ -123,26 +130,54 @@ def lossy_question(query: dict[str, str]) -> Question:
     return Question(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, insist)
 
 
-async def encoded(picture: Picture) -> bytes:
-    """The bytes to send."""
-    read = await readable(picture)
-    return read if isinstance(read, bytes) else await asyncio.to_thread(_png, read)
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """How pixels are meant, and as what they are sent."""
 
+    encoding: Encoding | None = None
+    color: Color | None = None
+    """The order of the channels; None is RGB."""
 
-async def readable(picture: Picture) -> bytes | Pixels:
-    """The picture, read if it is a path."""
-    if isinstance(picture, bytes | np.ndarray):
-        return picture
-    return await asyncio.to_thread(Path(picture).read_bytes)
+    def check(self, picture: Picture) -> None:
+        """Refuse what says nothing about this image.
 
+        Raises:
+            BadField: if a form is given for an image that is encoded already, or there is no such form.
+        """
+        for name, value, known in (("encoding", self.encoding, ENCODINGS), ("color", self.color, COLORS)):
+            if value is None:
+                continue
+            if value not in known:
+                raise BadField(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+            if not isinstance(picture, np.ndarray):
+                raise BadField(f"{name}: only for arrays of pixels; got {type(picture).__name__}, sent as it is")
 
-def _png(pixels: Pixels) -> bytes:
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-        raise BadField(f"picture: expected uint8 RGB (height, width, 3), got {pixels.dtype} {pixels.shape}")
-    # Imported here because most callers send encoded pictures, and OpenCV takes 100 ms to load.
-    import cv2
+    async def sendable(self, picture: Picture, *, pixels: bool) -> bytes | Pixels:
+        """The bytes to send, or with `pixels` RGB pixels where no encoding was asked for.
 
-    done, written = cv2.imencode(".png", pixels[:, :, ::-1])
-    if not done:
-        raise BadField(f"picture: {pixels.shape} cannot be encoded as PNG")
-    return bytes(written)
+        Raises:
+            BadField: if the array is no image.
+            OSError: if the path cannot be read.
+        """
+        if isinstance(picture, bytes):
+            return picture
+        if not isinstance(picture, np.ndarray):
+            return await asyncio.to_thread(Path(picture).read_bytes)
+        if pixels and self.encoding is None:
+            return np.ascontiguousarray(picture[..., ::-1]) if self.color == "bgr" else picture
+        return await asyncio.to_thread(self._encoded, picture)
+
+    def _encoded(self, pixels: Pixels) -> bytes:
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+            raise BadField(f"picture: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}")
+        # Imported here because most callers send encoded images, and OpenCV takes 100 ms to load.
+        import cv2
+
+        suffix, options = (
+            (".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]) if self.encoding == "jpeg" else (".png", [])
+        )
+        written_as_bgr = pixels if self.color == "bgr" else pixels[:, :, ::-1]
+        done, written = cv2.imencode(suffix, written_as_bgr, options)
+        if not done:
+            raise BadField(f"picture: {pixels.shape} cannot be encoded as {suffix[1:].upper()}")
+        return bytes(written)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
-from hawkvision.client_question import Picture
+from hawkvision.client.request import Picture
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.types import Answer
 

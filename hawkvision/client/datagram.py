@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hawkvision.client_question import Question, TimeLimit
-from hawkvision.client_replies import BadReply, Reply, Unreachable, error_from_reply
+from hawkvision.client.request import Question, TimeLimit
+from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
 from hawkvision.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.lossy import LossyLink
@@ -79,6 +79,8 @@ class LossyWay:
             HawkVisionError: what it says against datagrams.
         """
         try:
+            if limit.deadline_ms is None and not self._link.state().connected:
+                await self._link.probe(limit.seconds)  # making a connection has a time of its own
             status, body = await self._ask(picture, question, limit.seconds)
         except NotReady as error:  # the node says so over HTTP, asked for where it listens
             return error.status, None, msgspec.json.encode(error.body())

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from hawkvision import errors
-from hawkvision.client_question import TARGETS, TimeLimit
+from hawkvision.client.request import TARGETS, TimeLimit
 from hawkvision.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.types import (
     AccuracyPromise,

@@ -1,35 +1,11 @@
-"""The client of an edge node: send a picture and what is needed of the answer, get a `hawkvision.types.Answer`.
-
-    with Client("http://127.0.0.1:8080") as client:
-        answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=80)
-
-`AsyncClient` is the implementation; `Client` runs one on an event loop of its own, so both behave alike. Pictures
-travel unchanged, as the raw body, and fields as query parameters. A refusal is raised as the very class of
-`hawkvision.errors` that the node raised; two more (`hawkvision.client_replies`) can happen only on this side:
-
-    ServiceError
-    ├── Unreachable   no connection, a broken one, or no answer within `timeout_s`
-    └── BadReply      something answered, but not in the way a node does
-
-A call with `deadline_ms` gives up `late_s` after that deadline at the latest and raises `DeadlineMissed`, except for
-`on_miss=wait`, which `timeout_s` alone bounds. After a fork a client works in the child as well, over connections of
-the child's own.
-
-With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
-link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
-models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
-says what was received. `deadline_ms` then covers the link, both ways, from when the picture begins to leave, and
-fragments that would come too late are not sent. If too little arrives in time for any answer, or none comes back, that
-is `DeadlineMissed` whatever `on_miss` says, except for `wait`, which sends and waits without regard to the link's
-deadline.
-"""
+"""The client of an edge node for programs with an event loop; `hawkvision.client` says what clients do."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,19 +15,19 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from hawkvision.client_batch import Outcome, in_order
-from hawkvision.client_loop import BackgroundLoop
-from hawkvision.client_question import (
+from hawkvision.client.batch import Outcome, in_order
+from hawkvision.client.request import (
+    ArrayForm,
     ClassifyFields,
+    Color,
+    Encoding,
     Picture,
     TimeLimit,
-    encoded,
     lossy_question,
     query_fields,
-    readable,
     waits_beyond_deadline,
 )
-from hawkvision.client_replies import (
+from hawkvision.client.response import (
     BadReply,
     Exchange,
     Reply,
@@ -66,9 +42,7 @@ from hawkvision.servers.key_text import clean_key
 from hawkvision.types import Answer, Pixels
 
 if TYPE_CHECKING:
-    from hawkvision.client_lossy import LossyWay
-
-__all__ = ["CLASSIFY_PATH", "AsyncClient", "BadReply", "Client", "Health", "Picture", "Transport", "Unreachable"]
+    from hawkvision.client.datagram import LossyWay
 
 Transport: TypeAlias = Literal["http", "lossy"]
 
@@ -83,6 +57,8 @@ MAX_ATTEMPTS: Final = 10
 LATE_S: Final = 1.0
 """How long after its deadline an answer is waited for by default: TCP sends a lost first segment again after one second
 (RFC 6298 §2), so that one loss costs no answer."""
+POLL_S: Final = (0.1, 1.0)
+"""Between looks whether a node has started: at first, and at most."""
 FIRST_PAUSE_S: Final = 0.1
 """Before the second attempt when a refusal has no Retry-After; doubles with each further one."""
 
@@ -123,9 +99,11 @@ class AsyncClient:
         Args:
             url: of the node, such as `http://127.0.0.1:8080`.
             api_key: sent as `Authorization: Bearer …`.
-            timeout_s: for one attempt, from when a connection is free for it to the last byte of the reply.
+            timeout_s: for one attempt, from when it has a connection to send on to the last byte of the reply; making
+                a connection may take as long again. With a `deadline_ms` both share the time.
             late_s: how long after its `deadline_ms` a call may still get an answer; less than `timeout_s`.
-            connections: open at once at most; further calls wait for a free one before their time begins.
+            connections: open at once at most; further calls wait for a free one before their time begins. By datagrams
+                there is one, and so many images are under way over it at once.
             retry_budget_s: how long one call may pause in all to try again after 429 and 503, honouring
                 Retry-After; 0 never retries. A `deadline_ms` that is shorter bounds it too.
             transport: `lossy` sends pictures as datagrams; the node says over HTTP where to.
@@ -169,31 +147,55 @@ class AsyncClient:
         """The process and the loop to which the connections belong."""
         self._closed = False
 
-    async def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
-        """What the picture shows.
+    async def classify(
+        self,
+        picture: Picture,
+        *,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
+    ) -> Answer:
+        """What the image shows.
 
-        Over HTTP, encoded pictures are sent byte for byte; pixels are sent as PNG, which loses nothing.
+        Args:
+            picture: an encoded image or the path of one, which is sent byte for byte; or uint8 pixels.
+            encoding: of pixels: `png`, which loses nothing and is the default over HTTP, or `jpeg`, a tenth of the
+                bytes. By datagrams pixels are coded as the link allows, unless an encoding is given.
+            color: order of the channels of pixels: `rgb`, the default, or `bgr`, as OpenCV has it.
+            fields: what is asked.
 
         Raises:
             BadField: for contradictory fields, before anything is sent.
-            RequestError, ServiceError: as the node says, or as the module's docstring draws. Over the lossy transport
-                a broken picture is found out before it is sent.
+            RequestError, ServiceError: as the node says, or as the docstring of `hawkvision.client` draws. Over the
+                lossy transport a broken image is found out before it is sent.
             DeadlineMissed: if there is no answer `late_s` after the deadline.
             OSError: if the path cannot be read.
         """
         query = query_fields(**fields)
+        form = ArrayForm(encoding, color)
+        form.check(picture)
         deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
-        exchange: Exchange
-        if self._lossy:
-            exchange = partial(self._exchange_lossy, await readable(picture), query)
-        else:
-            exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, await encoded(picture))
-        where = f"{self.url}{CLASSIFY_PATH}"
-        return answer_from_json(await self._retried(exchange, where, budget_s, deadline_ms))
+        async with self._place():
+            # In its place, so that no more images are held encoded than are sent.
+            body = await form.sendable(picture, pixels=self._lossy)
+            exchange: Exchange
+            if self._lossy:
+                exchange = partial(self._exchange_lossy, body, query)
+            else:
+                assert isinstance(body, bytes)
+                exchange = partial(self._exchange, "POST", CLASSIFY_PATH, query, body)
+            where = f"{self.url}{CLASSIFY_PATH}"
+            return answer_from_json(await self._retried(exchange, where, budget_s, deadline_ms))
 
     async def classify_batch(
-        self, pictures: Iterable[Picture], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+        self,
+        pictures: Iterable[Picture],
+        *,
+        concurrency: int = 8,
+        encoding: Encoding | None = None,
+        color: Color | None = None,
+        **fields: Unpack[ClassifyFields],
     ) -> AsyncGenerator[Outcome]:
         """What each picture shows, in the order of the pictures, which may be any number.
 
@@ -201,14 +203,19 @@ class AsyncClient:
 
         Args:
             pictures: each as `classify` takes it; taken from the iterable as there is room for them.
-            concurrency: pictures under way at once. Up to `client_batch.AHEAD` times as many wait for one before them.
+            concurrency: pictures under way at once. Up to `AHEAD` (`hawkvision.client.batch`) times as many wait for
+                one before them.
+            encoding: as of `classify`.
+            color: as of `classify`.
             fields: as of `classify`, the same for all.
 
         Raises:
             BadField: for contradictory fields, before anything is sent.
         """
         query_fields(**fields)
-        async for outcome in in_order(pictures, partial(self.classify, **fields), concurrency):
+        async for outcome in in_order(
+            pictures, partial(self.classify, encoding=encoding, color=color, **fields), concurrency
+        ):
             yield outcome
 
     async def targets(self) -> dict[str, Any]:
@@ -230,6 +237,29 @@ class AsyncClient:
         except NotReady:
             return Health(ready=False)
         return Health(ready=True, task=body.get("task"), variant=body.get("variant"))
+
+    async def wait_ready(self, timeout_s: float = 60.0) -> Health:
+        """Wait until the node takes images: it may still be starting, and not even listen.
+
+        Raises:
+            Unreachable: if nothing answers within `timeout_s`.
+            NotReady: if what answers is not ready within `timeout_s`.
+            HawkVisionError: at once, for what waiting does not mend.
+        """
+        until, pause_s = _now() + timeout_s, POLL_S[0]
+        while True:
+            try:
+                health = await self.health()
+                failure: NotReady | Unreachable = NotReady(f"{self.url} was still starting after {timeout_s:g} s")
+            except Unreachable as error:
+                failure = Unreachable(f"{error.message} (waited {timeout_s:g} s)")
+            else:
+                if health.ready:
+                    return health
+            if _now() + pause_s > until:
+                raise failure
+            await asyncio.sleep(pause_s)
+            pause_s = min(POLL_S[1], 2.0 * pause_s)
 
     async def connect(self) -> None:
         """Connect now, so that the first picture pays for no handshake.
@@ -265,37 +295,34 @@ class AsyncClient:
         await self.close()
 
     async def _get(self, path: str, budget_s: float) -> dict[str, Any]:
-        return await self._retried(partial(self._exchange, "GET", path, {}, None), f"{self.url}{path}", budget_s)
+        async with self._place():
+            return await self._retried(partial(self._exchange, "GET", path, {}, None), f"{self.url}{path}", budget_s)
 
     async def _retried(
         self, exchange: Exchange, where: str, budget_s: float, deadline_ms: float | None = None
     ) -> dict[str, Any]:
-        """The JSON object of a 200 reply; retries within the budget."""
-        async with self._place() as began:
-            spent_s = 0.0
-            for attempt in range(MAX_ATTEMPTS):
-                limit = TimeLimit.after(_now() - began, self._timeout_s, deadline_ms, self._late_s)
-                status, retry_after, payload = await exchange(limit)
-                if status == 200:
-                    return object_of(payload, where)
-                pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
-                may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
-                too_late = deadline_ms is not None and _now() + pause_s - began >= deadline_ms / 1e3
-                if not may_retry or too_late or spent_s + pause_s > budget_s:
-                    raise error_from_reply(status, payload, retry_after, where)
-                spent_s += pause_s
-                await asyncio.sleep(pause_s)
-            raise AssertionError("the last attempt returns or raises")
+        """The JSON object of a 200 reply; retries within the budget. The call's time begins now."""
+        began, spent_s = _now(), 0.0
+        for attempt in range(MAX_ATTEMPTS):
+            limit = TimeLimit.after(_now() - began, self._timeout_s, deadline_ms, self._late_s)
+            status, retry_after, payload = await exchange(limit)
+            if status == 200:
+                return object_of(payload, where)
+            pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
+            may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
+            too_late = deadline_ms is not None and _now() + pause_s - began >= deadline_ms / 1e3
+            if not may_retry or too_late or spent_s + pause_s > budget_s:
+                raise error_from_reply(status, payload, retry_after, where)
+            spent_s += pause_s
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
 
     @asynccontextmanager
-    async def _place(self) -> AsyncGenerator[float]:
-        """One of the connections; gives when it was there."""
+    async def _place(self) -> AsyncGenerator[None]:
+        """One of the calls that may be under way at once."""
         self._settle()
-        if self._lossy:  # one connection carries any number of questions
-            yield _now()
-            return
         async with self._places:
-            yield _now()
+            yield
 
     async def _exchange(
         self, method: str, path: str, query: dict[str, str], body: bytes | None, limit: TimeLimit
@@ -303,13 +330,15 @@ class AsyncClient:
         """One attempt."""
         query = limit.applied(query)
         try:
-            async with asyncio.timeout(limit.seconds):
+            async with asyncio.timeout(limit.seconds) as running:
+                # A deadline passes while the connection is made; other callers' time begins when it is there.
+                connected = None if limit.deadline_ms is not None else partial(_begin, running, limit.seconds)
                 try:
-                    return await self._send(method, path, query, body)
+                    return await self._send(method, path, query, body, connected)
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError):
                     # The server may close a kept-alive connection just as it is used again. Asking about a picture
                     # twice changes nothing, so one new connection is tried before the caller is troubled.
-                    return await self._send(method, path, query, body)
+                    return await self._send(method, path, query, body, connected)
         except TimeoutError:
             if limit.deadline_ms is not None:
                 raise DeadlineMissed(f"{self.url}: no answer came for the deadline {limit.deadline_ms:g} ms") from None
@@ -317,12 +346,25 @@ class AsyncClient:
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
 
-    async def _send(self, method: str, path: str, query: dict[str, str], body: bytes | None) -> Reply:
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: bytes | None,
+        connected: Callable[[], None] | None,
+    ) -> Reply:
         headers = {} if path == TRANSPORT_PATH else dict(self._headers)  # which anybody may ask, and anybody may hear
         if body is not None:
             headers["Content-Type"] = "application/octet-stream"
         async with self._open().request(
-            method, self.url + path, params=query, data=body, headers=headers, allow_redirects=False
+            method,
+            self.url + path,
+            params=query,
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            trace_request_ctx=connected,
         ) as response:
             payload = bytearray()
             async for chunk in response.content.iter_any():
@@ -338,7 +380,7 @@ class AsyncClient:
     def _open_link(self) -> LossyWay:
         """The link, made on first use because it belongs to the running loop."""
         # Imported here because the callers of HTTP need neither QUIC nor OpenCV, which take 300 ms to load.
-        from hawkvision.client_lossy import LossyWay
+        from hawkvision.client.datagram import LossyWay
 
         self._settle()
         if self._link is None:
@@ -355,6 +397,7 @@ class AsyncClient:
                 connector=aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEPALIVE_S, ssl=self._tls),
                 timeout=aiohttp.ClientTimeout(total=None),  # each attempt has its own
                 cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[_connection_trace()],
             )
         return self._session
 
@@ -380,72 +423,27 @@ class AsyncClient:
         self._places = asyncio.Semaphore(self._connections)
 
 
-class Client:
-    """`AsyncClient` for code without an event loop; safe to call from several threads, and after a fork."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 30.0,
-        late_s: float = LATE_S,
-        connections: int = 16,
-        retry_budget_s: float = 0.0,
-        transport: Transport = "http",
-        paths: Sequence[str] = (),
-        ca: str | Path | None = None,
-        certificate: str | Path | None = None,
-        certificate_key: str | Path | None = None,
-    ) -> None:
-        """See `AsyncClient`."""
-        self._async = AsyncClient(
-            url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            late_s=late_s,
-            connections=connections,
-            retry_budget_s=retry_budget_s,
-            transport=transport,
-            paths=paths,
-            ca=ca,
-            certificate=certificate,
-            certificate_key=certificate_key,
-        )
-        self.url = self._async.url
-        self._loop = BackgroundLoop(f"the client of {self.url}")
-
-    def classify(self, picture: Picture, **fields: Unpack[ClassifyFields]) -> Answer:
-        """See `AsyncClient.classify`."""
-        return self._loop.run(self._async.classify(picture, **fields))
-
-    def classify_batch(
-        self, pictures: Iterable[Picture], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
-    ) -> Generator[Outcome]:
-        """See `AsyncClient.classify_batch`. The iterable is read on the client's own thread."""
-        return self._loop.iterate(self._async.classify_batch(pictures, concurrency=concurrency, **fields))
-
-    def targets(self) -> dict[str, Any]:
-        """See `AsyncClient.targets`."""
-        return self._loop.run(self._async.targets())
-
-    def health(self) -> Health:
-        """See `AsyncClient.health`."""
-        return self._loop.run(self._async.health())
-
-    def close(self) -> None:
-        """Close the connections and end the thread. Closing twice does no harm; calls under way are cut off."""
-        self._loop.close(self._async.close)
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _begin(running: asyncio.Timeout, seconds: float) -> None:
+    """Have the time of an attempt begin now."""
+    if not running.expired():
+        running.reschedule(_now() + seconds)
+
+
+def _connection_trace() -> aiohttp.TraceConfig:
+    """Calls what a request gives as its context when it has a connection."""
+
+    async def connected(_: aiohttp.ClientSession, context: Any, __: Any) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(connected)
+    trace.on_connection_reuseconn.append(connected)
+    return trace
 
 
 def _retry_after(header: str | None) -> float | None:
