@@ -172,9 +172,16 @@ def test_imports_point_downwards() -> None:
 
 MOST_MODULES = 12
 ROOMS = (
+    "fpga",
+    "hawkvision/integer",
     "loadgen",
+    "tests/fpga",
+    "tests/hawkvision/integer",
     "tests/loadgen",
-    *(f"tests/bench/{room}" for room in ("cascade", "inference", "policies", "robustness", "servers", "transport")),
+    *(
+        f"tests/bench/{room}"
+        for room in ("cascade", "fpga", "inference", "policies", "robustness", "servers", "transport")
+    ),
 )
 """Trees of folders that hold at most `MOST_MODULES` modules each, `__init__` not counted."""
 
