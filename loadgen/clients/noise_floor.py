@@ -63,19 +63,19 @@ OIP_ANSWER: Final = msgspec.json.encode(
 
 
 async def measure(
-    crew: WorkerProcesses, job: Job, rate: float | None, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
+    workers: WorkerProcesses, job: Job, rate: float | None, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S
 ) -> NoiseFloor:
-    """What this crew measures where there is nothing to measure.
+    """What this workers measures where there is nothing to measure.
 
     Args:
-        crew: loaded with the pictures of the run.
+        workers: loaded with the pictures of the run.
         job: of the run, with at least one request: its server's protocol, its classes, its plan.
         rate: of the run; None for a closed loop, whose callers the floor is measured with.
         floor_s: for how long the percentiles are measured.
         ceiling_s: for how long the highest rate is measured.
     """
-    ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * crew.size, duration_s=ceiling_s)
-    done = [each for each in await _ask_null(crew, ceiling) if each.answered and each.sent_s >= SKIPPED * ceiling_s]
+    ceiling = msgspec.structs.replace(job, due=[], callers=CALLERS * workers.size, duration_s=ceiling_s)
+    done = [each for each in await _ask_null(workers, ceiling) if each.answered and each.sent_s >= SKIPPED * ceiling_s]
     max_rate = len(done) / ((1.0 - SKIPPED) * ceiling_s)
     floor = msgspec.structs.replace(job, duration_s=floor_s)
     if rate is not None:
@@ -87,17 +87,17 @@ async def measure(
             target=np.array(job.target)[picked].tolist(),
             picture=np.array(job.picture)[picked].tolist(),
         )
-    outcomes = await _ask_null(crew, floor)
+    outcomes = await _ask_null(workers, floor)
     latencies = [each.latency_s * 1e3 for each in outcomes if each.answered and each.due_s >= SKIPPED * floor_s]
     p50, p99 = np.percentile(latencies or [np.inf], (50, 99))
     return NoiseFloor(float(p50), float(p99), max_rate)
 
 
-async def _ask_null(crew: WorkerProcesses, job: Job) -> list[Outcome]:
+async def _ask_null(workers: WorkerProcesses, job: Job) -> list[Outcome]:
     """The job, sent to a null server of its own: one that was just overwhelmed may still be busy with that."""
     with running("loadgen.clients.noise_floor", title="the null server") as null:
         server = msgspec.structs.replace(job.server, url=null.url, path=CLASSIFY_PATH, api_key=None)
-        return await crew.run(msgspec.structs.replace(job, server=server))
+        return await workers.run(msgspec.structs.replace(job, server=server))
 
 
 def floor_rate(rate: float, max_rate: float) -> float:

@@ -99,7 +99,7 @@ async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
 
 
 def _say(out: int, report: Report) -> None:
-    """Written at once: the crew always reads."""
+    """Written at once: the workers always reads."""
     left = memoryview(frame(msgspec.msgpack.encode(report)))
     while left:
         left = left[os.write(out, left) :]

@@ -201,15 +201,15 @@ async def run(given: Options) -> int:
             write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
 
     with heeded() as stop:
-        async with WorkerProcesses(setup_.processes) as crew:
+        async with WorkerProcesses(setup_.processes) as workers:
 
             async def ask(job: Job) -> tuple[list[Outcome], bool]:
-                return await crew.run(job, stop=stop), stop.is_set()
+                return await workers.run(job, stop=stop), stop.is_set()
 
-            await crew.load(setup_.dataset)
+            await workers.load(setup_.dataset)
             if not given.no_noise:
                 job = setup_.job(ConstantArrivals(noise_floor.LEAST_RATE), given.probe_s)
-                floor = await unless(stop, noise_floor.measure(crew, job, given.from_rate))
+                floor = await unless(stop, noise_floor.measure(workers, job, given.from_rate))
                 if floor is not None:
                     limit = GENERATOR_SHARE * floor.max_rate
                     search.most = min(search.most, limit)

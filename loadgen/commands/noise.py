@@ -72,10 +72,10 @@ async def run(given: Options) -> None:
     server = ServerAddress("http://127.0.0.1", given.protocol)
     planned = Setup(server, dataset, classes, given.processes, options.MAX_IN_FLIGHT, seed=0)
     started = options.origin(planned.seed)
-    async with WorkerProcesses(given.processes) as crew:
-        await crew.load(dataset)
+    async with WorkerProcesses(given.processes) as workers:
+        await workers.load(dataset)
         job = planned.job(ConstantArrivals(noise_floor.LEAST_RATE), given.seconds)
-        floor = await noise_floor.measure(crew, job, given.rate, floor_s=given.seconds, ceiling_s=given.seconds)
+        floor = await noise_floor.measure(workers, job, given.rate, floor_s=given.seconds, ceiling_s=given.seconds)
     rate = noise_floor.floor_rate(given.rate, floor.max_rate)
     report = NoiseReport(given.protocol, given.processes, dataset.name, rate, floor, started)
     console = terminal(160, highlight=False)

@@ -365,7 +365,7 @@ async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[L
 
 
 async def _interruptible(
-    crew: WorkerProcesses, job: Job, begun: Callable[[], None] | None
+    workers: WorkerProcesses, job: Job, begun: Callable[[], None] | None
 ) -> tuple[list[Outcome], float | None]:
     """The outcomes, and when (since the start) an interrupt stopped the sending."""
     loop = asyncio.get_running_loop()
@@ -378,7 +378,7 @@ async def _interruptible(
     with heeded() as stop, _bar("requests", len(job.due) or None) as show:
         noting = asyncio.create_task(noted())
         try:
-            outcomes = await crew.run(job, stop=stop, show=show, begun=begun)
+            outcomes = await workers.run(job, stop=stop, show=show, begun=begun)
             return outcomes, await noting if stop.is_set() else None
         finally:
             noting.cancel()

@@ -121,9 +121,9 @@ async def run(given: argparse.Namespace) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         with Deployment(plan.out / "logs", dc_arguments, given.congestion) as deployment:
-            async with WorkerProcesses(1, deployment.client_prefix, realtime=True) as crew:
-                await crew.load(dataset)
-                bench = _Bench(plan, dataset, deployment, crew, ("--task", given.task, *backend), floors)
+            async with WorkerProcesses(1, deployment.client_prefix, realtime=True) as workers:
+                await workers.load(dataset)
+                bench = _Bench(plan, dataset, deployment, workers, ("--task", given.task, *backend), floors)
                 try:
                     await bench.ask_reference()
                     await _test_all(plan, bench, found, console)
@@ -141,13 +141,13 @@ async def _floors(plan: PolicyPlan, dataset: Dataset) -> dict[Protocol, NoiseFlo
     rate = max(plan.rates)
     floors: dict[Protocol, NoiseFloor] = {}
     # Not before all ordinary processes: asking for as much as it can, it would leave nothing to the null server.
-    async with WorkerProcesses(1) as crew:
-        await crew.load(dataset)
+    async with WorkerProcesses(1) as workers:
+        await workers.load(dataset)
         for protocol in dict.fromkeys(contender.protocol for contender in plan.contenders):
             server = ServerAddress("http://127.0.0.1", protocol, timeout_s=plan.timeout_s)
             setup_ = Setup(server, dataset, plan.classes, 1, MAX_IN_FLIGHT, plan.seed)
             job = setup_.job(parse_arrivals(plan.schedule(rate)), plan.duration_s)
-            floors[protocol] = await noise_floor.measure(crew, job, rate)
+            floors[protocol] = await noise_floor.measure(workers, job, rate)
     return floors
 
 
@@ -199,7 +199,7 @@ class _Bench:
         plan: PolicyPlan,
         dataset: Dataset,
         deployment: Deployment,
-        crew: WorkerProcesses,
+        workers: WorkerProcesses,
         edge_arguments: tuple[str, ...],
         floors: Mapping[Protocol, NoiseFloor],
     ) -> None:
@@ -207,7 +207,7 @@ class _Bench:
         self._floors = floors
         self._dataset = dataset
         self._deployment = deployment
-        self._crew = crew
+        self._workers = workers
         self._edge_arguments = edge_arguments
         self._reference: dict[int, bool] = {}
 
@@ -225,7 +225,7 @@ class _Bench:
             missing = list(range(len(self._dataset)))
             for _ in range(REFERENCE_TRIES):
                 due = [n / REFERENCE_RATE for n in range(len(missing))]
-                outcomes = await self._crew.run(
+                outcomes = await self._workers.run(
                     Job(setup_.server, [{"quality": "best"}], [0] * len(due), missing, len(due), MAX_IN_FLIGHT, due)
                 )
                 best = [each for each in outcomes if each.tier == "dc" and not each.degraded]
@@ -260,7 +260,7 @@ class _Bench:
 
             schedule = plan.schedule(rate)
             try:
-                outcomes = await self._crew.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
+                outcomes = await self._workers.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
                 near, far = (after.since(then) for after, then in zip(self._carried(), before[0], strict=True))
                 lost, slowed = cpu_steal.since(had[0][0]), cpu_slowdown.since(had[0][1], idle_prevention.pace())
             finally:
@@ -304,7 +304,7 @@ class _Bench:
             # Other pictures each time: with a low threshold few are uncertain enough for the datacenter.
             pictures = [(attempt * n + number) % len(self._dataset) for number in range(n)]
             job = Job(setup_.server, fields, targets, pictures, n / SETTLE_RATE, MAX_IN_FLIGHT, due)
-            outcomes = await self._crew.run(job)
+            outcomes = await self._workers.run(job)
             reached = any(each.tier == "dc" for each in outcomes) or contender.policy == "all-edge"
             if reached and all(each.answered and each.latency_s < SETTLED_S for each in outcomes):
                 return

@@ -50,10 +50,10 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
     told: list[Tally] = []
 
     async def scenario() -> tuple[list[Outcome], list[Outcome]]:
-        async with WorkerProcesses(2) as crew:
-            await crew.load(PICTURES)
-            again = await crew.run(job(null.url, [], callers=4, duration_s=0.1))
-            return await crew.run(job(null.url, due), show=told.append), again
+        async with WorkerProcesses(2) as workers:
+            await workers.load(PICTURES)
+            again = await workers.run(job(null.url, [], callers=4, duration_s=0.1))
+            return await workers.run(job(null.url, due), show=told.append), again
 
     outcomes, closed = asyncio.run(scenario())
     assert [each.due_s for each in outcomes] == due
@@ -65,21 +65,21 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:
     async def scenario() -> None:
-        async with WorkerProcesses(1) as crew:
-            await crew.load(PICTURES)
+        async with WorkerProcesses(1) as workers:
+            await workers.load(PICTURES)
             with pytest.raises(Unreachable, match="127"):
-                await crew.run(job("http://127.0.0.1:1", [0.0]))
+                await workers.run(job("http://127.0.0.1:1", [0.0]))
             with pytest.raises(ConfigError, match="--url"):
-                await crew.run(job("nonsense", [0.0]))
+                await workers.run(job("nonsense", [0.0]))
 
     asyncio.run(scenario())
 
 
 def test_a_client_process_that_ends_is_no_silent_loss() -> None:
     async def scenario() -> None:
-        async with WorkerProcesses(1, ["/bin/sh", "-c", "exit 3", "sh"]) as crew:
+        async with WorkerProcesses(1, ["/bin/sh", "-c", "exit 3", "sh"]) as workers:
             with pytest.raises(InternalError, match="status 3"):
-                await crew.load(PICTURES)
+                await workers.load(PICTURES)
 
     asyncio.run(scenario())
 
@@ -90,9 +90,9 @@ def test_clients_run_before_ordinary_processes_where_wanted_and_allowed(realtime
     allowed = subprocess.run(asked, check=False).returncode == 1
 
     async def scenario() -> int:
-        async with WorkerProcesses(1, realtime=realtime) as crew:
-            await crew.load(PICTURES)
-            return os.sched_getscheduler(crew._clients[0].pid)
+        async with WorkerProcesses(1, realtime=realtime) as workers:
+            await workers.load(PICTURES)
+            return os.sched_getscheduler(workers._clients[0].pid)
 
     assert asyncio.run(scenario()) == (os.SCHED_FIFO if realtime and allowed else os.SCHED_OTHER)
 

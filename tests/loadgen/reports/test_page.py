@@ -23,15 +23,12 @@ from loadgen.reports.page import page, write_html
 from loadgen.reports.text import headline, milliseconds, warnings_of
 from loadgen.reports.timeline import link_words, timeline, timelines, windows
 from loadgen.workload.record import LinkSample, NoiseFloor, Run, TargetClass
-from tests.bench.policies.goal_checks import PolicyCell, PolicyResult, judge
-from tests.bench.policies.report_goals import goals_page, headline_of
-from tests.bench.policies.test_goal_checks import result
 from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
 
-def told(run: Run) -> ChartSeries:
+def series_of(run: Run) -> ChartSeries:
     return ChartSeries(run, counted_of(run), summarise(run))
 
 
@@ -49,24 +46,7 @@ def three() -> str:
     return page([short("hawkvision"), short("infaas", slow=3, honest=False), short("static", slow=2, honest=False)])
 
 
-@pytest.fixture(scope="module")
-def judged() -> str:
-    return judged_page(
-        result("hawkvision", 50.0, wrong=2, uplink=400_000),
-        result("infaas", 500.0, uplink=2_000_000),
-        result("all-edge", 20.0, wrong=40),
-    )
-
-
-def cell_of(*results: PolicyResult) -> PolicyCell:
-    return PolicyCell("a link", 20.0, results={each.run.name: each for each in results})
-
-
-def judged_page(*results: PolicyResult) -> str:
-    return goals_page([each.run for each in results], *judge(cell_of(*results)))
-
-
-@pytest.fixture(params=["alone", "three", "judged"])
+@pytest.fixture(params=["alone", "three"])
 def either(request: pytest.FixtureRequest) -> str:
     found = request.getfixturevalue(request.param)
     assert isinstance(found, str)
@@ -204,7 +184,7 @@ def test_page_is_written_whole(tmp_path: Path) -> None:
 
 def test_headline_of_one_run_is_made_of_its_numbers() -> None:
     outcomes = [answer(k / 100, 50 if k % 10 else 150, right=k % 4 != 0, picture=k) for k in range(1_000)]
-    claim, lead = headline([told(run_of(outcomes, name="mine", duration_s=10))], ())
+    claim, lead = headline([series_of(run_of(outcomes, name="mine", duration_s=10))], ())
     assert claim == "mine: 10.0 % of the requests miss their deadline of 100 ms, 70.0 % right and in time"
     assert lead.startswith("1,000 requests at 100 a second on poisson:8: half of all answered within 50 ms, P99 150 ms")
 
@@ -224,14 +204,14 @@ def test_percentiles_that_are_lower_bounds_have_arrows_and_the_page_says_what_th
 
 def test_page_names_the_link_that_a_run_was_behind() -> None:
     run = msgspec.structs.replace(short("mine"), link="lte")
-    assert " a second on poisson:8 behind lte: half" in headline([told(run)], ())[1]
+    assert " a second on poisson:8 behind lte: half" in headline([series_of(run)], ())[1]
     assert '<p class="kicker">HawkVision load test · poisson:8 behind lte ·' in page([run])
 
 
 @pytest.mark.parametrize("deadline_ms", [None, 100.0])
 def test_headline_of_a_run_that_was_mostly_not_answered_begins_with_that(deadline_ms: float | None) -> None:
     outcomes = [answer(k / 10, 30) if k < 40 else refusal(k / 10, 1, 0, "unreachable") for k in range(100)]
-    claim, lead = headline([told(run_of(outcomes, name="killed", deadline_ms=deadline_ms))], ())
+    claim, lead = headline([series_of(run_of(outcomes, name="killed", deadline_ms=deadline_ms))], ())
     assert claim.startswith("killed: 60.0 % got no answer (unreachable), 40.0 % right")
     assert "half of all answered" not in lead
     assert lead.endswith("60 not answered (60 unreachable).")
@@ -242,7 +222,7 @@ def test_headline_of_several_runs_says_which_are_slower() -> None:
         run_of([answer(k / 10, factor * (10 + k % 50), picture=k) for k in range(400)], name=name, duration_s=40)
         for name, factor in (("ours", 1), ("slow", 4), ("quick", 0.5), ("twin", 1))
     ]
-    claim, _ = headline([told(run) for run in runs], compare_all(runs))
+    claim, _ = headline([series_of(run) for run in runs], compare_all(runs))
     assert claim == ("ours: P99 59 ms, faster than slow (4.0x); slower than quick (2.0x); no difference shown to twin")
 
 
@@ -255,7 +235,7 @@ def test_headline_names_runs_whose_failures_leave_it_open_which_is_faster() -> N
             ("ours", answers), ("killed", answers[:100] + failed[100:]), ("dead", failed), ("twin", answers)
         )
     ]  # fmt: skip
-    assert headline([told(run) for run in runs], compare_all(runs))[0] == (
+    assert headline([series_of(run) for run in runs], compare_all(runs))[0] == (
         "ours: P99 59 ms, no difference shown to twin; cannot be compared with killed (75.0 % got no answer) and dead "
         "(100.0 % got no answer)"
     )
@@ -264,7 +244,7 @@ def test_headline_names_runs_whose_failures_leave_it_open_which_is_faster() -> N
 def test_silently_missed_target_is_in_the_headline() -> None:
     outcomes = [answer(k / 100, 10, right=k % 4 != 0, picture=k) for k in range(400)]
     run = run_of(outcomes, targets=(TargetClass({"min_accuracy": "0.9"}, 1.0),))
-    assert headline([told(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
+    assert headline([series_of(run)], ())[0].endswith("; 1 of 1 accuracy targets missed silently")
 
 
 def cells_of(text: str, name: str, number: int = 0) -> dict[str, str]:
@@ -286,56 +266,6 @@ def test_page_says_what_share_was_shed_and_how_long_the_tail_is() -> None:
     assert row["P99.9"].startswith("≥ 100 ms ?")
 
 
-def test_comparison_of_policies_begins_with_its_claims(judged: str) -> None:
-    claim = cells_of(judged, "right within the deadline, ours less theirs")
-    assert claim["claim"] == "right within the deadline, ours less theirshawkvision"
-    assert (claim["against"], claim["goal"], claim["met"]) == ("infaas", "> 0", "✓ met")
-    assert claim["value"].startswith("+99.0%")
-    assert claim["measured"] == "99.0% and 0.0%"
-    latency = cells_of(judged, "P99, theirs over ours")
-    assert re.fullmatch(r"9\.65 \?\d\.\d+ to \d+\.\d+", latency["value"])
-    assert latency["met"] == "? cannot be said", "ours is the less accurate"
-
-
-def test_headline_of_a_comparison_is_what_is_right_in_time(judged: str) -> None:
-    parsed = tree(judged)
-    assert parsed.findtext(".//h1") == (
-        "hawkvision: 99.0 % right within 100 ms, more often than infaas and all-edge; no accuracy target shown to be "
-        "missed"
-    )
-    assert parsed.findtext(".//p[@class='lead']") == (
-        "200 requests at 20 a second on poisson:8; P50 51 ms, not at equal accuracy with infaas and all-edge; "
-        "P99 52 ms, not at equal accuracy with infaas and all-edge; right and in time: 99.0 %, against 80.0 % "
-        "(all-edge) and 0.0 % (infaas); 2.0 kB to the datacenter per request, against 10.0 (infaas) and 0.0 "
-        "(all-edge); 3 of 7 claims met, 4 cannot be said."
-    )
-
-
-def test_headline_names_those_at_equal_accuracy_alone() -> None:
-    results = [result("hawkvision", 50.0, wrong=2), result("static", 500.0), result("infaas", 60.0, wrong=2)]
-    _, claims = judge(cell_of(*results))
-    claim, lead = headline_of(claims)([told(each.run) for each in results], ())
-    assert claim.startswith(
-        "hawkvision: 99.0 % right within 100 ms, more often than static, no difference shown to infaas"
-    )
-    assert "P99 52 ms, at equal accuracy faster than infaas (1.2x), not at equal accuracy with static" in lead
-
-
-def test_bytes_of_a_comparison_are_those_to_the_datacenter(judged: str, three: str) -> None:
-    assert cells_of(judged, "infaas", 1)["kB to the datacenter"] == "10.0"
-    assert "right and in time 99.0%, 2.0 kB to the datacenter per request" in judged
-    assert "KiB sent" in cells_of(three, "infaas")
-    assert "KiB sent per request" in three
-
-
-def test_comparison_that_claims_nothing_has_bytes_to_the_datacenter_all_the_same() -> None:
-    results = [result("static", 50.0, uplink=400_000), result("infaas", 50.0, uplink=2_000_000)]
-    text = judged_page(*results)
-    lead = tree(text).findtext(".//p[@class='lead']") or ""
-    assert "2.0 kB to the datacenter per request, against 10.0 (infaas)" in lead
-    assert "<h2>Claims" not in text
-
-
 def test_page_without_claims_says_nothing_of_them(alone: str, three: str) -> None:
     for text in (alone, three):
         assert "<h2>Claims" not in text
@@ -343,23 +273,12 @@ def test_page_without_claims_says_nothing_of_them(alone: str, three: str) -> Non
         assert "from callers to the edge" not in text
 
 
-def test_claims_are_no_markup() -> None:
-    results = [result("hawkvision", 50.0), result("infaas", 500.0)]
-    rows, claims = judge(cell_of(*results))
-    odd = [
-        msgspec.structs.replace(claim, what=HOSTILE, against=HOSTILE, goal=HOSTILE, note=HOSTILE) for claim in claims
-    ]
-    text = goals_page([each.run for each in results], rows, odd)
-    assert "<img" not in text
-    assert tree(text).find(".//h1") is not None
-
-
 def test_doubts_about_a_run_are_said_first() -> None:
     outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
     made = msgspec.structs.replace(origin(), load_before=1.9)
     run = msgspec.structs.replace(run, steady=False, origin=made, stolen=0.03, slowed=0.12)
-    said = " ".join(warnings_of([told(run)], ()))
+    said = " ".join(warnings_of([series_of(run)], ()))
     for word in ("Interrupted", "Not steady", "50 requests; reached on", "load 1.9", "by 20 ms or more",
                  "part of P50 is", "part of P99 is", "5 requests a second", "no labels",
                  "partly the host's (3.0 % of what was wanted)",
@@ -371,7 +290,7 @@ def test_page_says_in_how_many_rounds_a_run_was_not_steady() -> None:
     run = run_of([answer(k / 10, 50 + k % 49) for k in range(50)])
     odd = msgspec.structs.replace(run, steady=False, rounds_steady=[True, False, None])
     assert "Not steady; the second half does not look like the first (in 1 of 3 rounds)." in warnings_of(
-        [told(odd)], ()
+        [series_of(odd)], ()
     )
     assert "<dt>steady</dt><dd>no, in 1 of 3 rounds</dd>" in page([odd])
     unknown = msgspec.structs.replace(odd, steady=None, rounds_steady=[True, None])
@@ -380,7 +299,7 @@ def test_page_says_in_how_many_rounds_a_run_was_not_steady() -> None:
 
 def test_doubt_that_several_runs_share_is_said_once() -> None:
     quick, slow = [answer(k / 10, 50 + k % 49) for k in range(50)], [answer(k / 10, 50) for k in range(999)]
-    runs = [told(run_of(outcomes, name=name)) for name, outcomes in (("a", quick), ("b", quick), ("c", slow))]
+    runs = [series_of(run_of(outcomes, name=name)) for name, outcomes in (("a", quick), ("b", quick), ("c", slow))]
     doubt = "Too short for its P99, whose interval is probably too narrow"
     assert warnings_of(runs[:2], ()) == [f"{doubt} (50 requests; reached once)."]
     assert warnings_of(runs[1:], ()) == [
@@ -390,7 +309,7 @@ def test_doubt_that_several_runs_share_is_said_once() -> None:
 
 def test_windows_see_when_requests_failed() -> None:
     outcomes = [refusal(k / 10, 1) if 300 <= k < 400 else answer(k / 10, 10) for k in range(600)]
-    seen = windows(told(run_of(outcomes, duration_s=60)))
+    seen = windows(series_of(run_of(outcomes, duration_s=60)))
     during = (seen.at_s > 32) & (seen.at_s < 38)
     assert seen.unanswered[during].min() == 1.0
     assert seen.unanswered[(seen.at_s < 28) | (seen.at_s > 42)].max() == 0.0
@@ -406,7 +325,7 @@ def lines(chart: str) -> list[list[float]]:
 
 def test_server_that_dies_does_not_get_faster_over_time() -> None:
     outcomes = [answer(k / 10, 30) if k < 300 else refusal(k / 10, 1, 0, "unreachable") for k in range(600)]
-    killed = told(run_of(outcomes, duration_s=60, deadline_ms=None))
+    killed = series_of(run_of(outcomes, duration_s=60, deadline_ms=None))
     for chart in (timeline(killed, 1080.0, "t"), timelines([killed, killed], 1080.0, "t")):
         for line in lines(chart)[:2]:
             assert (line[-1], min(line)) == (30.0, 30.0), "at the upper edge"
