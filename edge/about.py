@@ -64,8 +64,8 @@ def pages(
     async def schema(_: Request) -> Response:
         return _json(openapi.document())
 
-    async def docs(_: Request) -> Response:
-        return HTMLResponse(openapi.page())
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(openapi.page(str(request.base_url).rstrip("/")))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

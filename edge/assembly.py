@@ -15,15 +15,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import numpy as np
 
 from edge.admission import Admission
 from edge.audits import Auditor
-from edge.node import EdgeNode, Source
+from edge.certification import Certification, load_certification, rung_of
+from edge.node import EdgeNode
 from edge.policies.registration import Registration, register
-from edge.policies.routes import RivalPolicy
 from edge.policies.selection import open_rival, rule_of
 from edge.rung import EdgeResult, Look, Model, Others, Rung, check_rung
 from edge.state import StateError, StateFile
@@ -32,18 +32,17 @@ from edge.uplink import Uplink
 from edge.warming import look_at_samples
 from edge.workers import MAX_TOGETHER, WorkerPool
 from hawkvision.artifacts import load_variant
-from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import load_profile_of, load_site
 from hawkvision.cascade.scores import Ranking, most_probable
 from hawkvision.clock import Clock, MonotonicClock
 from hawkvision.config import EdgeConfig, default_state_file
-from hawkvision.errors import ConfigError, ManifestError
+from hawkvision.errors import ConfigError
+from hawkvision.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
 from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.memory import divided, give_back_at_once
-from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
+from hawkvision.metrics import EdgeMetrics
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import NEVER_CERTIFIED, backend_name, open_backend
+from hawkvision.vision.backends import backend_name, execution_of, open_backend
 from hawkvision.vision.cost import Rates, Scales
 from hawkvision.vision.image import least_side
 from hawkvision.vision.int8 import ranking
@@ -63,16 +62,13 @@ class Loaded:
     """What a node is made of, as far as it comes from files."""
 
     rung: Rung
-    policy: Policy
+    certification: Certification
     labels: tuple[str, ...]
     best: str
-    expected: dict[str, str]
-    """Fingerprints of the datacenter rungs that the certificates are about."""
     useful_side: int
     """Pixels of a picture's shorter side of which the most demanding of these rungs makes use."""
     reducer: Reducer
     """Makes pictures as small as the datacenter looks at them."""
-    source: Source
     inputs: tuple[InputSpec, ...]
     """Of the models that look at one picture here."""
     registration: Registration | None = None
@@ -89,28 +85,17 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     manifest = load_manifest(config.task, models)
     name = rung_of(config, manifest)
     first = manifest.members(name)[0].name
-    profile = load_profile_of(manifest, models, config.profile)
-    site = None if config.certificates is None else load_site(config.certificates)
     registration = None
     if config.policy == "infaas":
         registration = register(config, manifest, cache, name, partial(_load_warm, config, manifest, cache))
-    rule, alone = rule_of(config, registration), config.dc_url is None
-    policy = (
-        Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
-        if rule is None
-        else RivalPolicy(profile, name, manifest.best, rule, alone=alone, site=site)
-    )
-    measured = profile.rung(name)
+    found = load_certification(config, manifest, rule_of(config, registration))
     if config.backend != "noop":
-        for known in profile.rungs:
+        for known in found.profile.rungs:
             if known.name in (name, first):
                 check_rung(known, manifest, f"profile of {config.task!r}")
-    rung = _load_rung(config, manifest, cache, name, measured.temperature, policy.pair.score, given_up)
-    asked = [manifest.best] if policy.pair.middle is None else [manifest.best, policy.pair.middle.name]
-    expected = {each: profile.rung(each).fingerprint for each in asked}
-    source = Source(*profile.certified_on, None)
-    if site is not None:
-        source = Source(site.data.name, site.data.sha256, site.as_of)
+    rung = _load_rung(config, manifest, cache, name, found.temperature, found.score, given_up)
+    middle = found.policy.pair.middle
+    asked = [manifest.best] if middle is None else [manifest.best, middle.name]
     inputs = [member.input for each in (name, *asked) for member in manifest.members(each)]
     useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels)
@@ -118,43 +103,7 @@ def load_parts(config: EdgeConfig, given_up: Future[None] | None = None) -> Load
     if registration is not None:
         looking = (max((each.input for each in manifest.variants), key=least_side),)
     labels = load_labels(manifest, models)
-    return Loaded(rung, policy, labels, manifest.best, expected, useful_side, reducer, source, looking, registration)
-
-
-def rung_of(config: EdgeConfig, manifest: Manifest) -> str:
-    """The edge rung that a node runs: the one its configuration names, or the manifest's default.
-
-    Every policy runs the same one, a stepwise committee included, so that a comparison compares decisions alone. The
-    no-op backend, which knows nothing of pictures, runs its first member.
-
-    Raises:
-        ManifestError: if it is a committee that nodes, or this policy or backend, do not run; if none is for FPGAs.
-    """
-    name = config.variant or _default_rung(config, manifest)
-    if config.variant is None and config.backend == "noop":
-        name = manifest.members(name)[0].name
-    committee = manifest.committee(name)
-    if committee is not None and committee.sure_from is None:
-        raise ManifestError(
-            f"edge.variant = {name!r}: an edge node runs single variants and committees with sure_from, "
-            "and this committee has none"
-        )
-    if committee is not None and config.backend.startswith("fpga-"):
-        raise ManifestError(
-            f"edge.variant = {name!r}: backend {config.backend!r} runs single variants only, and this is a committee; "
-            f"expected one of {', '.join(committee.members)}"
-        )
-    return name
-
-
-def _default_rung(config: EdgeConfig, manifest: Manifest) -> str:
-    if not config.backend.startswith("fpga-"):
-        return manifest.ladder.default_edge
-    if manifest.ladder.fpga is None:
-        raise ManifestError(
-            f"task {config.task!r} has no rung for FPGAs: name one in edge.variant, or take another backend"
-        )
-    return manifest.ladder.fpga
+    return Loaded(rung, found, labels, manifest.best, useful_side, reducer, looking, registration)
 
 
 def _load_rung(
@@ -182,7 +131,33 @@ def _load_rung(
         assert committee.sure_from is not None, "no other committee is taken for an edge rung"
         temperatures = tuple(variant.temperature for variant in manifest.members(name))
         others = Others(tuple(models[1:]), temperatures, committee.temperature, committee.sure_from)
-    return Rung(name, models[0], temperature, score, others, _ranking(models[0].backend))
+    runs = [
+        VariantRun(variant.name, None if config.backend == "noop" else variant.sha256, variant.input,
+                   variant.temperature, _executions(config, model))
+        for variant, model in zip(manifest.members(name), models, strict=True)
+    ]  # fmt: skip
+    stated, members = statement(runs), tuple(run.name for run in runs)
+    return Rung(
+        name,
+        models[0],
+        temperature,
+        score,
+        others,
+        _ranking(models[0].backend),
+        stage_fingerprint(
+            stated,
+            members,
+            temperature=1.0 if committee is None else committee.temperature,
+            sure_from=None if committee is None else committee.sure_from,
+        ),
+        stage_fingerprint(stated, members[:1]),
+    )
+
+
+def _executions(config: EdgeConfig, model: Model) -> str:
+    """What runs a loaded model; `load_variant` has verified that its bytes have the manifest's hash."""
+    both = [model.backend] if model.wide is None else [model.backend, model.wide]
+    return BETWEEN.join(dict.fromkeys(execution_of(config.backend, each) for each in both))
 
 
 def _ranking(backend: Backend) -> Ranking:
@@ -204,22 +179,16 @@ def _open(
         ArtifactError, BackendError: if there is none.
         CompileError: if it is for FPGAs, and the variant or the build is not.
     """
-    if config.backend == "fpga-ref" or config.backend == "fpga-sim" or config.backend == "fpga-device":
-        from fpga.backends import Options, open_fpga
+    kind = config.backend
+    if kind == "fpga-ref" or kind == "fpga-sim" or kind == "fpga-device" or kind == "fpga-offload":
+        from fpga.node_backend import open_node_backend
+        from fpga.settings import FpgaSettings
 
-        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
-        return open_fpga(config.backend, load_variant(cache, config.task, variant), options, given_up)
-    if config.backend == "fpga-offload":
-        from fpga.backends import Options
-        from fpga.offload.door import DEFAULT_DEADLINE_S, open_offload
-
-        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
-        model, deadline_ms = load_variant(cache, config.task, variant), config.fpga_deadline_ms
-        deadline_s = DEFAULT_DEADLINE_S if deadline_ms is None else deadline_ms / 1e3
-        return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock(), given_up)
+        model, settings = load_variant(cache, config.task, variant), config.feature(FpgaSettings)
+        return open_node_backend(kind, model, settings, cache, usable_cores(), MonotonicClock(), given_up)
     return open_backend(
-        config.backend,
-        b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
+        kind,
+        b"" if kind == "noop" else load_variant(cache, config.task, variant),
         variant.input,
         manifest.classes,
         providers=config.providers,
@@ -260,7 +229,7 @@ async def open_node(
     """
     rung, best = loaded.rung, loaded.best
     give_back_at_once()
-    _watch_backend(rung.first.backend, metrics)
+    metrics.watch(rung.first.backend)
     backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
     metrics.describe(config.task, backends)
     log.info("%s, rung %s: backend %s", config.task, rung.name, backends)
@@ -309,7 +278,9 @@ async def open_node(
         labels=loaded.labels,
         rung=rung,
         best=best,
-        policy=loaded.policy,
+        policy=loaded.certification.policy,
+        versions=loaded.certification.versions,
+        source=loaded.certification.source,
         pool=pool,
         uplink=uplink,
         clock=clock,
@@ -317,7 +288,7 @@ async def open_node(
         max_pixels=config.max_pixels,
         admission=admission,
         dc_timeout_s=config.dc_timeout_s,
-        streams=Streams(config.task, limit, config.audit_share, metrics, state, loaded.policy.profiles),
+        streams=Streams(config.task, limit, config.audit_share, metrics, state, loaded.certification.policy.profiles),
         auditor=Auditor(
             config.task,
             best,
@@ -327,10 +298,7 @@ async def open_node(
             config.dc_timeout_s,
             config.audit_share,
         ),
-        certified=config.backend not in NEVER_CERTIFIED,
-        expected=loaded.expected,
-        source=loaded.source,
-        rival=open_rival(config, loaded.registration, loaded.policy, rung, metrics),
+        rival=open_rival(config, loaded.registration, loaded.certification.policy, rung, metrics),
     )
 
 
@@ -399,7 +367,7 @@ def waiting_workers(config: EdgeConfig) -> int:
     """Threads beside one a core: those that only wait for a device."""
     if config.backend != "fpga-offload":
         return 0
-    from fpga.offload.door import PLACES
+    from fpga.offload.factory import PLACES
 
     return PLACES
 
@@ -414,29 +382,3 @@ def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
     for size in (1, *range(1, together + 1)):
         backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
     return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
-
-
-@runtime_checkable
-class CountsFpga(Protocol):
-    """A backend with something to tell of cycles."""
-
-    def counts(self) -> FpgaCounts:
-        """Since it was opened."""
-        ...
-
-
-@runtime_checkable
-class CountsOffload(Protocol):
-    """A backend that shares pictures between an FPGA and the CPU."""
-
-    def offloaded(self) -> OffloadCounts:
-        """Since it was opened."""
-        ...
-
-
-def _watch_backend(backend: Backend, metrics: EdgeMetrics) -> None:
-    """Show what a backend counts by itself."""
-    if isinstance(backend, CountsFpga):
-        metrics.watch_fpga(backend.counts)
-    if isinstance(backend, CountsOffload):
-        metrics.watch_offload(backend.offloaded)

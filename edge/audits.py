@@ -21,16 +21,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from edge.streams import Kept, StageScore, Watched
 from edge.uplink import Uplink
 from hawkvision.errors import EscalationFailed, RequestError
-from hawkvision.hop import HopRequest
+from hawkvision.hop import HopReply, HopRequest
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.trace import TraceContext
-from hawkvision.types import Reason
+from hawkvision.types import WHOLE, Reason, Received
 from hawkvision.vision.image import probe
 
 log = logging.getLogger("hawkvision.edge")
@@ -77,6 +77,8 @@ class Auditor:
         self._under_way: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self.certified: Callable[[HopReply, Received], bool] = lambda *_: False
+        """Whether a reply was computed by the reference stage as certified; the node says."""
 
     def consider(
         self,
@@ -88,6 +90,7 @@ class Auditor:
         comparable: bool,
         reference: int | None = None,
         accepted: Accepted | None = None,
+        received: Received = WHOLE,
     ) -> None:
         """Audit a request, or not, once it is known what became of it; every request that a stage scored comes here.
 
@@ -96,9 +99,10 @@ class Auditor:
             scores: what each stage below the reference said.
             body: the picture.
             trace: the request's span; an audit is a child.
-            comparable: whether the datacenter is known to run the reference stage that was certified.
+            comparable: whether the datacenter says that it runs the reference stage that was certified.
             reference: what that stage has answered, if it has; then nothing need be asked.
             accepted: the controller of the stage that gave the answer, if its threshold accepted it.
+            received: what of the caller's image `body` is.
         """
         uplink = self._uplink
         drawn = self._draws.random() < self._share
@@ -118,7 +122,7 @@ class Auditor:
             self._found(watched, scores, reference, accepted)
         else:
             # A task begins at the loop's next turn: the answer, which is not awaited in between, is written before.
-            audit = asyncio.create_task(self._audit(uplink, watched, scores, body, trace, accepted))
+            audit = asyncio.create_task(self._audit(uplink, watched, scores, body, trace, accepted, received))
             self._under_way.add(audit)
             audit.add_done_callback(self._under_way.discard)
 
@@ -147,6 +151,7 @@ class Auditor:
         body: bytes,
         trace: TraceContext,
         accepted: Accepted | None,
+        received: Received,
     ) -> None:
         size, reference = len(body), None
         self._held_bytes += size
@@ -159,7 +164,7 @@ class Auditor:
                     body = await uplink.as_sent(body, probe(body))
                     # Over a lossy link, too, the very picture: an answer to another one says nothing about this one.
                     reply = (await uplink.infer(body, request, trace.child(), self._timeout_s, exact=True)).reply
-                    reference = reply.top_k[0].index if reply.whole else None
+                    reference = reply.top_k[0].index if reply.whole and self.certified(reply, received) else None
                 else:
                     outcome = "skipped"
         except asyncio.CancelledError:

@@ -67,6 +67,10 @@ class Call:
         self.trace = trace
         self.hang_up = hang_up
         self.received = received
+        self.stage = node.rung
+        """The edge stage, as certified when the request came."""
+        self.versions = node.versions
+        """That were in force then."""
         self.rung = node.best
         """Who is asked in the datacenter, unless a middle rung looks first."""
         self.deadline = None if request.deadline_ms is None else started + request.deadline_ms * 1e-3
@@ -321,19 +325,20 @@ class Call:
         node, watched = self.node, self.watched
         at_edge, in_middle = watched.edge, watched.middle
         index = reply.top_k[0].index
-        by_best = reply.model == node.best
-        # Part of a rung's answer, or one to less than what the edge looked at, says nothing about the edge's own.
-        comparable = node.serves(node.best) and reply.comparable
+        by_best, certified = reply.model == node.best, node.certified(reply, self.received)
+        # Part of a rung's answer, or one to less than what the edge looked at, says nothing about the edge's own; nor
+        # does another version's.
+        comparable = node.serves(node.best) and reply.comparable and certified
         if at_edge is not None and edge is not None:
             known = by_best and comparable and not edge.result.hasty
             at_edge.escalated(self._score(edge), edge.result.indices[0] != index if known else None)
         scores, accepted = self._scores(edge), None
         between = None
-        if reply.passed_over is not None:
+        if reply.passed_over is not None and node.passed_over_certified(reply, self.received):
             between = reply.passed_over.score, reply.passed_over.index
             if in_middle is not None:
                 in_middle.escalated(between[0], between[1] != index if comparable else None)
-        elif not by_best and reply.score is not None and self.route.middle is not None:
+        elif not by_best and certified and reply.score is not None and self.route.middle is not None:
             between = reply.score, index
             accepted = None if in_middle is None else Accepted(in_middle, *between)
         if between is not None and watched.middle_claims is not None:
@@ -354,7 +359,7 @@ class Call:
             node = self.node
             node.auditor.consider(
                 self.watched, scores, self.body, self.trace, comparable=node.serves(node.best), reference=reference,
-                accepted=accepted,
+                accepted=accepted, received=self.received,
             )  # fmt: skip
 
     async def _unless_gone(self, asking: Coroutine[Any, Any, Escalated]) -> Escalated:

@@ -6,12 +6,26 @@ The page is plain HTML without scripts, because an edge node has no internet to 
 from __future__ import annotations
 
 import html
+import json
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from edge.fields import FIELDS
+from edge.fields import FIELDS, TARGET_FIELDS
 from edge.oip import INPUT, MAX_PICTURES, OUTPUTS
 from hawkvision import __version__
+from hawkvision.types import (
+    AccuracyPromise,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    Prediction,
+    PromiseStatus,
+    Tier,
+    Timing,
+)
 
+_BASES: Final = [basis.value for basis in Basis]
 _ERRORS: Final = {
     "400": "Not a picture, or an unknown, malformed or contradictory field",
     "401": "Missing or wrong key",
@@ -46,7 +60,7 @@ def _schemas() -> dict[str, Any]:
         "target": {"type": "object", "description": "The target as it was understood."},
         "max_drop": _nullable(_FRACTION),
         "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
+        "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
     }
@@ -85,7 +99,7 @@ def _targets() -> dict[str, Any]:
         "min_accuracy": _nullable(_FRACTION),
         "status": {"type": "string", "enum": ["held", "best_effort", "void"]},
         "void": flag | {"description": "In the node's own stream; other streams have their own."},
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
+        "basis": {"type": "string", "enum": _BASES},
         "delta": _nullable(_FRACTION),
         "n": _nullable({"type": "integer"}),
         "escalation": _FRACTION | {"description": "Share that leaves the edge, in traffic as certified."},
@@ -94,7 +108,7 @@ def _targets() -> dict[str, Any]:
         "expected_latency_ms": _nullable(_MILLIS),
     }
     certificates = {
-        "basis": {"type": "string", "enum": ["labelled", "agreement", "profile", "unmonitored"]},
+        "basis": {"type": "string", "enum": _BASES},
         "n": {"type": "integer"},
         "as_of": _nullable(text | {"format": "date"}),
         "data": _nullable(_object({"name": text, "sha256": text})),
@@ -159,6 +173,7 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "Say what the answer must be worth and when you need it; the node picks the model.",
         },
+        "servers": [{"url": "/"}],
         "paths": {
             "/v1/classify": {"post": _classify(errors)},
             "/v1/targets": get("What can be asked for, and what it costs", "targets", schema="Targets"),
@@ -220,7 +235,12 @@ def _classify(errors: dict[str, Any]) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Answer"}}},
+                "content": {
+                    "application/json": {
+                        "schema": {"$ref": "#/components/schemas/Answer"},
+                        "example": example_answer(),
+                    }
+                },
             },
             **errors,
         },
@@ -252,36 +272,107 @@ _STYLE: Final = (
 )
 
 
-def page() -> str:
-    """The documentation as one HTML page."""
+def _rows(rows: Iterable[tuple[str, ...]]) -> str:
+    """The rows of a table, whose cells are HTML."""
+    return "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
+
+
+def allowed(schema: Mapping[str, Any]) -> str:
+    """The values that a schema allows, for people."""
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if schema["type"] == "string":
+        longest = schema.get("maxLength")
+        return "text" if longest is None else f"text, at most {longest} characters"
+    noun = "whole number" if schema["type"] == "integer" else "number"
+    low = f"from {schema['minimum']}" if "minimum" in schema else ""
+    low = f"above {schema['exclusiveMinimum']}" if "exclusiveMinimum" in schema else low
+    high = f"to {schema['maximum']:,g}" if "maximum" in schema else ""
+    return " ".join(word for word in (noun, low, high) if word)
+
+
+def _form() -> str:
+    """A form that asks about an image; its fields all have a value, for browsers send empty ones too."""
+    quality, top_k = FIELDS["quality"], FIELDS["top_k"]
+    default = quality.schema["default"]
+    choices = "".join(
+        f"<option{' selected' if choice == default else ''}>{html.escape(choice)}</option>"
+        for choice in quality.schema["enum"]
+    )
+    return (
+        "<form method=post action=/v1/classify enctype=multipart/form-data>"
+        "<p><label>Image <input type=file name=image accept='image/jpeg,image/png,image/webp' required></label></p>"
+        f"<p><label>quality <select name=quality>{choices}</select></label> "
+        f"<label>top_k <input type=number name=top_k value={top_k.schema['default']} "
+        f"min={top_k.schema['minimum']} max={top_k.schema['maximum']}></label> "
+        "<button>Classify</button></p></form>"
+    )
+
+
+def page(address: str) -> str:
+    """The documentation as one HTML page.
+
+    Args:
+        address: of this node, as the reader's browser has it.
+    """
     described = document()
     classify = described["paths"]["/v1/classify"]["post"]
-
-    def row(*cells: str) -> str:
-        return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-
-    def code(text: str) -> str:
-        return f"<code>{html.escape(text)}</code>"
-
-    fields = "".join(row(code(f.name), html.escape(f.description)) for f in FIELDS.values())
-    errors = "".join(row(code(status), html.escape(text)) for status, text in _ERRORS.items())
-    answer = described["components"]["schemas"]["Answer"]["properties"]
-    paths = "".join(
-        row(code(path), html.escape(next(m["summary"] for m in methods.values() if "summary" in m)))
+    fields = _rows(
+        (
+            _code(f.name),
+            html.escape(allowed(f.schema)),
+            _code(str(f.schema["default"])) if "default" in f.schema else "",
+            html.escape(f.description),
+        )
+        for f in FIELDS.values()
+    )
+    paths = _rows(
+        (
+            _code(next(m for m in methods if m != "parameters").upper()),
+            _code(path),
+            html.escape(next(m["summary"] for m in methods.values() if "summary" in m)),
+        )
         for path, methods in described["paths"].items()
     )
-    example = "curl --data-binary @cat.jpg 'http://127.0.0.1:8080/v1/classify?max_accuracy_drop=0.01&deadline_ms=200'"
+    errors = _rows((_code(status), html.escape(text)) for status, text in _ERRORS.items())
+    curl = f"curl --data-binary @cat.jpg {shlex.quote(address + '/v1/classify?max_accuracy_drop=0.01&deadline_ms=200')}"
+    python = (
+        f"from hawkvision import Client\n\nwith Client({address!r}) as client:\n"
+        '    answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=200)\n'
+        "    print(answer.label, answer.accuracy.status)"
+    )
+    example = json.dumps(example_answer(), indent=2, ensure_ascii=False)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>HawkVision</title><style>{_STYLE}</style>"
         f"<h1>HawkVision edge node {html.escape(__version__)}</h1>"
-        f"<p>{html.escape(described['info']['description'])}</p>"
-        f"<pre>{html.escape(example)}</pre>"
+        f"<p>{html.escape(described['info']['description'])} This node: {_code(address)}</p>"
+        f"<pre>{html.escape(curl)}</pre><pre>{html.escape(python)}</pre>"
+        f"<h2>Try it</h2>{_form()}<p>Where the node asks for a key, send it as "
+        f"{_code('Authorization: Bearer KEY')}, which a form cannot do.</p>"
         f"<h2>Paths</h2><table>{paths}</table>"
-        f"<h2><code>POST /v1/classify</code></h2><p>The body is the picture: JPEG, PNG or WebP, raw or as "
+        f"<h2><code>POST /v1/classify</code></h2><p>The body is the image: JPEG, PNG or WebP, raw or as "
         f"<code>image</code> in a multipart form. {html.escape(classify['description'])} "
-        f"At most one of <code>min_accuracy</code>, <code>max_accuracy_drop</code>, <code>quality</code> and "
-        f"<code>min_confidence</code>.</p><table>{fields}</table>"
-        f"<h2>Answer</h2><p>{', '.join(code(name) for name in answer)}</p>"
+        f"At most one of {', '.join(map(_code, TARGET_FIELDS))}.</p>"
+        f"<table><tr><th>Field</th><th>Allowed</th><th>Default</th><th>Meaning</th></tr>{fields}</table>"
+        f"<h2>Answer</h2><pre>{html.escape(example)}</pre>"
         f"<h2>Errors</h2><p>Always <code>{{&quot;error&quot;: …, &quot;code&quot;: …}}</code>.</p>"
         f"<table>{errors}</table><p>Machine-readable: <a href=/openapi.json>/openapi.json</a></p>"
     )
+
+
+def example_answer() -> dict[str, Any]:
+    """What an answer looks like."""
+    return Answer(
+        id="85d35cb338cb14a3bb89b4948633cb8e",
+        task="imagenet",
+        top_k=(Prediction("Egyptian cat", 285, 0.612), Prediction("tiger cat", 282, 0.238)),
+        model="efficientnet_lite0_int8",
+        tier=Tier.EDGE,
+        accuracy=AccuracyPromise(MaxAccuracyDrop(0.01), PromiseStatus.HELD, Basis.LABELLED, 0.01, 0.05, 410),
+        deadline_met=True,
+        timing_ms=Timing(decode=3.1, queue=0.1, infer=8.4, total=11.9),
+    ).to_json()

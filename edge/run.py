@@ -22,13 +22,15 @@ import uvicorn
 
 from edge.app import EdgeApp
 from edge.assembly import load_parts, open_node
+from edge.certification import CertificationReload, files_of
 from edge.express import bounded_express
 from edge.loading import Loading
 from edge.lossy import LossyDoor
 from edge.node import EdgeNode
 from hawkvision import logs
+from hawkvision.arguments import EDGE_UP, parse_arguments
 from hawkvision.clock import MonotonicClock
-from hawkvision.config import EdgeConfig, is_loopback, parse_arguments
+from hawkvision.config import EdgeConfig, is_loopback
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.access import datacenter_certificates, server_certificates
@@ -81,6 +83,7 @@ async def serve(config: EdgeConfig) -> bool:
     server = _server(app, limits, config, certificates)
     lossy: LossyDoor | None = None
     node: EdgeNode | None = None
+    certification: CertificationReload | None = None
 
     def stop() -> None:
         server.stop()
@@ -102,6 +105,10 @@ async def serve(config: EdgeConfig) -> bool:
             log.info("told to stop while models were loading")
             return not loading.left_behind()
         node = await open_node(config, loaded, metrics, clock, None if datacenter is None else datacenter.renewing())
+        if config.policy == "hawkvision":  # baselines certify nothing
+            certification = CertificationReload(config, node, loaded.certification)
+            reloads.add("certificates", files_of(config), certification.reload)
+            reloads.start()
         if node.admission.parts is not None:
             app.bodies.limit_bytes = bodies_limit(node.admission.parts)
         if config.lossy_port is not None:
@@ -124,6 +131,8 @@ async def serve(config: EdgeConfig) -> bool:
         await reloads.close()
         if lossy is not None:
             await lossy.close(config.drain_timeout_s)
+        if certification is not None:
+            await certification.close()
         app.close_door()
         if node is not None:
             await node.close()
@@ -183,7 +192,7 @@ def run(argv: Sequence[str]) -> int:
     """Run a node from a command line; the exit status is 0 after a clean stop, 1 for an error that was explained."""
     logs.configure()  # until the settings are read
     try:
-        config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start an edge node.", argv)
+        config = parse_arguments(EdgeConfig, *EDGE_UP, argv)
         logs.configure(config.log_level, config.log_format)
         if not is_loopback(config.host) and config.tls_certificate is None:
             log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from hawkvision.advice import advise
 from hawkvision.cascade.profile import RungProfile
 from hawkvision.cascade.scores import (
     Probabilities,
@@ -147,6 +148,10 @@ class Rung:
     others: Others | None = None
     ranking: Ranking = most_probable
     """What finds its most probable classes."""
+    fingerprint: str | None = None
+    """Of what was loaded and runs it (`hawkvision.fingerprints.stage_fingerprint`); None without a model file."""
+    first_fingerprint: str | None = None
+    """Of its first model by itself."""
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -331,7 +336,8 @@ def check_rung(measured: RungProfile, manifest: Manifest, where: str) -> None:
     Raises:
         ManifestError: naming the variant and what differs.
     """
-    mend = "rebuild it with `hawkvision models build` or certify it with `hawkvision calibrate`"
+    build, calibrate = advise("models build", "--task", manifest.task), advise("calibrate", "--task", manifest.task)
+    mend = f"rebuild it with `{build}` or certify it with `{calibrate} --data IMAGES`"
     for variant in manifest.members(measured.name):
         expected = measured.models.get(variant.name)
         if expected != variant.sha256:

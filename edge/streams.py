@@ -24,7 +24,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from edge.state import StateError, StateFile, StreamState, encode_state
 from hawkvision.cascade.monitor import Claims, Coverage, Monitor
@@ -87,8 +87,7 @@ class Stream:
         self.named = False
         """Whether a caller gave it its name."""
         if profiles is not None:  # certificates that are no longer this node's say nothing of those that are
-            for key in [key for key in state.monitors if key.partition("/")[0] not in profiles]:
-                del state.monitors[key]
+            _forget(state.monitors, profiles)
         self.coverage = Coverage()
         self.monitors: dict[str, Monitor] = {}
         self.controls: dict[str, StreamControl] = {}
@@ -126,6 +125,12 @@ class Stream:
                 found.restore(kept)
         return found
 
+    def keep_only(self, profiles: Collection[str]) -> None:
+        """Forget the logs about other certificates."""
+        _forget(self._kept.monitors, profiles)
+        _forget(self.monitors, profiles)
+        self.update()
+
     def update(self) -> None:
         """Find out anew whether an alarm stands."""
         kept = any(state.failed is not None for state in self._kept.monitors.values())
@@ -139,6 +144,11 @@ class Stream:
         monitors = self._kept.monitors | {key: monitor.state for key, monitor in self.monitors.items()}
         controls = self._kept.controls | {key: control.state for key, control in self.controls.items()}
         return StreamState(monitors, controls, self._kept.suspended_before)
+
+
+def _forget(logs: dict[str, Any], profiles: Collection[str]) -> None:
+    for key in [key for key in logs if key.partition("/")[0] not in profiles]:
+        del logs[key]
 
 
 class Kept:
@@ -240,6 +250,7 @@ class Watched:
         streams = self._streams
         if streams is None:
             return
+        scores = [score for score in scores if streams.takes(score.claims)]
         for stream in (self._own, self._pool):
             if stream is not None:
                 live = streams.live(stream)
@@ -321,6 +332,16 @@ class Streams:
         else:
             self._named.move_to_end(place)
         return Watched(self, own, self._pool if stream is None else None, controls)
+
+    def takes(self, claims: Claims) -> bool:
+        """Whether these are claims of the certificates that are in force."""
+        return self._profiles is None or claims.profile in self._profiles
+
+    def adopt(self, profiles: Collection[str]) -> None:
+        """Other certificates are in force from now on: logs about others are forgotten, as at a start."""
+        self._profiles = profiles
+        for stream in self._all():
+            stream.keep_only(profiles)
 
     def live(self, stream: Stream) -> Stream:
         """The stream as it is now: it may have made room, and come back, while an audit was under way."""

@@ -60,7 +60,13 @@ def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
     route = node.policy.route(target)
     watched = node.watched(route, None, caller)
     reachable = node.uplink is not None or route.escalation == 0.0
-    promise = node.promise(route, Tier.DC if route.direct else Tier.EDGE, watched, degraded=not reachable)
+    promise = node.promise(
+        route,
+        Tier.DC if route.direct else Tier.EDGE,
+        watched,
+        degraded=not reachable,
+        version=node.as_certified(route),
+    )
     return {
         "target": target_fields(target),
         "max_drop": promise.max_drop,

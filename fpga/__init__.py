@@ -1,1 +1,1 @@
-"""The FPGA profile: a quantised edge model compiled to RTL (not built yet)."""
+"""Compiles quantised networks to FPGAs, simulates and drives the devices, and shares images with the CPU."""

@@ -12,8 +12,8 @@ import hawkvision.telemetry  # noqa: F401  before any library that would report 
 
 if TYPE_CHECKING:
     from hawkvision.client import AsyncClient, Client, Health
-    from hawkvision.client_batch import Outcome
-    from hawkvision.client_replies import BadReply, Unreachable
+    from hawkvision.client.batch import Outcome
+    from hawkvision.client.response import BadReply, Unreachable
     from hawkvision.errors import (
         BadField,
         BadImage,
@@ -35,8 +35,8 @@ __version__ = "0.1.0"
 
 _FROM: Final = {
     "hawkvision.client": ("AsyncClient", "Client", "Health"),
-    "hawkvision.client_batch": ("Outcome",),
-    "hawkvision.client_replies": ("BadReply", "Unreachable"),
+    "hawkvision.client.batch": ("Outcome",),
+    "hawkvision.client.response": ("BadReply", "Unreachable"),
     "hawkvision.errors": (
         "BadField",
         "BadImage",

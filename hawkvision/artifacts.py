@@ -11,8 +11,9 @@ import stat
 import tempfile
 from pathlib import Path
 
+from hawkvision.advice import advise
 from hawkvision.errors import ArtifactError, BackendError, ConfigError
-from hawkvision.manifest import Variant, artifact_path
+from hawkvision.manifest import Variant, artifact_path, cache_dir
 
 
 def sha256_of(data: bytes) -> str:
@@ -28,7 +29,9 @@ def load_verified(path: Path, sha256: str) -> bytes:
     Raises:
         ArtifactError: if the file is missing or other than expected; the message says which command builds it.
     """
-    mend = f"build it with `hawkvision models build --task {path.parent.name} {path.stem}`"
+    is_cached = path.parent.parent.name == "models"  # as `artifact_path` puts it there
+    given = {"cache_dir": path.parents[2]} if is_cached and path.parents[2] != default_cache() else {}
+    mend = f"build it with `{advise('models build', '--task', path.parent.name, path.stem, **given)}`"
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -39,6 +42,14 @@ def load_verified(path: Path, sha256: str) -> bytes:
     if found != sha256:
         raise ArtifactError(f"{path}: the model file is corrupt: expected SHA-256 {sha256}, found {found}; {mend}")
     return data
+
+
+def default_cache() -> Path | None:
+    """Where built artefacts lie if nobody says so; None for a user without a home."""
+    try:
+        return cache_dir()
+    except ConfigError:
+        return None
 
 
 def load_variant(cache: Path, task: str, variant: Variant) -> bytes:

@@ -5,14 +5,13 @@ Settings are few and each has a default we would defend. Unknown keys are errors
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import logging
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +19,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from hawkvision.advice import remember
 from hawkvision.errors import ConfigError
+from hawkvision.feature_settings import Section, ServerSettings, settings_groups
 from hawkvision.logs import LogFormat, LogLevel
 from hawkvision.servers.access import check_access, together
 from hawkvision.servers.key_text import clean_key, own_key
@@ -42,30 +43,52 @@ Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
 PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
 
 
-class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An edge node. File section `[edge]`, variables `HAWKVISION_EDGE_*`."""
+class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An edge node. File section `[edge]`, variables `HAWKVISION_EDGE_*`.
 
+    A comment `# == Topic ==` begins a topic, and the text below a setting describes it: `--help` and the reference
+    pages are made of both (`hawkvision/settings.py`). The first sentence has to do alone.
+    """
+
+    # == Listening ==
     host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback, keys and TLS are obligatory."""
     port: Port = 8080
+    """TCP port to listen on; 0 takes a free one."""
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    """Longest request body, in bytes; longer ones are refused with 413."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network), never more than half of all; 0 for no bound. Loopback
+    is exempt. Set 0 behind a proxy on another machine, whose address all callers share."""
+    cors_origins: tuple[Word, ...] = ()
+    """Origins whose pages may call this node from a browser, such as `https://shop.example`; `*` for all."""
+    drain_timeout_s: Seconds = 20.0
+    """Seconds that accepted requests have to be answered when the node is told to stop."""
+
+    # == Who may call ==
     api_key: Key | None = None
-    """Required from callers (`Authorization: Bearer …`), and allows everything; this or `keys_file` is obligatory when
-    `host` is not loopback."""
+    """A key that callers must send (`Authorization: Bearer …`), and that allows everything. This or `keys_file` is
+    obligatory when `host` is not loopback."""
     keys_file: Path | None = None
-    """Keys of several callers, each with a name, scopes and perhaps a rate, as `hawkvision keys add` writes them; read
-    again when it changes."""
+    """File of several callers' keys, each with a name, scopes and perhaps a rate, written by `hawkvision keys add`. It
+    is read again when it changes."""
     tls_certificate: Path | None = None
-    """PEM file of the certificate chain, leaf first, with which HTTP is served over TLS; read again when it changes."""
+    """PEM file of the certificate chain, leaf first; HTTP is then served over TLS alone. Read again when it changes."""
     tls_key: Path | None = None
     """PEM file of the certificate's private key, unencrypted."""
     tls_minimum_version: MinimumVersion = "1.2"
     """The oldest version of TLS that callers may speak."""
     tls_client_ca: Path | None = None
-    """PEM file of the authorities one of which must have certified every caller; None asks for no certificates."""
+    """PEM file of authorities, one of which must have certified every caller; none asks for no certificates."""
     allow_plain_http: bool = False
-    """Serve HTTP without TLS beyond loopback, where something in front ends TLS or the network is nobody else's."""
+    """Serve HTTP without TLS beyond loopback, where a proxy in front ends TLS or the network is nobody else's."""
+
+    # == Model ==
     task: str = "imagenet"
+    """The task to serve: a folder with a manifest in `models_dir`."""
     variant: Word | None = None
-    """The edge rung; None takes the manifest's `ladder.default_edge`, or with an FPGA its `ladder.fpga`."""
+    """The edge stage: a variant or ensemble of the manifest. None takes the manifest's `ladder.default_edge`, or with
+    an FPGA its `ladder.fpga`."""
     backend: Literal[
         "auto",
         "int8",
@@ -78,198 +101,232 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         "fpga-device",
         "fpga-offload",
     ] = "auto"
-    """`auto` takes our own kernels (`int8`) for models and processors that they are for, else ONNX Runtime, which gives
-    the same logits. `openvino` gives others, for which nothing is certified. The last four run a quantised variant: on
-    the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as it keeps up, else on the CPU
-    (`fpga/offload`)."""
-    fpga_device: Word | None = None
-    """Where the device of `fpga-device` and `fpga-offload` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end
-    in `?baud=N`."""
-    fpga_report: Path | None = None
-    """A build's report (`hawkvision fpga build`): the folding, the clock and the estimated energy that are counted
-    with."""
-    fpga_folding: Path | None = None
-    """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
-    fpga_clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
-    """A clock in place of the report's; without both, cycles are not told in seconds."""
-    fpga_deadline_ms: Millis | None = None
-    """With `fpga-offload`: when a picture given to the backend should be answered, 99 times of 100; a device that does
-    not keep that gets fewer. None: 50."""
+    """What runs the model. `auto` takes our own kernels (`int8`) for models and processors that they are for, else
+    ONNX Runtime, which gives the same logits. `openvino` gives others, for which nothing is certified. The last four
+    run a quantised variant: on the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as
+    it keeps up, else on the CPU (`fpga/offload`)."""
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    models_dir: Path | None = None
+    """Folder of manifests, labels and profiles, one folder a task; none takes those that are shipped."""
+    cache_dir: Path | None = None
+    """Folder of built models and compiled kernels; none takes `$XDG_CACHE_HOME/hawkvision` (`~/.cache/hawkvision`)."""
+    profile: Path | None = None
+    """A profile made by `hawkvision calibrate`; none takes `<models_dir>/<task>/profile.json`."""
+    certificates: Path | None = None
+    """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
+    equivalences: Path | None = None
+    """Passed checks of other executions, made by `hawkvision models equivalence`; none takes a file in the cache."""
+
+    # == Threads and queues ==
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Threads that decode and infer, a picture each; 0 takes the number of usable cores, and with `fpga-offload` 16
+    """Threads that decode and infer, an image each; 0 takes the number of usable cores. With `fpga-offload`, 0 takes 16
     more, which wait for the device."""
     intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Threads for one picture while no other is being looked at; with others, each has one. 0 tries 2
-    and 4 at the start, where there are so many cores, and takes what makes the model quicker (`vision/wide.py`)."""
+    """Threads for one image while no other is in work; with others, each has one. 0 tries 2 and 4 at the start, where
+    there are so many cores, and takes what makes the model quicker."""
     queue_limit: Count = 256
-    """Requests waiting for a worker before new ones are shed with 429. At 5 ms each on two workers, 256 wait
-    0.64 s: longer than anybody with a deadline would."""
-    connections_per_address: Annotated[int, Meta(ge=0)] = 512
-    """HTTP connections from one address (IPv6: one /64 network) other than loopback, never more than half of all; 0 for
-    no bound, as behind a proxy on another machine, whose address all callers share."""
-    cors_origins: tuple[Word, ...] = ()
-    """Origins whose pages may ask this node from a browser, as `https://shop.example`; `*` for all, none by default."""
-    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    """Requests that may wait for a worker; further ones are refused with 429. At 5 ms each on two workers, 256 wait
+    0.64 s: longer than a caller with a deadline would."""
+
+    # == Limits on images ==
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
-    """Pixels of a picture, from its header, before decoding: 50 MP is the largest common camera."""
+    """Pixels of an image, by its header; larger ones are refused with 413. 50 MP is the largest common camera."""
     max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
-    """Of those, a picture whose format cannot be decoded at a smaller size (all but JPEG): what phones make by default
+    """Pixels of an image whose format cannot be decoded at a smaller size (all but JPEG). What phones make by default
     has 24 MP; a PNG of 25 MP takes 150 MB."""
     memory_bytes: Memory | None = None
-    """Memory for bodies and decoding together; None takes three quarters of what the process may still use when its
-    models are loaded, cgroup limits included (`hawkvision/memory.py`)."""
+    """Memory for bodies and decoding together, in bytes; none takes three quarters of what the process may still use
+    when its models are loaded, cgroup limits included."""
     request_memory_bytes: Memory | None = None
-    """Of that, for decoding one request's pictures; None takes half of decoding's part."""
+    """Memory for decoding the images of one request, in bytes; none takes half of decoding's part of `memory_bytes`."""
     decode_limit_s: Seconds = 10.0
-    """Expected seconds of decoding, as headers tell: of one request, more is refused with 413; of all that waits, per
-    worker, with 429. Pictures that take less than 30 ms are not counted."""
+    """Expected seconds of decoding: of one request, more is refused with 413; of all that waits, per worker, with 429.
+    Images that take less than 30 ms are not counted."""
+
+    # == Datacenter ==
     dc_url: str | None = None
-    """The datacenter ingress, `http://HOST[:PORT]` or https; None makes a node that answers alone."""
+    """Address of the datacenter tier, `http://HOST[:PORT]` or https; none makes a node that answers alone."""
     dc_api_key: Key | None = None
-    """The key that the datacenter asks for; it must allow `infer`."""
+    """The key that the datacenter tier asks for; it must allow `infer`."""
     dc_ca: Path | None = None
-    """PEM file of the authorities that the datacenter's certificate is checked against; None takes the system's."""
+    """PEM file of the authorities that the datacenter's certificate is checked against; none takes the system's."""
     dc_certificate: Path | None = None
-    """PEM file of this node's own certificate, for a datacenter that asks for one."""
+    """PEM file of this node's own certificate, for a datacenter tier that asks for one."""
     dc_key: Path | None = None
     """PEM file of the private key of `dc_certificate`, unencrypted."""
     dc_transport: Literal["tcp", "lossy", "auto"] = "tcp"
-    """How pictures go to the datacenter: over HTTP; as datagrams; or as datagrams while the link loses some, where the
-    datacenter offers that (`dc.lossy_port`)."""
+    """How images go to the datacenter: over HTTP (`tcp`), as datagrams (`lossy`), or as datagrams while the link loses
+    some (`auto`). Datagrams need `dc.lossy_port` there."""
     dc_connections: Count = 32
+    """HTTP connections to the datacenter at most; further escalations wait for a free one."""
     dc_timeout_s: Seconds = 10.0
-    """The longest wait for the datacenter when the request itself has no deadline."""
+    """The longest wait for the datacenter, in seconds, when the request itself has no deadline."""
     min_on_time_probability: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
-    """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits
-    until the deadline."""
+    """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits until
+    the deadline."""
+
+    # == Datagrams ==
     lossy_port: Port | None = None
-    """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
+    """UDP port that takes images as datagrams, at `host` and with the same keys; 0 takes a free one, none listens to
+    none."""
     lossy_certificate: Path | None = None
+    """PEM file of the datagram port's certificate; none makes one at each start. Callers compare the certificate
+    itself: its dates and names do not matter. Read again when it changes."""
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the node
-    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    """PEM file of the private key of `lossy_certificate`, unencrypted."""
     lossy_accept_sent_keys: bool = False
-    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    """Also let in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named. For the
     time of an update only."""
-    drain_timeout_s: Seconds = 20.0
-    log_level: LogLevel = "info"
-    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
-    log_format: LogFormat = "text"
-    """`text` for people, `json` for programs: an object a line."""
-    models_dir: Path | None = None
-    cache_dir: Path | None = None
-    profile: Path | None = None
-    """A profile made by `hawkvision calibrate`; None takes `models/<task>/profile.json`."""
-    certificates: Path | None = None
-    """This site's own certificates, made by `hawkvision certify`; they take the place of the profile's."""
+
+    # == Guarantees ==
+    audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
+    """Share of images that the reference stage answers, too, in the background, so that guarantees are monitored; 0 for
+    none. Without audits, nothing is claimed of answers from a stage below it."""
     state_file: Path | None = None
-    """Where what is known of streams is kept across restarts (SQLite); None takes a file of the task and address below
+    """SQLite file that keeps what is known of streams across restarts; none takes one per task and address below
     `$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0."""
     streams_limit: Count = 4096
-    """Streams in memory (callers', and those they name), 1 to 10 KB each; the one used longest ago makes room."""
-    audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
-    """Share of images that the best rung answers, too, in the background, so that guarantees are monitored; 0 for none,
-    and then nothing is claimed of answers from a stage below it."""
+    """Streams kept in memory, 1 to 10 KB each; the one used longest ago makes room."""
+
+    # == Baseline policies, for comparisons ==
     policy: PolicyName = "hawkvision"
-    """Who decides where a picture is answered. All but the first are other systems' ways, to be compared with, and
-    promise nothing (`edge/POLICIES.md`)."""
+    """Who decides where an image is answered. All but `hawkvision` are other systems' ways, to be compared with, and
+    guarantee nothing (`edge/POLICIES.md`)."""
     static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    """The score from which `static` believes the edge; None takes that of the profile's `balanced`."""
+    """The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`."""
     deadline_fallback: bool = False
     """With any policy but `hawkvision`: the edge answers just before a deadline that the datacenter misses."""
     resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
-    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; None: 16, three quantised networks of 5 MB."""
+    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of 5 MB."""
+
+    # == Logs ==
+    log_level: LogLevel = "info"
+    """From which level on our own lines are logged. Other libraries' are from `warning` on, or `info` with `debug`."""
+    log_format: LogFormat = "text"
+    """`text` for people, `json` for programs: an object a line."""
 
 
-class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A datacenter tier. File section `[dc]`, variables `HAWKVISION_DC_*`."""
+class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A datacenter tier. File section `[dc]`, variables `HAWKVISION_DC_*`. Described as `EdgeConfig` is."""
 
+    # == Listening ==
     host: str = "127.0.0.1"
+    """Address to listen on. Beyond loopback, keys and TLS are obligatory."""
     port: Port = 8090
+    """TCP port to listen on; 0 takes a free one."""
+    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    """Longest request body, in bytes; longer ones are refused with 413."""
+    connections_per_address: Annotated[int, Meta(ge=0)] = 512
+    """HTTP connections from one address (IPv6: one /64 network), never more than half of all; 0 for no bound. An edge
+    node has up to `edge.dc_connections`. Not for clusters, where Serve's own proxies take the connections."""
+
+    # == Who may call ==
     api_key: Key | None = None
-    """Required from callers (`Authorization: Bearer …`), and allows everything; this or `keys_file` is obligatory when
-    `host` is not loopback."""
+    """A key that callers must send (`Authorization: Bearer …`), and that allows everything. This or `keys_file` is
+    obligatory when `host` is not loopback."""
     keys_file: Path | None = None
-    """Keys of several callers, each with a name, scopes and perhaps a rate, as `hawkvision keys add` writes them; read
-    again when it changes."""
+    """File of several callers' keys, each with a name, scopes and perhaps a rate, written by `hawkvision keys add`. It
+    is read again when it changes."""
     tls_certificate: Path | None = None
-    """PEM file of the certificate chain, leaf first, with which HTTP is served over TLS; read again when it changes."""
+    """PEM file of the certificate chain, leaf first; HTTP is then served over TLS alone. Read again when it changes."""
     tls_key: Path | None = None
     """PEM file of the certificate's private key, unencrypted."""
     tls_minimum_version: MinimumVersion = "1.2"
     """The oldest version of TLS that callers may speak."""
     tls_client_ca: Path | None = None
-    """PEM file of the authorities one of which must have certified every caller; None asks for no certificates."""
+    """PEM file of authorities, one of which must have certified every caller; none asks for no certificates."""
     allow_plain_http: bool = False
-    """Serve HTTP without TLS beyond loopback, where something in front ends TLS or the network is nobody else's."""
+    """Serve HTTP without TLS beyond loopback, where a proxy in front ends TLS or the network is nobody else's."""
+
+    # == Models ==
     task: str = "imagenet"
+    """The task to serve: a folder with a manifest in `models_dir`."""
     variants: tuple[Word, ...] = ()
-    """The rungs to serve; empty takes the manifest's `ladder.dc`."""
+    """The stages to serve: variants and ensembles of the manifest; none takes the manifest's `ladder.dc`."""
     backend: Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"] = "auto"
+    """What runs the models. `auto` takes our own kernels (`int8`) for models and processors that they are for, else
+    ONNX Runtime, which gives the same logits. `openvino` gives others, for which nothing is certified."""
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
+    """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
+    models_dir: Path | None = None
+    """Folder of manifests, labels and profiles, one folder a task; none takes those that are shipped."""
+    cache_dir: Path | None = None
+    """Folder of built models and compiled kernels; none takes `$XDG_CACHE_HOME/hawkvision` (`~/.cache/hawkvision`)."""
+
+    # == Replicas and batches ==
     min_replicas: Annotated[int, Meta(ge=0, le=1024)] = 1
+    """Replicas of each deployment that always run."""
     max_replicas: Count = 1
+    """Replicas of each deployment at most; Ray Serve scales between this and `min_replicas`."""
     target_ongoing_requests: Annotated[float, Meta(gt=0.0)] = 4.0
+    """Requests in work per replica that Ray Serve scales for."""
     num_cpus: Annotated[float, Meta(ge=0.0)] = 0.1
-    """Ray's reservation per replica, a placement hint: models take what cores they find."""
-    intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Threads for a variant that looks at a picture while no other does, and no other picture is there,
-    on the CPU; batches, and members of a committee that look side by side, have one. 0 takes two where there are two
-    cores; 1 is for nodes on which other work wants every core."""
+    """Ray's reservation of cores per replica, a placement hint: models take what cores they find."""
     num_gpus: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Ray's reservation of GPUs per replica."""
+    intra_op_threads: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Threads of a model for a single image, on the CPU; 0 takes two where there are two cores. Batches, and members of
+    an ensemble that run side by side, have one each. 1 is for nodes on which other work wants every core."""
     max_batch_size: Count = 8
+    """Images that a model takes at once, at most."""
     batch_wait_ms: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
-    """How long a free model waits for company. Batches form by themselves while it is busy, so 0 costs nothing."""
+    """Milliseconds that a free model waits for more images. Batches form by themselves while it is busy, so 0 costs
+    nothing."""
     max_ongoing_requests: Count = 32
+    """Requests in work in one replica, at most."""
     max_queued_requests: Annotated[int, Meta(ge=-1)] = 128
-    connections_per_address: Annotated[int, Meta(ge=0)] = 512
-    """As `edge.connections_per_address`. An edge node has up to `edge.dc_connections`; not for clusters, where Serve's
-    own proxies take the connections."""
-    max_body_bytes: Annotated[int, Meta(ge=1)] = 10 * 1024 * 1024
+    """Requests that may wait for a replica; further ones are refused with 429; -1 for no bound."""
+
+    # == Limits on images ==
     max_pixels: Annotated[int, Meta(ge=1)] = 50_000_000
+    """Pixels of an image, by its header; larger ones are refused with 413. 50 MP is the largest common camera."""
     max_pixels_whole: Annotated[int, Meta(ge=1)] = 25_000_000
-    """Of those, a picture whose format cannot be decoded at a smaller size (all but JPEG): what phones make by default
+    """Pixels of an image whose format cannot be decoded at a smaller size (all but JPEG). What phones make by default
     has 24 MP; a PNG of 25 MP takes 150 MB."""
     memory_bytes: Memory | None = None
-    """Memory for decoding in each replica; None takes three quarters of what its process may still use when its models
-    are loaded, cgroup limits included, divided by all replicas there may be."""
+    """Memory for decoding in each replica, in bytes; none takes three quarters of what its process may still use when
+    its models are loaded, cgroup limits included, divided by all replicas there may be."""
     request_memory_bytes: Memory | None = None
-    """Of that, for one picture; None takes half."""
+    """Memory for decoding one image, in bytes; none takes half of `memory_bytes`."""
+
+    # == Datagrams ==
     lossy_port: Port | None = None
-    """UDP port of the lossy transport, at `host`; 0 takes a free one, None listens to none. On one machine only: behind
-    a cluster's HTTP proxies there is no one process that datagrams could go to."""
+    """UDP port that takes images as datagrams, at `host`; 0 takes a free one, none listens to none. On one machine
+    only: behind a cluster's HTTP proxies there is no one process that datagrams could go to."""
     lossy_certificate: Path | None = None
+    """PEM file of the datagram port's certificate; none makes one at each start. Callers compare the certificate
+    itself: its dates and names do not matter. Read again when it changes."""
     lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the tier
-    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    """PEM file of the private key of `lossy_certificate`, unencrypted."""
     lossy_accept_sent_keys: bool = False
-    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    """Also let in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named. For the
     time of an update only."""
+
+    # == Ray ==
     address: Word | None = None
-    """An existing Ray cluster; None starts Ray on this machine."""
+    """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT); none starts Ray on this machine."""
+    ray_network: Literal["private", "auto", "shared"] = "private"
+    """Where Ray's own ports are: in a network namespace of their own (`private`), in this machine's (`shared`), or what
+    the kernel allows (`auto`). `shared` leaves them on loopback but for one port of each replica, which asks for a
+    token."""
+
+    # == Logs ==
     log_level: LogLevel = "info"
-    """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
+    """From which level on our own lines are logged. Other libraries' are from `warning` on, or `info` with `debug`."""
     log_format: LogFormat = "text"
     """`text` for people, `json` for programs: an object a line."""
-    ray_network: Literal["private", "auto", "shared"] = "private"
-    """Where Ray's own ports are: in a network namespace of their own, out of everybody's reach; `shared` leaves them in
-    this machine's, on loopback but for one port of each replica, which asks for a token; `auto` takes what the kernel
-    allows."""
-    models_dir: Path | None = None
-    cache_dir: Path | None = None
 
 
 ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
 
-_SECTIONS: dict[type, tuple[str, str]] = {
+_SECTIONS: dict[type, tuple[Section, str]] = {
     EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
     DatacenterConfig: ("dc", "HAWKVISION_DC_"),
 }
 
 
-_RENAMED: Final = {"give_up_below": "min_on_time_probability"}
+RENAMED: Final = {"give_up_below": "min_on_time_probability"}
 """Settings that other releases had, and what took their place."""
 
 
@@ -307,7 +364,8 @@ def load_config(
         raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
     if isinstance(config, EdgeConfig):
         _check_policy(config)
-        _check_fpga(config)
+    for group in settings_groups(section):
+        group.check(config, config.feature(group.kind))
     together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
@@ -317,6 +375,11 @@ def load_config(
             "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
             "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
         )
+    remember(
+        models_dir=config.models_dir,
+        cache_dir=config.cache_dir,
+        profile=config.profile if isinstance(config, EdgeConfig) else None,
+    )
     return _with_clean_keys(config, section)
 
 
@@ -346,40 +409,14 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
             raise ConfigError(f"edge.{key} belongs to an edge.dc_url of https://HOST[:PORT], got {config.dc_url!r}")
 
 
-def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequence[str]) -> ConfigT:
-    """Settings from a command line: one option per setting, and `--config FILE`.
-
-    Raises:
-        ConfigError: as `load_config`.
-        SystemExit: for `--help` and unknown options, as argparse does.
-    """
-    section, prefix = _SECTIONS[kind]
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file with a section [{section}]")
-    for field in msgspec.structs.fields(kind):
-        # A switch may be given without "true".
-        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(field.default, bool) else {}
-        parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            dest=field.name,
-            metavar=field.name.upper(),
-            help=f"default: {_shown(field.default)} (or {prefix}{field.name.upper()})",
-            **switch,
-        )
-    for old in _RENAMED:
-        parser.add_argument(f"--{old.replace('_', '-')}", dest=old, help=argparse.SUPPRESS)
-    values: dict[str, Any] = vars(parser.parse_args(argv))
-    path = values.pop("config")
-    overrides = {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in values.items()}
-    return load_config(kind, path, overrides)
+def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
+    """The section of the file that holds these settings, and what their variables begin with."""
+    return _SECTIONS[kind]
 
 
-def _shown(default: Any) -> str:
-    if default is None or default == ():
-        return "none"
-    if isinstance(default, bool):
-        return str(default).lower()
-    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+def read_words(kind: type[ConfigT], words: Mapping[str, str | None]) -> dict[str, Any]:
+    """Overrides for `load_config` from words as a command line has them: lists are comma-separated."""
+    return {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in words.items()}
 
 
 def default_state_file(config: EdgeConfig) -> Path | None:
@@ -424,16 +461,37 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
-    for old, new in _RENAMED.items():
+    for old, new in RENAMED.items():
         if old in values:
             raise ConfigError(
                 f"{where}: {old} is no longer a setting; its place is taken by {new}, see `edge/README.md`"
             )
+    if "features" in values:
+        raise ConfigError(f"{where}: Object contains unknown field `features`")
     _check_choices(kind, values, where)
+    own, features = dict(values), []
     try:
-        return msgspec.convert(values, kind, strict=False, dec_hook=_path)
+        for group in settings_groups(_SECTIONS[kind][0]):
+            part = {key: own.pop(key) for key in values if key in group.names}
+            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=_path))
+        config = msgspec.convert(own, kind, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
+
+
+def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
+    """The structs that declare a server's settings: its own, and those of features."""
+    return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
+
+
+def _hints(kind: type[ConfigT]) -> dict[str, Any]:
+    """The types of a server's settings, by name."""
+    return {
+        field.encode_name: typing.get_type_hints(struct)[field.name]
+        for struct in structs_of(kind)
+        for field in msgspec.structs.fields(struct)
+    }
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -442,7 +500,7 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
     Raises:
         ConfigError: naming the key, what it can be and what it was.
     """
-    for key, hint in typing.get_type_hints(kind).items():
+    for key, hint in _hints(kind).items():
         if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
             choices = ", ".join(typing.get_args(hint))
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
@@ -461,32 +519,6 @@ def _check_policy(config: EdgeConfig) -> None:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
     if config.deadline_fallback and config.policy == "hawkvision":
         raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
-
-
-def _check_fpga(config: EdgeConfig) -> None:
-    """Refuse what belongs to another backend.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    has_device = config.backend in ("fpga-device", "fpga-offload")
-    if has_device and config.fpga_device is None:
-        raise ConfigError(
-            f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME"
-        )
-    if not has_device and config.fpga_device is not None:
-        raise ConfigError(
-            f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
-        )
-    if config.backend.startswith("fpga-") and config.policy == "infaas":
-        raise ConfigError(
-            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
-        )
-    for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
-        if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
-            raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")
-    if config.fpga_deadline_ms is not None and config.backend != "fpga-offload":
-        raise ConfigError(f"edge.fpga_deadline_ms belongs to edge.backend = 'fpga-offload', got {config.backend!r}")
 
 
 def _path(kind: type, value: object) -> Path:
@@ -529,7 +561,7 @@ def _listed(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")] if text.strip() else []
 
 
-def _is_tuple(kind: type, key: str) -> bool:
-    hint = typing.get_type_hints(kind).get(key)
+def _is_tuple(kind: type[ConfigT], key: str) -> bool:
+    hint = _hints(kind).get(key)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return any(typing.get_origin(option) is tuple for option in options)

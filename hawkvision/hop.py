@@ -16,7 +16,7 @@
 
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …], "model": "committee",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
-         "score": null, "passed_over": null, "complete": true}
+         "score": null, "passed_over": null, "complete": true, "fingerprint": "…/int8"}
 
     GET /v1/transport
     200 {"lossy": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
@@ -25,7 +25,7 @@
     GET /v1/rungs
     200 {"task": "imagenet", "best": "committee",
          "rungs": [{"name": "committee", "members": [{"name": "resnet50", "sha256": "…"}, …],
-                    "fingerprint": "…"}, …]}
+                    "fingerprint": "…", "ran": "…/int8"}, …]}
 
 Errors are `{"error", "code"}` with the statuses of `hawkvision.errors`. A deadline is sent as time *left*, not as a
 time of day, because the clocks of edge and datacenter need not agree; the uplink's own time is the edge's to subtract.
@@ -36,6 +36,11 @@ taken in the tier, for the price of one round trip:
     score of the variant ≥ Accept-Score ──►  200, "model": the variant,        "score": its own, ≥ Accept-Score
     else, within the same deadline      ──►  200, "model": the otherwise-rung, "score": its own, whatever it is,
                                              "passed_over": {"index": 282, "score": 0.41}   what the variant said
+
+`fingerprint` says what computed the answer, as the replicas state it that ran the models (`hawkvision.fingerprints`);
+`passed_over` has its own. A tier of before 0.2 states none, and its answers are never certified; an edge of before 0.2
+ignores it, and goes by the fingerprint in `/v1/rungs`, which follows from the tier's settings. `ran` there is what its
+replicas state.
 
 The score is `cascade.scores.score` of the rung's calibrated probabilities as served (the manifest's temperatures), in
 float32; the comparison widens it to float64, which is exact, and the header writes the threshold with as many digits
@@ -190,6 +195,8 @@ class PassedOver(msgspec.Struct, frozen=True):
 
     index: int
     score: float
+    fingerprint: str | None = None
+    """Of what computed it, see `HopReply.fingerprint`."""
 
 
 class HopReply(msgspec.Struct, frozen=True):
@@ -213,6 +220,9 @@ class HopReply(msgspec.Struct, frozen=True):
 
     Only a progressive request has other replies.
     """
+    fingerprint: str | None = None
+    """What computed it, as stated by the replicas that ran the models (`hawkvision.fingerprints.stage_fingerprint`);
+    None of incomplete replies, and of tiers that state nothing."""
 
     @property
     def whole(self) -> bool:
@@ -238,7 +248,10 @@ class Rung(msgspec.Struct, frozen=True):
     name: str
     members: tuple[RungMember, ...]
     fingerprint: str | None = None
-    """`Manifest.fingerprint`: files, input handling, temperatures and averaging in one hash; None without files."""
+    """`Manifest.fingerprint`: files, input handling, temperatures and averaging in one hash, as the settings have it;
+    None without files, or with an execution that certificates are not about."""
+    ran: str | None = None
+    """`hawkvision.fingerprints.stage_fingerprint` by the newest statement of a replica; None while there is none."""
 
 
 class Rungs(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -178,14 +179,12 @@ class Manifest(_Strict, frozen=True):
         A certificate holds for the rung with this fingerprint and no other.
         """
         committee = self.committee(rung)
-        facts: dict[str, Any] = {
-            "members": [(v.name, v.sha256, v.input, v.temperature) for v in self.members(rung)],
-            "horizontal_flip": committee is not None and committee.horizontal_flip,
-            "temperature": committee.temperature if committee else None,
-        }
-        if committee is not None and committee.sure_from is not None:
-            facts["sure_from"] = committee.sure_from
-        return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
+        return model_fingerprint(
+            [(v.name, v.sha256, v.input, v.temperature) for v in self.members(rung)],
+            horizontal_flip=committee is not None and committee.horizontal_flip,
+            temperature=committee.temperature if committee else None,
+            sure_from=None if committee is None else committee.sure_from,
+        )
 
     @property
     def best(self) -> str:
@@ -201,6 +200,23 @@ class Manifest(_Strict, frozen=True):
     def datacenter_inputs(self) -> tuple[InputSpec, ...]:
         """What the rungs of `ladder.dc` and their members take in, each once."""
         return tuple(dict.fromkeys(member.input for rung in self.ladder.dc for member in self.members(rung)))
+
+
+def model_fingerprint(
+    members: Sequence[tuple[str, str | None, InputSpec, float]],
+    *,
+    horizontal_flip: bool,
+    temperature: float | None,
+    sure_from: float | None,
+) -> str:
+    """See `Manifest.fingerprint`; of each member the name, the file's SHA-256, its input and its temperature.
+
+    `temperature` is that of the average, None where there is none.
+    """
+    facts: dict[str, Any] = {"members": members, "horizontal_flip": horizontal_flip, "temperature": temperature}
+    if sure_from is not None:
+        facts["sure_from"] = sure_from
+    return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()
 
 
 def parse_manifest(text: str, where: str) -> Manifest:

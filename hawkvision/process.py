@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Final
 
 from hawkvision.errors import NotReady
@@ -23,6 +23,8 @@ from hawkvision.errors import NotReady
 READY_TIMEOUT_S: Final = 120.0
 """A datacenter tier is ready in 6 s on two idle cores; this is twenty times that."""
 STOP_TIMEOUT_S: Final = 60.0
+STOP_NOW_S: Final = 5.0
+"""For a server that was told to stop twice."""
 KEPT_LINES: Final = 200
 """Lines of a server's output that are kept to explain a failure."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -59,13 +61,26 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def running(
-    *command: str, title: str | None = None, env: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    *command: str,
+    title: str | None = None,
+    env: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    on_line: Callable[[str], None] | None = None,
+    own_group: bool = False,
 ) -> Iterator[ServerProcess]:
     """`python -m command…` as a server, ready to answer; stopped on leaving, and by the kernel if we die (Linux).
 
     The kernel stops it only where this is called on the main thread: elsewhere it would also do so when the calling
     thread ends, which is no reason to stop a server that others use. A `prefix` is a command that becomes the one
     behind it, such as `ip netns exec NAME`.
+
+    Args:
+        command: a module and its arguments.
+        title: what errors call the server; default: the module.
+        env: variables beside those of this process.
+        prefix: see above.
+        on_line: called with each line that the server writes, by one thread at a time.
+        own_group: keep the terminal's signals from it, so that Ctrl-C reaches this process alone, which stops it.
 
     Raises:
         NotReady: if it ends, or says nothing of the kind within `READY_TIMEOUT_S`; carries what it said.
@@ -79,12 +94,13 @@ def running(
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
         preexec_fn=stop_with_parent if on_main_thread else None,
+        process_group=0 if own_group else None,
     )
     try:  # at once, so that an interrupt leaves no child behind
         server = ServerProcess(title or command[0], process, said)
         assert process.stdout is not None
-        server.url = _wait_ready(server, process.stdout, said)
-        reader = threading.Thread(target=_drain, args=(process.stdout, said), daemon=True)
+        server.url = _wait_ready(server, process.stdout, said, on_line)
+        reader = threading.Thread(target=_drain, args=(process.stdout, said, on_line), daemon=True)
         reader.start()
         yield server
     finally:
@@ -95,7 +111,9 @@ def running(
             process.stdout.close()
 
 
-def _wait_ready(server: ServerProcess, output: IO[bytes], said: deque[str]) -> str:
+def _wait_ready(
+    server: ServerProcess, output: IO[bytes], said: deque[str], on_line: Callable[[str], None] | None
+) -> str:
     until = time.monotonic() + READY_TIMEOUT_S
     pending = b""
     with selectors.DefaultSelector() as selector:
@@ -112,23 +130,34 @@ def _wait_ready(server: ServerProcess, output: IO[bytes], said: deque[str]) -> s
                     url = text.removeprefix("ready: ").strip()
                 else:
                     said.append(text + "\n")
+                    if on_line is not None:
+                        on_line(text)
             if url is not None:
                 said.append(pending.decode(errors="replace"))
                 return url
     said.append(pending.decode(errors="replace"))
+    if on_line is not None:  # whoever was told each line need not be told again
+        raise NotReady(f"{server.title} did not become ready; its lines are above")
     raise NotReady(f"{server.title} did not become ready; it said:\n{server.output()}")
 
 
-def _drain(output: IO[bytes], said: deque[str]) -> None:
+def _drain(output: IO[bytes], said: deque[str], on_line: Callable[[str], None] | None) -> None:
     """Keep reading, so that a talkative server never blocks on a full pipe."""
     for line in output:
         said.append(line.decode(errors="replace"))
+        if on_line is not None:
+            on_line(said[-1].rstrip("\n"))
 
 
 def _stop(process: subprocess.Popen[bytes], sent: signal.Signals = signal.SIGTERM) -> int:
     if process.poll() is None:
         process.send_signal(sent)
-    return ended(process)
+    try:
+        return ended(process)
+    except KeyboardInterrupt:  # told to stop a second time: servers then end at once
+        process.send_signal(sent)
+        ended(process, STOP_NOW_S)
+        raise
 
 
 def ended(process: subprocess.Popen[bytes], within_s: float = STOP_TIMEOUT_S) -> int:

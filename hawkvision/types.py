@@ -73,12 +73,15 @@ class Basis(StrEnum):
     """What a promise rests on: labelled pictures, agreement between tiers, or only measured averages.
 
     `unmonitored`: there is a certificate, but too few audits to know whether it is still true of the traffic.
+    `uncertified_version`: it is about other models, or another way of running them, than those that computed the answer
+    or run as the reference; or it was replaced while the answer was made.
     """
 
     LABELLED = "labelled"
     AGREEMENT = "agreement"
     PROFILE = "profile"
     UNMONITORED = "unmonitored"
+    UNCERTIFIED_VERSION = "uncertified_version"
 
 
 @dataclass(frozen=True, slots=True)

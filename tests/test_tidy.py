@@ -14,15 +14,28 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hawkvision", "edge", "fpga", "loadgen")
 
 # DESIGN §7, innermost name first found wins. A module may import its own package and what its row lists.
-L0 = frozenset({"hawkvision.types", "hawkvision.errors", "hawkvision.clock", "hawkvision.telemetry", "hawkvision.text"})
+L0 = frozenset(
+    {
+        "hawkvision.types",
+        "hawkvision.errors",
+        "hawkvision.clock",
+        "hawkvision.telemetry",
+        "hawkvision.text",
+        "hawkvision.advice",
+    }
+)
 L1 = frozenset(
     {
         "hawkvision.manifest",
+        "hawkvision.arguments",
         "hawkvision.config",
+        "hawkvision.settings",
+        "hawkvision.feature_settings",
         "hawkvision.metrics",
         "hawkvision.trace",
         "hawkvision.logs",
         "hawkvision.log_relay",
+        "hawkvision.fingerprints",
         "hawkvision.hop",
         "hawkvision.artifacts",
         "hawkvision.memory",
@@ -41,8 +54,9 @@ L1 = frozenset(
     }
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
-CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
+CLIENT = frozenset({"hawkvision.client"})
 LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
+FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"}
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
@@ -50,19 +64,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.lossy_plan": L0 | L1 | L2,
     "hawkvision.lossy_connections": L0 | L1 | L2,
     "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
-    "hawkvision.client_question": L0,
-    "hawkvision.client_batch": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_loop": L0,
-    "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},
-    "hawkvision.client": L0
-    | L1
-    | CLIENT
-    | {"hawkvision.client_loop", "hawkvision.client_question", "hawkvision.client_lossy"},
+    "hawkvision.client.request": L0,
+    "hawkvision.client.response": L0 | {"hawkvision.client.request"},
+    "hawkvision.client.batch": L0 | {"hawkvision.client.request"},
+    "hawkvision.client.loop": L0,
+    "hawkvision.client": L0 | L1 | LOSSY,
+    # The quantised IR, which the zoo writes and `fpga` compiles.
+    "hawkvision.integer": L0 | L1,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
-    "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},
-    "fpga": L0 | L1 | {"hawkvision.vision.backend"},
+    "hawkvision.zoo": L0 | L1 | L2 | {"hawkvision.integer"},
+    "fpga": FPGA,
+    "fpga.compiler": L0 | L1 | {"hawkvision.integer"},
+    "fpga.simulation": FPGA | {"fpga.compiler"},
+    "fpga.reports": FPGA | {"fpga.compiler", "fpga.simulation"},
+    "fpga.device": FPGA | {"fpga.reports", "fpga.simulation"},
+    "fpga.backends": FPGA | {"fpga.compiler", "fpga.simulation", "fpga.reports", "fpga.device"},
+    "fpga.offload": FPGA | {"fpga.compiler", "fpga.reports", "fpga.backends"},
     "loadgen": L0 | L1,
     "loadgen.host": L0 | L1,
     "loadgen.workload": L0 | L1,
@@ -76,7 +94,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # The only module that loads a backend by name.
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},
-    "hawkvision.demo": L0 | L1 | CLIENT | {"hawkvision.zoo"},
+    "hawkvision.answer_table": L0,
+    "hawkvision.samples": L0 | L1,
+    "hawkvision.up": L0 | L1 | CLIENT | {"hawkvision.samples", "hawkvision.zoo"},
+    "hawkvision.demo": L0
+    | L1
+    | CLIENT
+    | {"hawkvision.answer_table", "hawkvision.samples", "hawkvision.up", "hawkvision.zoo"},
     "hawkvision.doctor": L0 | L1 | L2 | {"edge", "hawkvision.datacenter"},
     "hawkvision.cli": frozenset({*PACKAGES}),
     "hawkvision": L0 | CLIENT,
@@ -148,9 +172,16 @@ def test_imports_point_downwards() -> None:
 
 MOST_MODULES = 12
 ROOMS = (
+    "fpga",
+    "hawkvision/integer",
     "loadgen",
+    "tests/fpga",
+    "tests/hawkvision/integer",
     "tests/loadgen",
-    *(f"tests/bench/{room}" for room in ("cascade", "inference", "policies", "robustness", "servers", "transport")),
+    *(
+        f"tests/bench/{room}"
+        for room in ("cascade", "fpga", "inference", "policies", "robustness", "servers", "transport")
+    ),
 )
 """Trees of folders that hold at most `MOST_MODULES` modules each, `__init__` not counted."""
 

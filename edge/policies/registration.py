@@ -15,6 +15,7 @@ import numpy as np
 
 from edge.policies.routes import Registered, Rule, to_best, to_edge
 from edge.rung import Rung
+from hawkvision.advice import advise
 from hawkvision.cascade.policy import Policy
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ArtifactError, ConfigError, ManifestError
@@ -114,7 +115,7 @@ def register(
         lacking = next(each.name for each in manifest.members(edge) if _file_size(manifest, cache, each.name) is None)
         raise ArtifactError(
             f"{artifact_path(cache, manifest.task, lacking)}: {edge}: the model file is missing; build it with "
-            f"`hawkvision models build --task {manifest.task} {lacking}`"
+            f"`{advise('models build', '--task', manifest.task, lacking, cache_dir=config.cache_dir)}`"
         )
     if sizes[edge] > limit:
         raise ConfigError(

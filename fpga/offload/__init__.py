@@ -1,6 +1,6 @@
-"""Offload planning: which rungs run on the FPGA and which on the CPU, and what keeps that right while traffic changes.
+"""Shares images between an FPGA and the CPU: a plan made before the start, corrected while traffic changes.
 
-After Cora (arXiv 2410.22229), which does this for network functions and SmartNICs: `model` predicts what each side
-gives (on top of `queues`), `search` finds the cheapest placement that keeps the deadlines, `control` decides while it
-runs how many pictures go where, and `runtime` is the backend that does so.
+After Cora (arXiv 2410.22229), which does this for network functions and SmartNICs. `cost_model` predicts both sides (on
+top of `queueing`), `plan_search` finds the cheapest placement that keeps the deadlines, `controller` adjusts the share
+at run time, and `runtime` is the backend.
 """

@@ -11,11 +11,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from hawkvision.advice import advise
 from hawkvision.cascade.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.profile import Certificate, Condition, Pair, Profile, SiteCertificates, threshold_value
 from hawkvision.cascade.received import ReceivedRoutes
 from hawkvision.cascade.route import INTERVAL_DELTA, Controls, MiddleRoute, certificates_name, promised, terms
 from hawkvision.cascade.route import Route as Route
+from hawkvision.cascade.route import uncertified as uncertified
 from hawkvision.cascade.route import unmonitored as unmonitored
 from hawkvision.cascade.route import weakened as weakened
 from hawkvision.errors import ManifestError, TargetUnreachable
@@ -341,7 +343,7 @@ def _site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tu
             raise ManifestError(
                 f"the site's certificates were made for {name} with fingerprint {rung.fingerprint} and temperature "
                 f"{rung.temperature}, but the profile has {expected.fingerprint} and {expected.temperature}; run "
-                "`hawkvision certify` again"
+                f"`{advise('certify', '--task', profile.task, '--data', 'IMAGES')}` again"
             )
     return found.conditions
 

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
+from hawkvision.advice import advise
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.scores import Score
 from hawkvision.errors import MALFORMED, ManifestError
@@ -316,7 +317,7 @@ class Profile(_Strict, frozen=True):
         known = [f"{p.edge} → {p.best}" for p in self.pairs]
         raise ManifestError(
             f"the profile of {self.task!r} has no certificates for {edge} → {best}, only for {known}; "
-            f"run `hawkvision calibrate --edge {edge} --best {best} …`"
+            f"run `{advise('calibrate', '--task', self.task, '--edge', edge, '--best', best, '--data', 'IMAGES')}`"
         )
 
 
@@ -383,7 +384,7 @@ class SiteCertificates(_Strict, frozen=True, kw_only=True):
         known = [f"{p.edge} → {p.best}" for p in self.pairs]
         raise ManifestError(
             f"the site's certificates have none for {edge} → {best}, only for {known}; "
-            f"run `hawkvision certify --edge {edge} …`"
+            f"run `{advise('certify', '--task', self.task, '--edge', edge, '--data', 'IMAGES')}`"
         )
 
 
@@ -424,7 +425,7 @@ def threshold_value(written: float | str) -> float:
     return written
 
 
-_File = TypeVar("_File", Profile, SiteCertificates)
+_File = TypeVar("_File", bound=msgspec.Struct)
 
 
 def load_profile(path: Path, sha256: str | None = None) -> Profile:
@@ -433,7 +434,7 @@ def load_profile(path: Path, sha256: str | None = None) -> Profile:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return _load(path, Profile, "profile", "hawkvision calibrate", sha256)
+    return load_sealed(path, Profile, "profile", "calibrate", sha256)
 
 
 def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
@@ -453,10 +454,24 @@ def load_site(path: Path) -> SiteCertificates:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return _load(path, SiteCertificates, "site certificates", "hawkvision certify", None)
+    return load_sealed(path, SiteCertificates, "site certificates", "certify")
 
 
-def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | None) -> _File:
+def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
+    """A document of this kind that carries the digest of its content.
+
+    Args:
+        path: the file.
+        kind: its schema.
+        what: it is called in errors.
+        command: that makes one, for `advise`.
+        sha256: of the file, where that is pinned.
+
+    Raises:
+        ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
+    """
+    task = () if path.name != "profile.json" else ("--task", path.parent.name)
+    command = advise(command, *task, "--data", "IMAGES")
     try:
         data = path.read_bytes()
         if sha256 is not None and sha256_of(data) != sha256:
@@ -483,7 +498,7 @@ def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | 
 
 def dump(document: Profile | SiteCertificates) -> bytes:
     """The document as indented JSON with its digest, ending in a newline."""
-    return _sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
+    return sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
 
 
 def seal(path: Path) -> bytes:
@@ -499,7 +514,7 @@ def seal(path: Path) -> bytes:
         raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
-    return _sealed(content)
+    return sealed(content)
 
 
 def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
@@ -508,7 +523,8 @@ def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
     return content, content.pop(_DIGEST, None)
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
+def sealed(content: dict[str, Any]) -> bytes:
+    """A document's values as indented JSON with their digest, ending in a newline."""
     whole = {**content, _DIGEST: _digest(content)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 

@@ -85,6 +85,11 @@ def unmonitored(promise: AccuracyPromise) -> AccuracyPromise:
     return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.UNMONITORED)
 
 
+def uncertified(promise: AccuracyPromise) -> AccuracyPromise:
+    """The promise where something else computed the answer, or its reference, than what was certified."""
+    return AccuracyPromise(promise.target, PromiseStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
+
+
 def promised(target: Target, certificate: Certificate) -> AccuracyPromise:
     """The promise that a certificate keeps; none, if the basis of its thresholds is the profile alone."""
     if certificate.basis == "profile":

@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     # Imported once the signals are heard, for importing takes a second.
     from hawkvision import logs
-    from hawkvision.config import DatacenterConfig, parse_arguments
+    from hawkvision.arguments import DC_UP, parse_arguments
+    from hawkvision.config import DatacenterConfig
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.errors import HawkVisionError
     from hawkvision.process import stop_with_parent
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop_with_parent()
     logs.configure()  # until the settings are read
     try:
-        config = parse_arguments(DatacenterConfig, "hawkvision dc up", "Start a datacenter tier, Ray included.", words)
+        config = parse_arguments(DatacenterConfig, *DC_UP, words)
         logs.configure(config.log_level, config.log_format)
         warn_if_allowed()
         return launch(config, stopping)

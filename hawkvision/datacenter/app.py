@@ -225,6 +225,7 @@ class Ingress:
         self._presence = HandlePresence(
             {group.name: handle for group, handle in zip(catalog.groups, handles, strict=True)},
             self._door.tier.replicas_changed,
+            self._door.tier.states,
         )
         # A deployment that may go down to no replica is woken by its callers, and kept awake by questions like these.
         self._watches = config.min_replicas > 0
@@ -249,8 +250,17 @@ class HandlePresence:
     A question of this kind may wait behind callers' own; so answers to those count as well.
     """
 
-    def __init__(self, handles: Mapping[str, DeploymentHandle], changed: Callable[[str, int], None]) -> None:
-        """Nobody is known to be there. `changed` is told of a group and whether (1, 0) it answers."""
+    def __init__(
+        self,
+        handles: Mapping[str, DeploymentHandle],
+        changed: Callable[[str, int], None],
+        states: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Nobody is known to be there.
+
+        `changed` is told of a group and whether (1, 0) it answers, `states` what a replica states that it runs.
+        """
+        self._states = states
         self._handles = handles
         self._changed = changed
         self._gone = {group: asyncio.Event() for group in handles}
@@ -277,7 +287,7 @@ class HandlePresence:
         while True:
             try:
                 async with asyncio.timeout(_HANDLE_SILENT_S):
-                    await handle.present.remote()
+                    self._states(await handle.present.remote())
                 answers = True
             except BackPressureError:  # there are too many who ask, so somebody is asked
                 answers = True

@@ -6,13 +6,15 @@ rungs of their own names. Variants that are asked together are a group, and are 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hawkvision.config import DatacenterConfig
 from hawkvision.errors import ConfigError, ManifestError
+from hawkvision.fingerprints import stage_fingerprint
 from hawkvision.hop import Rung, RungMember, Rungs
 from hawkvision.manifest import Manifest, Variant, load_manifest, models_dir
-from hawkvision.vision.backends import NEVER_CERTIFIED
+from hawkvision.vision.backends import ON_THE_CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,11 @@ class ServedRung:
     mirrored: bool = False
     temperature: float = 1.0
     fingerprint: str | None = None
+    """`Manifest.fingerprint`, where the settings ask for an execution that certificates are about; else None."""
+
+    def ran(self, stated: str) -> str | None:
+        """Its fingerprint if a process ran its members that states this; None if that does not have them all."""
+        return stage_fingerprint(stated, self.members, horizontal_flip=self.mirrored, temperature=self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,17 @@ class Catalog:
             parts.append((rung.name, members.union(*(its for _, its in joined))))
         return tuple(Group(name, tuple(v for v in self.variants if v.name in its)) for name, its in parts)
 
-    def listing(self) -> Rungs:
-        """The reply to `GET /v1/rungs`."""
+    def listing(self, stated: Collection[str] = ()) -> Rungs:
+        """The reply to `GET /v1/rungs`; `stated` is what replicas have stated, the newest first."""
         hashes = {v.name: v.sha256 if self.has_artifacts else None for v in self.variants}
         rungs = tuple(
-            Rung(r.name, tuple(RungMember(m, hashes[m]) for m in r.members), r.fingerprint) for r in self.rungs
+            Rung(
+                r.name,
+                tuple(RungMember(m, hashes[m]) for m in r.members),
+                r.fingerprint,
+                next((ran for each in stated if (ran := r.ran(each))), None),
+            )
+            for r in self.rungs
         )
         return Rungs(self.task, self.best.name, rungs)
 
@@ -93,6 +106,7 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
     names = config.variants or manifest.ladder.dc
     if len(set(names)) != len(names):
         raise ConfigError(f"dc.variants: every rung once, got {', '.join(names)}")
+    usual = config.backend in ("auto", "int8", "onnxruntime") and config.providers == ON_THE_CPU
     rungs: list[ServedRung] = []
     variants: dict[str, Variant] = {}
     for name in names:
@@ -105,7 +119,7 @@ def catalog_of(manifest: Manifest, config: DatacenterConfig) -> Catalog:
             raise ConfigError(f"dc.variants: {name!r} is a committee with sure_from, which only edge nodes run")
         flip = committee is not None and committee.horizontal_flip
         temperature = committee.temperature if committee is not None else 1.0
-        fingerprint = None if config.backend in NEVER_CERTIFIED else manifest.fingerprint(name)
+        fingerprint = manifest.fingerprint(name) if usual else None
         rungs.append(ServedRung(name, tuple(m.name for m in members), flip, temperature, fingerprint))
         variants |= {m.name: m for m in members}
     return Catalog(manifest.task, manifest.classes, tuple(rungs), tuple(variants.values()), config.backend != "noop")

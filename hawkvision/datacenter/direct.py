@@ -93,6 +93,8 @@ class _Report:
     """The first frame of a replica: to which group it belongs."""
 
     group: str
+    stated: str = ""
+    """What it runs (`hawkvision.fingerprints.statement`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ Answering: TypeAlias = Callable[[Question], AsyncGenerator[Part]]
 """Gives the parts of an answer, or raises."""
 
 
-async def report(address: Address, group: str, answering: Answering) -> Reported:
-    """Tell the door that a replica of this group is there, and answer what it asks from now on.
+async def report(address: Address, group: str, stated: str, answering: Answering) -> Reported:
+    """Tell the door that a replica of this group is there and what it runs, and answer what it asks from now on.
 
     Raises:
         OSError: if no door listens there.
@@ -121,7 +123,9 @@ async def report(address: Address, group: str, answering: Answering) -> Reported
     connected.setblocking(False)
     try:
         await loop.sock_connect(connected, address.name)
-        _, connection = await loop.create_unix_connection(lambda: _Asked(answering, address.key, group), sock=connected)
+        _, connection = await loop.create_unix_connection(
+            lambda: _Asked(answering, address.key, _Report(group, stated)), sock=connected
+        )
     except BaseException:
         connected.close()
         raise
@@ -155,6 +159,7 @@ class Replicas:
         max_queued: int,
         retry_after_s: float = 1.0,
         changed: Callable[[str, int], None] = lambda *_: None,
+        states: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Nobody is there yet.
 
@@ -164,6 +169,7 @@ class Replicas:
             max_queued: questions that may wait for that, for each replica; -1 is any number.
             retry_after_s: what those are told that find no place.
             changed: told of a group and how many live replicas it has, whenever that changes.
+            states: told what a replica states that it runs, when it reports.
         """
         self._live: dict[str, list[Direct]] = {group: [] for group in groups}
         self._gone: dict[str, asyncio.Event] = {group: asyncio.Event() for group in groups}
@@ -172,6 +178,7 @@ class Replicas:
             event.set()
         self._bounds = max_ongoing, max_queued, retry_after_s
         self._changed = changed
+        self._states = states
         self._server: asyncio.AbstractServer | None = None
         self._connected: set[_Asking] = set()
         self._address: Address | None = None
@@ -245,10 +252,11 @@ class Replicas:
             connection.close()
         self._connected.add(connection)
 
-    def reported(self, connection: _Asking, group: str) -> Direct | None:
-        """A replica is there; None if it is of no group that is known."""
+    def reported(self, connection: _Asking, group: str, stated: str) -> Direct | None:
+        """A replica is there, and states what it runs; None if it is of no group that is known."""
         if group not in self._live:
             return None
+        self._states(stated)
         max_ongoing, max_queued, retry_after_s = self._bounds
         direct = Direct(connection, group, max_ongoing=max_ongoing, max_queued=max_queued, retry_after_s=retry_after_s)
         self.present(direct, live=True)
@@ -460,7 +468,7 @@ class _Asking(_Frames):
 
     def frame(self, number: int, body: Any) -> None:
         if isinstance(body, _Report) and self._direct is None:
-            self._direct = self._replicas.reported(self, body.group)
+            self._direct = self._replicas.reported(self, body.group, body.stated)
             if self._probe is not None:
                 self._probe.cancel()
             self._probe = asyncio.get_running_loop().call_later(PROBE_S, self._ask_presence)
@@ -494,18 +502,18 @@ class _Asking(_Frames):
 class _Asked(_Frames):
     """The replica's end of a connection."""
 
-    def __init__(self, answering: Answering, key: bytes, group: str) -> None:
+    def __init__(self, answering: Answering, key: bytes, about: _Report) -> None:
         super().__init__()
         self._answering = answering
         self._key = key
-        self._group = group
+        self._about = about
         self._answers: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._transport is not None and not self.closed:
             self._transport.write(self._key)
-            self.send(_PRESENCE_NUMBER, _Report(self._group))
+            self.send(_PRESENCE_NUMBER, self._about)
 
     def frame(self, number: int, body: Any) -> None:
         if isinstance(body, Question):

@@ -126,7 +126,7 @@ class Door:
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
         if path == RUNGS_PATH:
             self.tier.check_ready()
-            return _json(self.tier.catalog.listing())
+            return _json(self.tier.listing())
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})

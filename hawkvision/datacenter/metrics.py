@@ -39,57 +39,57 @@ class DatacenterMetrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
 
         def histogram(name: str, text: str, label: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S) -> Histogram:
-            return Histogram(f"hawkvision_dc_{name}", text, (label,), registry=self._registry, buckets=buckets)
+            return Histogram(f"hawkvision_dc_{name}", text, (label,), registry=self.registry, buckets=buckets)
 
         self.requests = Counter(
             "hawkvision_dc_requests",
             "Requests, by the rung asked for",
             ("path", "rung", "code"),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.answers = Counter(
-            "hawkvision_dc_answers", "Answers, by the rung that gave them", ("rung",), registry=self._registry
+            "hawkvision_dc_answers", "Answers, by the rung that gave them", ("rung",), registry=self.registry
         )
         self.second_looks = Counter(
             "hawkvision_dc_second_looks",
             "Pictures of which this rung was not sure enough, so that another answered",
             ("rung",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.incomplete = Counter(
             "hawkvision_dc_incomplete_answers",
             "Answers of some of a rung's members, for the deadline came before the others'",
             ("rung",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.settled = Counter(
             "hawkvision_dc_settled_answers",
             "Answers given before all of a rung's members had looked, who could not have changed them",
             ("rung",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.replicas = Gauge(
             "hawkvision_dc_live_replicas",
             "Replicas that answer, by the group of variants that they run; in a cluster 1 or 0",
             ("group",),
-            registry=self._registry,
+            registry=self.registry,
         )
         self.restarts = Gauge(
             "hawkvision_dc_restarts",
             "Tier processes that ended unasked and were replaced, within the last ten minutes, by this tier's launcher",
-            registry=self._registry,
+            registry=self.registry,
         )
         self.in_flight = Gauge(
             "hawkvision_dc_requests_in_flight",
             "Pictures inside the tier, queued ones included",
-            registry=self._registry,
+            registry=self.registry,
         )
         self.received_bytes = Counter(
-            "hawkvision_dc_received_bytes", "Bytes of bodies received over HTTP", registry=self._registry
+            "hawkvision_dc_received_bytes", "Bytes of bodies received over HTTP", registry=self.registry
         )
         self.duration = histogram(
             "request_duration_seconds", "Headers in to answer out, of status 200, by rung asked", "rung"
@@ -101,20 +101,20 @@ class DatacenterMetrics:
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""
-        self._registry.register(KeyRequests("hawkvision_dc_key_requests", read))
+        self.registry.register(KeyRequests("hawkvision_dc_key_requests", read))
 
     def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
         """Have a lossy door's counts on the page."""
-        self._registry.register(LossyDoorCounts("hawkvision_dc", read))
+        self.registry.register(LossyDoorCounts("hawkvision_dc", read))
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""
-        self._registry.register(Tls("hawkvision_dc", read))
+        self.registry.register(Tls("hawkvision_dc", read))
 
     def describe(self, task: str, backend: str) -> None:
         """Say what the tier runs, once that is known."""
-        describe_process(self._registry, "hawkvision_dc", "What the tier is and runs", task, backend)
+        describe_process(self.registry, "hawkvision_dc", "What the tier is and runs", task, backend)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)

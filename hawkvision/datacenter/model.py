@@ -12,6 +12,7 @@ import numpy as np
 from hawkvision.cascade.scores import Probabilities, average, softmax
 from hawkvision.clock import MonotonicClock
 from hawkvision.datacenter.batching import Batched, Batcher
+from hawkvision.fingerprints import VariantRun
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend
 
@@ -37,6 +38,7 @@ class Model:
         max_batch_size: int,
         batch_wait_s: float,
         backend: str,
+        run: VariantRun,
     ) -> None:
         """Run each backend on one image and on two, an image with its mirror image, so that the first request finds it
         warm.
@@ -49,8 +51,10 @@ class Model:
             max_batch_size: requests in a batch.
             batch_wait_s: how long a batch that is not full waits for company.
             backend: its name.
+            run: what is loaded.
         """
         self.backend = backend
+        self.run = run
         self._narrow = narrow
         self.wide = wide
         self._temperature = temperature

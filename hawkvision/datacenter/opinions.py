@@ -40,6 +40,8 @@ class VariantAnswer:
     queue_ms: float
     infer_ms: float
     batch_size: int
+    stated: str = ""
+    """What the process that ran it states of all of its variants (`hawkvision.fingerprints.statement`)."""
 
 
 Seen: TypeAlias = dict[Views, Probabilities]

@@ -28,20 +28,21 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from hawkvision.artifacts import load_variant
+from hawkvision.artifacts import load_variant, sha256_of
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog, Group
 from hawkvision.datacenter.direct import Address, Reported, report
 from hawkvision.datacenter.model import Model
 from hawkvision.datacenter.opinions import Errand, Seen, VariantAnswer, Views, enough, likely_enough
 from hawkvision.errors import DeadlineMissed, HawkVisionError, Overloaded, RequestError, TooLarge
+from hawkvision.fingerprints import BETWEEN, VariantRun, statement
 from hawkvision.logs import About, LogFormat, LogLevel, resume
-from hawkvision.manifest import InputSpec, Variant, artifact_path, cache_dir
+from hawkvision.manifest import InputSpec, Variant, cache_dir
 from hawkvision.memory import Budget, divided, give_back_at_once, to_the_end
 from hawkvision.types import Pixels
 from hawkvision.vision.apart import Apart, ApartThreads
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import BackendKind, backend_name, open_backend
+from hawkvision.vision.backends import BackendKind, backend_name, execution_of, open_backend
 from hawkvision.vision.cost import Cost, Rates, Scales
 from hawkvision.vision.image import ImageHeader, load_inputs, probe
 from hawkvision.vision.wide import divides, open_wide, usable_cores
@@ -122,6 +123,8 @@ class Replica:
         largest_first = sorted(settings.variants, key=lambda variant: -(variant.bytes or 0))
         self._models = {variant.name: _load(variant, settings, inferring) for variant in largest_first}
         _warm_decoders(tuple(self._specs.values()), settings.max_pixels)
+        self.stated = statement([model.run for model in self._models.values()])
+        """What this process runs, which goes with every answer."""
         self._backends = tuple(dict.fromkeys(model.backend for model in self._models.values()))
         log.info("replica ready: %s", ", ".join(f"{name} ({model.backend})" for name, model in self._models.items()))
         give_back_at_once()
@@ -153,12 +156,13 @@ class Replica:
             self._reported = await report(
                 door,
                 self._settings.group,
+                self.stated,
                 lambda q: self._walk(q.picture, q.errands, q.expires_at, piecemeal=q.piecemeal),
             )
 
-    async def present(self) -> bool:
-        """That a replica is there, for a door that asks through Ray."""
-        return True
+    async def present(self) -> str:
+        """That a replica is there, for a door that asks through Ray, and what it states of its variants."""
+        return self.stated
 
     async def classify(
         self, picture: bytes, errands: Sequence[Errand], expires_at: float, request: About | None = None
@@ -309,7 +313,7 @@ class Replica:
         left_s = expires_at - time.time()
         if left_s <= 0.0:
             raise DeadlineMissed(f"the deadline passed {-left_s * 1e3:.1f} ms before decoding began")
-        visit = _Visit(self._models, time.monotonic() + left_s, self._lonely)
+        visit = _Visit(self._models, self.stated, time.monotonic() + left_s, self._lonely)
         self._inside += 1
         try:
             yield visit
@@ -324,9 +328,10 @@ class Replica:
 class _Visit:
     """One picture's questions to the variants. Made by `Replica._visit`."""
 
-    def __init__(self, models: Mapping[str, Model], expires_at: float, lonely: Callable[[], bool]) -> None:
+    def __init__(self, models: Mapping[str, Model], stated: str, expires_at: float, lonely: Callable[[], bool]) -> None:
         """`expires_at` is monotonic, and `lonely` tells whether no other picture is here."""
         self._models = models
+        self._stated = stated
         self.expires_at = expires_at
         self._lonely = lonely
         self._decode_ms: dict[str, float] = {}
@@ -365,7 +370,9 @@ class _Visit:
         self, name: str, views: Views, upright: Pixels, decode_ms: float, *, alone: bool
     ) -> VariantAnswer:
         done = await self._models[name].classify(_images(upright, views), self.expires_at, alone=alone)
-        return VariantAnswer(name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size)
+        return VariantAnswer(
+            name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size, self._stated
+        )
 
 
 def _stages(names: Sequence[str], wanted: Mapping[str, Views], piecemeal: bool) -> list[dict[str, Views]]:
@@ -428,13 +435,11 @@ def _warm_decoders(specs: Sequence[InputSpec], max_pixels: int) -> None:
 
 def _load(variant: Variant, settings: GroupSettings, threads: Executor) -> Model:
     cache = cache_dir(settings.cache_dir)
-    if settings.backend != "noop":
-        load_variant(cache, settings.task, variant)  # for its check of the hash
-    path = artifact_path(cache, settings.task, variant.name)
+    data = b"" if settings.backend == "noop" else load_variant(cache, settings.task, variant)
 
     def opened(intra_op: int) -> Backend:
         return open_backend(
-            settings.backend, path, variant.input, settings.classes, settings.providers, threads=intra_op
+            settings.backend, data, variant.input, settings.classes, settings.providers, threads=intra_op
         )
 
     narrow, wide = opened(1), None
@@ -449,4 +454,11 @@ def _load(variant: Variant, settings: GroupSettings, threads: Executor) -> Model
         max_batch_size=settings.max_batch_size,
         batch_wait_s=settings.batch_wait_ms / 1e3,
         backend=backend_name(settings.backend, narrow),
+        run=VariantRun(
+            variant.name,
+            sha256_of(data) if data else None,
+            variant.input,
+            variant.temperature,
+            BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each)),
+        ),
     )

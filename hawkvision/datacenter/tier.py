@@ -25,10 +25,11 @@ from hawkvision.datacenter.looks import Second, Variants, look_up_to_twice
 from hawkvision.datacenter.metrics import DatacenterMetrics
 from hawkvision.datacenter.opinions import Look, VariantAnswer
 from hawkvision.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady, Overloaded
-from hawkvision.hop import HopClass, HopReply, HopRequest, HopTiming, PassedOver
+from hawkvision.hop import HopClass, HopReply, HopRequest, HopTiming, PassedOver, Rungs
 from hawkvision.types import Score
 
 NEVER: Final = math.inf
+_STATEMENTS: Final = 64
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -46,6 +47,8 @@ class Tier:
         self._in_flight = 0
         self._absent: set[str] = set()
         """Groups of variants that should have a live replica, and have none."""
+        self._stated: dict[str, None] = {}
+        """What replicas have stated, the newest last; of the oldest no more than `_STATEMENTS`."""
         self.metrics.in_flight.set_function(lambda: self._in_flight)
 
     def ready_variants(self) -> Variants:
@@ -67,6 +70,17 @@ class Tier:
         self.ready_variants()
         if self._absent:
             raise NotReady(f"no live replica of {', '.join(sorted(self._absent))} just now")
+
+    def states(self, stated: str) -> None:
+        """A replica states what it runs (`hawkvision.fingerprints`)."""
+        self._stated.pop(stated, None)
+        self._stated[stated] = None
+        while len(self._stated) > _STATEMENTS:
+            del self._stated[next(iter(self._stated))]
+
+    def listing(self) -> Rungs:
+        """The reply to `GET /v1/rungs`."""
+        return self.catalog.listing(tuple(reversed(self._stated)))
 
     def replicas_changed(self, group: str, live: int) -> None:
         """So many replicas of a group of variants answer from now on."""
@@ -254,15 +268,28 @@ def _reply(looks: tuple[Look, ...], asked: HopRequest, total_ms: float, first_ms
         timing_ms=timing,
         batch_size=max(answer.batch_size for look in looks for answer in look.asked),
         score=None if asked.middle is None else counts.score(asked.middle.score),
-        passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks[0], asked.middle.score),
+        passed_over=None if asked.middle is None or len(looks) == 1 else _passed_over(looks, asked.middle.score),
         complete=counts.settled,
+        fingerprint=_fingerprint(counts, looks),
     )
+
+
+def _fingerprint(look: Look, looks: tuple[Look, ...]) -> str | None:
+    """Of what computed a look, as the replicas state it whose answers it is made of.
+
+    None where there is no single statement, and of what is not the whole rung's answer, which no certificate is about.
+    """
+    if not look.settled:
+        return None
+    stated = {answer.stated for each in looks for answer in each.asked if answer.variant in look.rung.members}
+    return look.rung.ran(stated.pop()) if len(stated) == 1 else None
 
 
 def _took_ms(answer: VariantAnswer) -> float:
     return answer.decode_ms + answer.queue_ms + answer.infer_ms
 
 
-def _passed_over(look: Look, kind: Score) -> PassedOver:
+def _passed_over(looks: tuple[Look, ...], kind: Score) -> PassedOver:
+    look = looks[0]
     (index,) = top_classes(look.probabilities[0], 1)
-    return PassedOver(int(index), look.score(kind))
+    return PassedOver(int(index), look.score(kind), _fingerprint(look, looks))

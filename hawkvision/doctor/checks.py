@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from edge.assembly import rung_of
+from edge.certification import rung_of
 from hawkvision.cascade.profile import load_profile_of
 from hawkvision.config import ConfigT, DatacenterConfig, EdgeConfig, default_state_file, load_config
 from hawkvision.datacenter.catalog import load_catalog

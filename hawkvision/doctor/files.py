@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edge.rung import check_rung
 from edge.state import APPLICATION_ID
+from hawkvision.advice import advise
 from hawkvision.artifacts import check_writable, load_variant
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile_of, load_site
@@ -25,7 +26,7 @@ def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Find
         try:
             data = load_variant(cache, task, variant)
         except ArtifactError as error:
-            advice = f"hawkvision models build --task {task} {variant.name} --cache-dir {cache}"
+            advice = advise("models build", "--task", task, variant.name, cache_dir=cache)
             yield problem(f"model {variant.name}", error.message, advice)
         else:
             yield ok(f"model {variant.name}", f"{len(data) / 1e6:.1f} MB, as the manifest says")
@@ -44,7 +45,7 @@ def profile(config: EdgeConfig, manifest: Manifest, rung: str, folder: Path) -> 
         Policy(loaded, rung, manifest.best, alone=config.dc_url is None, site=site, first=first)
     except ManifestError as error:
         return problem(
-            "profile", error.message, f"hawkvision calibrate --task {config.task} --edge {rung} --data PICTURES"
+            "profile", error.message, advise("calibrate", "--task", config.task, "--edge", rung, "--data", "IMAGES")
         )
     whose = path if config.certificates is None else config.certificates
     return ok("profile", f"{whose} is about {rung} and {manifest.best} as the manifest has them")

@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from hawkvision.advice import advise
+from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.hop import INFER_PATH, RUNGS_PATH, Rungs
 
@@ -132,14 +134,16 @@ def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
 
 
 def _certified(url: str, listing: Rungs, expected: Mapping[str, str]) -> Finding:
-    served = {rung.name: rung.fingerprint for rung in listing.rungs}
-    others = [name for name, fingerprint in expected.items() if served.get(name) != fingerprint]
+    versions = CertifiedVersions(expected)
+    served = {rung.name: rung.ran for rung in listing.rungs}
+    others = [name for name in expected if not versions.holds(name, served.get(name))]
     if not others:
         return ok("certificates", f"{url} serves what they are about: {', '.join(expected)}")
     missing = [name for name in others if name not in served]
-    what = f"does not serve {', '.join(missing)}" if missing else f"serves another {', '.join(others)} than certified"
+    what = f"does not serve {', '.join(missing)}" if missing else f"runs another {', '.join(others)} than certified"
     advice = (
-        "build the same models on both sides (hawkvision models build), or certify what is served (hawkvision certify)"
+        f"build the same models on both sides ({advise('models build')}), or certify what is served "
+        f"({advise('certify', '--data', 'IMAGES')})"
     )
     return problem("certificates", f"{url} {what}: no guarantee holds", advice)
 

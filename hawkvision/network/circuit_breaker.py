@@ -16,13 +16,13 @@ from collections import deque
 from enum import StrEnum
 from typing import Final
 
-from hawkvision.network.response_time import ResponseTimes
+from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, ResponseTimes
 
-FIRST_INTERVAL_S: Final = 1.0
 LONGEST_INTERVAL_S: Final = 30.0
-GROWTH: Final = 1.25
-"""Of the interval after a probe in vain. Over a link that is on time with probability p, the mean time until a probe is
-grows without bound unless GROWTH < 1 / (1 - p); so it is for p > 0.2."""
+GROWTH: Final = 1.0 / (1.0 - MIN_ON_TIME_PROBABILITY)
+"""Of the interval after a probe in vain; the first is as long as the probe was waited for. Over a link on time with
+probability p, the mean time until a probe is on time is bounded only if GROWTH < 1 / (1 - p): wherever waiting pays.
+After an outage of t seconds, callers are put off for a twentieth of t more at most."""
 RECENT: Final = 16
 """Callers whose deadlines are recent."""
 
@@ -47,7 +47,7 @@ class CircuitBreaker:
         self._refused_ms: float | None = None
         """Of the last caller that was refused."""
         self._probing = False
-        self._interval_s = FIRST_INTERVAL_S
+        self._interval_s = 0.0
         self._next_probe = float("-inf")
 
     @property
@@ -82,10 +82,11 @@ class CircuitBreaker:
         """A probe is over, and `times` has learned from it: the next is due later, unless callers are admitted."""
         self._probing = False
         if self._likely(self.longest_ms if self._refused_ms is None else self._refused_ms, now):
-            self._interval_s, self._next_probe = FIRST_INTERVAL_S, float("-inf")
+            self._interval_s, self._next_probe = 0.0, float("-inf")
         else:
-            self._next_probe = now + self._interval_s
-            self._interval_s = min(GROWTH * self._interval_s, LONGEST_INTERVAL_S)
+            waited_s = 1e-3 * self.longest_ms
+            self._interval_s = min(max(waited_s, GROWTH * self._interval_s), LONGEST_INTERVAL_S)
+            self._next_probe = now - waited_s + self._interval_s
 
     def _likely(self, within_ms: float, now: float) -> bool:
         return self.times.on_time(within_ms, now) >= self.times.min_on_time_probability

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from hawkvision.errors import BackendError
+from hawkvision.fingerprints import Execution
 from hawkvision.manifest import InputSpec
 from hawkvision.vision.backend import Backend
 
@@ -15,9 +16,6 @@ log = logging.getLogger("hawkvision.vision")
 
 BackendKind: TypeAlias = Literal["auto", "int8", "onnxruntime", "openvino", "numpy", "noop"]
 """`auto` is `int8`, our own kernels, for what these can run on this machine, else `onnxruntime`: the same logits."""
-
-NEVER_CERTIFIED: Final = frozenset({"noop", "openvino"})
-"""Backends whose logits no certificate is about: these were made with ONNX Runtime's, which the others give."""
 
 ON_THE_CPU: Final = ("CPUExecutionProvider",)
 
@@ -77,6 +75,21 @@ def open_backend(
             f"the manifest says {expected[0]} and {expected[1]}"
         )
     return backend
+
+
+@runtime_checkable
+class Stated(Protocol):
+    """A backend that knows better than its name what runs its network."""
+
+    @property
+    def execution(self) -> Execution:
+        """What runs it."""
+        ...
+
+
+def execution_of(asked: str, backend: Backend) -> str:
+    """What runs a variant that was opened as `asked` in the settings: the text of its `Execution`."""
+    return str(backend.execution if isinstance(backend, Stated) else Execution(backend_name(asked, backend)))
 
 
 def backend_name(asked: str, backend: Backend) -> str:

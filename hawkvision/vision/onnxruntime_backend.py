@@ -15,9 +15,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from hawkvision.errors import BackendError
+from hawkvision.fingerprints import Execution
 from hawkvision.onnx_runtime import ort
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_batch, check_open
+from hawkvision.vision.devices import processor_of
 from hawkvision.vision.helpers import Helpers, can_step_aside, helpers_started
 
 Provider: TypeAlias = str | tuple[str, Mapping[str, Any]]
@@ -71,6 +73,20 @@ class OnnxRuntimeBackend:
         check_open("ONNX Runtime", session is None)
         return tuple(session.get_providers())
 
+    @property
+    def execution(self) -> Execution:
+        """What runs the network, and in which precision if a provider does not keep to the model file's."""
+        providers = self.providers
+        if providers == (_CPU,):
+            return Execution("onnxruntime", _CPU)
+        options = self._session.get_provider_options()
+        faster = sorted(
+            precision
+            for (provider, option), precision in _PRECISIONS.items()
+            if options.get(provider, {}).get(option, "0").lower() in ("1", "true")
+        )
+        return Execution("onnxruntime", ",".join(providers), ",".join(faster), ort.__version__, processor_of(providers))
+
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`. A graph of fixed batch size 1 is run once per picture."""
         session = self._session  # held here, so that `close` in another thread waits for this run
@@ -104,6 +120,15 @@ class OnnxRuntimeBackend:
         result: Logits = logits
         return result
 
+
+_CPU: Final = "CPUExecutionProvider"
+_PRECISIONS: Final = {
+    ("CUDAExecutionProvider", "use_tf32"): "tf32",
+    ("TensorrtExecutionProvider", "trt_fp16_enable"): "fp16",
+    ("TensorrtExecutionProvider", "trt_bf16_enable"): "bf16",
+    ("TensorrtExecutionProvider", "trt_int8_enable"): "int8",
+}
+"""Options with which a provider computes less exactly than the model file says."""
 
 _loading = threading.Lock()
 """Two sessions loading at once would double the peak of memory, which on an edge node is the peak of the process."""

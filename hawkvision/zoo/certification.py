@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.advice import advise
 from hawkvision.artifacts import sha256_of, write_atomic
 from hawkvision.cascade.calibration import expected_calibration_error
 from hawkvision.cascade.certificate import Method
@@ -167,7 +168,8 @@ def certified_anew(
         if rung.fingerprint != manifest.fingerprint(rung.name):
             raise ManifestError(
                 f"the profile of {design.task!r} was made for {rung.name} with fingerprint {rung.fingerprint}, but the "
-                f"manifest has {manifest.fingerprint(rung.name)}; make a new design with `hawkvision calibrate`"
+                f"manifest has {manifest.fingerprint(rung.name)}; make a new design with "
+                f"`{advise('calibrate', '--task', design.task, '--data', 'IMAGES')}`"
             )
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
     check_unseen(design, images.sha256, compared, images.name)

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from hawkvision.advice import advise
 from hawkvision.artifacts import write_atomic
 from hawkvision.cascade.certificate import Method
 from hawkvision.cascade.profile import (
@@ -144,7 +145,7 @@ def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
     if measured != present:
         raise ManifestError(
             f"the profile of {profile.task!r} was made for {name} with fingerprint {measured}, but the manifest has "
-            f"{present}; make a new profile with `hawkvision calibrate` first"
+            f"{present}; make a new profile first: `{advise('calibrate', '--task', profile.task, '--data', 'IMAGES')}`"
         )
 
 

@@ -30,7 +30,7 @@ from hawkvision.manifest import Committee, Manifest, Variant
 from hawkvision.pictures import LabelledPictures, UnlabelledPictures
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend
-from hawkvision.vision.backends import BackendKind, open_backend
+from hawkvision.vision.backends import ON_THE_CPU, BackendKind, open_backend
 from hawkvision.vision.image import load_input, probe
 from hawkvision.vision.reduce import Reducer
 
@@ -136,6 +136,9 @@ def look(
     pictures: AnyPictures,
     *,
     backend: BackendKind = "onnxruntime",
+    providers: Sequence[str] = ON_THE_CPU,
+    batch: int = BATCH,
+    threads: int = 1,
     cache: Path,
     chosen: Chosen | None = None,
     corruption: Corruption | None = None,
@@ -147,7 +150,10 @@ def look(
         manifest: of the task.
         rungs: variants and committees.
         pictures: encoded pictures; their labels are not looked at.
-        backend: what runs the models; only ONNX Runtime's results are kept.
+        backend: what runs the models; only the results of ONNX Runtime on the CPU are kept.
+        providers: of ONNX Runtime.
+        batch: images that run together.
+        threads: of one inference.
         cache: where built models lie, and logits are kept.
         chosen: numbers of the pictures that matter, rising; the logits of all others are NaN. None means all.
         corruption: applied to each input, for studies of drift.
@@ -159,17 +165,20 @@ def look(
     """
     chosen = np.arange(len(pictures)) if chosen is None else chosen
     views: dict[Seen, Views] = {}
+    usual = (backend, tuple(providers), batch, threads) == ("onnxruntime", ON_THE_CPU, BATCH, 1)
     with Progress(transient=True) as progress, ThreadPoolExecutor(len(sched_getaffinity(0))) as pool:
         remote = set(rungs) & set(manifest.ladder.dc)
         sent = _as_sent(manifest, pictures, chosen, pool) if remote else None
         for (member, smaller), flip in _wanted(manifest, rungs, set() if sent is None else remote).items():
             variant, seen = manifest.variant(member), sent if smaller and sent is not None else pictures
             facts = (PIXELS, seen.sha256, hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest(), name, flip)
-            kept = _kept_path(cache, manifest.task, variant, facts) if backend == "onnxruntime" else None
+            kept = _kept_path(cache, manifest.task, variant, facts) if usual else None
             found = _read(kept, len(pictures), manifest.classes) if kept else None
             if found is None:
                 bar = progress.add_task(f"{member} {name}".strip(), total=len(chosen))
-                run = _Run(manifest, variant, seen, chosen, backend, cache, flip, corruption)
+                run = _Run(
+                    manifest, variant, seen, chosen, backend, tuple(providers), batch, threads, cache, flip, corruption
+                )
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if kept:
                     _write(kept, found)
@@ -222,12 +231,18 @@ class _Run:
         pictures: AnyPictures,
         chosen: Chosen,
         backend: BackendKind,
+        providers: tuple[str, ...],
+        batch: int,
+        threads: int,
         cache: Path,
         flip: bool,
         corruption: Corruption | None,
     ) -> None:
         model = load_variant(cache, manifest.task, variant)
-        self._runner: Backend = open_backend(backend, model, variant.input, manifest.classes, threads=1)
+        self._runner: Backend = open_backend(
+            backend, model, variant.input, manifest.classes, providers, threads=threads
+        )
+        self._batch = batch
         self._variant = variant
         self._pictures = pictures
         self._chosen = chosen
@@ -236,7 +251,7 @@ class _Run:
 
     def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> Views:
         def batch(start: int) -> tuple[Logits, Logits | None, float]:
-            inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + BATCH]])
+            inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
             before = time.thread_time()
             upright = self._runner.infer(inputs)
             spent = time.thread_time() - before
@@ -245,7 +260,7 @@ class _Run:
             return upright, mirrored, spent * 1e3 / len(inputs)
 
         try:
-            parts = list(pool.map(batch, range(0, len(self._chosen), BATCH)))
+            parts = list(pool.map(batch, range(0, len(self._chosen), self._batch)))
         finally:
             self._runner.close()
         mirrored = [part for _, part, _ in parts if part is not None]

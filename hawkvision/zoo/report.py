@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from hawkvision.advice import advise
 from hawkvision.artifacts import write_atomic
 from hawkvision.cascade.profile import Profile, load_profile_of
 from hawkvision.cascade.profiling import Looked, Split
@@ -140,7 +141,7 @@ def _check_models(manifest: Manifest, profile: Profile) -> None:
         if rung.fingerprint != expected:
             raise ManifestError(
                 f"the profile was made for {rung.name} with fingerprint {rung.fingerprint}, but the manifest's is "
-                f"{expected}; run `hawkvision calibrate` again"
+                f"{expected}; run `{advise('calibrate', '--task', manifest.task, '--data', 'IMAGES')}` again"
             )
 
 

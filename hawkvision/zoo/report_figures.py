@@ -92,7 +92,7 @@ def frontier_figure(found: PairFindings, name: str) -> str:
     share = np.array([one.escalation for one in found.frontier])
     accuracy = best - np.array([one.drop for one in found.frontier])
     margin = np.array([one.margin for one in found.frontier])
-    kept = [one for one in found.kept if one.settles_something]
+    kept = list(found.certified)
     x = Scale(-0.02, 1.02, LEFT, right)
     shown = [*(accuracy - margin).tolist(), *(accuracy + margin).tolist(), found.edge_accuracy, best]
     y = linear_scale([*shown, *(best - one.plug_in.drop for one in kept)], bottom, TOP)
@@ -131,7 +131,7 @@ def frontier_figure(found: PairFindings, name: str) -> str:
 def kept_figure(found: PairFindings, name: str) -> str:
     """How much of each target was used up on held-out images, with certified and with plug-in thresholds."""
     right, bottom = WIDTH - 10, 280.0
-    kept = [one for one in found.kept if one.settles_something]
+    kept = list(found.certified)
     x = _points_scale([one.certificate.max_drop for one in kept], right)
     y = Scale(LEAST_USED, MOST_USED, bottom, TOP)
     marks = left_axis(y, LEFT, right, "share of the target used up", "%", gap=6)

@@ -96,9 +96,24 @@ class Kept:
     plug_in: Measured
 
     @property
-    def settles_something(self) -> bool:
-        """Whether any picture is answered below the best rung."""
-        return self.certificate.to_best < 1.0
+    def certified(self) -> bool:
+        """Whether a test stands behind it, and any image is answered below the reference stage."""
+        return self.certificate.basis != "profile" and self.certificate.to_best < 1.0
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the drop measured on held-out images is larger than certified, if only by chance."""
+        return self.measured.drop > self.certificate.max_drop
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is larger beyond its 95 % interval."""
+        return self.measured.misses(self.certificate.max_drop)
+
+    @property
+    def plug_in_exceeded(self) -> bool:
+        """`exceeded`, of the plug-in threshold."""
+        return self.plug_in.drop > self.certificate.max_drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +146,16 @@ class PairFindings:
     def gap(self) -> float:
         """What never escalating gives up."""
         return self.best_accuracy - self.edge_accuracy
+
+    @property
+    def certified(self) -> tuple[Kept, ...]:
+        """The targets that all statements about certificates are of."""
+        return tuple(kept for kept in self.kept if kept.certified)
+
+    @property
+    def half(self) -> Kept | None:
+        """The certified target nearest to half the gap; None if nothing is certified."""
+        return min(self.certified, key=lambda kept: abs(kept.certificate.max_drop - self.gap / 2), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +214,11 @@ def replay_drift(
     seeds: Sequence[int] = range(REPLAY_SEEDS),
     phases: Sequence[Phase] = PHASES,
 ) -> Drift | None:
-    """The replay of the target nearest to half the gap that settles something at the edge; None if none does."""
+    """The replay of the certified target nearest to half the gap that the edge answers some of; None if none is."""
     policy = Policy(profile, pair.edge, pair.best)
     found = [(c, policy.route(MaxAccuracyDrop(c.max_drop))) for c in pair.conditions[0].certificates]
     found.append((pair.conditions[0].balanced, policy.route(Quality.BALANCED)))
-    usable = [(c, route) for c, route in found if math.isfinite(route.threshold)]
+    usable = [(c, route) for c, route in found if c.basis != "profile" and math.isfinite(route.threshold)]
     if not usable:
         return None
     half = float(clean.best_right.mean() - clean.edge.right.mean()) / 2

@@ -82,25 +82,11 @@ def render(findings: Findings) -> str:
 
 def _head(findings: Findings) -> str:
     pair = findings.pairs[0]
-    settled = [kept for kept in pair.kept if kept.settles_something]
-    broken = [kept for kept in settled if kept.measured.misses(kept.certificate.max_drop)]
-    plug_in = sum(kept.plug_in.drop > kept.certificate.max_drop for kept in settled)
-    certified = sum(kept.measured.drop > kept.certificate.max_drop for kept in settled)
-    half = min(settled, key=lambda kept: abs(kept.certificate.max_drop - pair.gap / 2), default=None)
-    if half is None:
-        claim = "Too few pictures to certify anything: every picture goes to the best rung"
-    elif broken:
-        claim = f"{_count(len(broken), 'certified target')} of {len(settled)} broken on held-out pictures"
-    else:
-        claim = (
-            f"Giving up less than {_points(half.certificate.max_drop)} points of accuracy takes "
-            f"{_percent(half.measured.escalation)} of the pictures off the edge, and the promise is kept"
-        )
     facts = [
         ("edge rung alone", _percent(pair.edge_accuracy, 1)),
         ("best rung alone", _percent(pair.best_accuracy, 1)),
-        ("certified targets exceeded on held-out pictures", f"{certified} of {len(settled)}"),
-        ("the same with plug-in thresholds", f"{plug_in} of {len(settled)}"),
+        ("certified targets exceeded on held-out pictures", _exceeded(pair)),
+        ("the same with plug-in thresholds", _share(sum(k.plug_in_exceeded for k in pair.certified), pair)),
     ]
     if findings.drift is not None:
         part = _settled(findings.drift.controlled, findings.drift)
@@ -109,15 +95,53 @@ def _head(findings: Findings) -> str:
     return (
         f'<p class="kicker">HawkVision calibration report · task {escape(findings.profile.task)} · '
         f"{escape(pair.pair.edge)} backed by {escape(pair.pair.best)} · {findings.as_of.isoformat()}</p>\n"
-        f'<h1>{escape(claim)}</h1>\n<dl class="facts">{cells}</dl>\n'
-        f'<p class="note">Measured on {_number(pair.n)} held-out pictures of {escape(findings.data_name)}, which no '
-        f"network, temperature or threshold has seen{'' if findings.same_data else ' (' + OTHER_DATA + ')'}. A target "
+        f'<h1>{escape(_claim(pair))}</h1>\n<dl class="facts">{cells}</dl>\n'
+        f'<p class="note">Measured on {_number(pair.n)} held-out pictures of {escape(findings.data_name)}, which '
+        f"{_part_of_held_out(findings)}. A target "
         "is “exceeded” when the measured drop is larger than promised, if only by chance; “broken” when it is so "
         "beyond its 95 % interval.</p>"
     )
 
 
-OTHER_DATA: Final = "not the pictures that the profile was made of, so promises need not hold on them"
+def _claim(pair: PairFindings) -> str:
+    """The headline: never more than the table below it shows."""
+    certified, half = pair.certified, pair.half
+    if half is None:
+        left = "every target is best effort" if any(k.certificate.to_best < 1.0 for k in pair.kept) else NOTHING_LEFT
+        return f"Too few pictures to certify anything: {left}"
+    broken = sum(kept.broken for kept in certified)
+    if broken:
+        return f"{_count(broken, 'certified target')} of {len(certified)} broken on held-out pictures"
+    if any(kept.exceeded for kept in certified):
+        return f"{_exceeded(pair)} certified targets exceeded on held-out pictures, none by more than chance explains"
+    return (
+        f"Giving up less than {_points(half.certificate.max_drop)} points of accuracy takes "
+        f"{_percent(half.measured.escalation)} of the pictures off the edge, and all {len(certified)} certified "
+        "targets are kept"
+    )
+
+
+NOTHING_LEFT: Final = "every picture goes to the best rung"
+
+
+def _exceeded(pair: PairFindings) -> str:
+    return _share(sum(kept.exceeded for kept in pair.certified), pair)
+
+
+def _share(count: int, pair: PairFindings) -> str:
+    return f"{count} of {len(pair.certified)}"
+
+
+def _part_of_held_out(findings: Findings) -> str:
+    """What part the held-out images had in the profile."""
+    if not findings.same_data:
+        return OTHER_DATA
+    if findings.profile.use("design", findings.data_sha256):
+        return "no temperature or threshold was fitted on, but which served the choice of the design"
+    return "no network, temperature or threshold has seen"
+
+
+OTHER_DATA: Final = "are not those that the profile was made of, so that promises need not hold on them"
 
 
 def _targets(found: PairFindings, *, first: bool) -> str:
@@ -147,26 +171,34 @@ def _target_row(found: PairFindings, kept: Kept) -> str:
         name += " (balanced)"
     elif certificate == condition.fast:
         name += " (fast)"
-    missed = measured.misses(certificate.max_drop)
-    status = "broken here" if missed else "held" if kept.settles_something else "best rung only"
     cells = [
         name, _threshold(certificate.threshold, "none"), _threshold(certificate.middle_threshold, "not asked"),
         _percent(measured.escalation, 1), _percent(measured.to_best, 1),
         _points(measured.drop), _points(measured.margin), certificate.basis, _number(certificate.n),
-        f"{certificate.delta:g}", status,
+        f"{certificate.delta:g}" if kept.certified else "–", _status(kept),
     ]  # fmt: skip
-    kind = ' class="missed"' if missed else "" if kept.settles_something else ' class="idle"'
+    kind = "" if kept.certified else ' class="idle"'
+    if kept.certified and kept.broken:
+        kind = ' class="missed"'
     body = "".join(f"<td{' class=words' if i in (7, 10) else ''}>{escape(cell)}</td>" for i, cell in enumerate(cells))
     return f"<tr{kind}>{body}</tr>"
+
+
+def _status(kept: Kept) -> str:
+    if kept.certificate.to_best == 1.0:
+        return "best rung only"
+    if not kept.certified:
+        return "not certified"
+    if kept.broken:
+        return "broken here"
+    return "exceeded by chance" if kept.exceeded else "kept"
 
 
 def _frontiers(pairs: Sequence[PairFindings]) -> str:
     parts = ["<h2>Accuracy against escalation: what certainty costs</h2>"]
     for place, found in enumerate(pairs):
-        settled = [kept for kept in found.kept if kept.settles_something]
         edge, best = escape(found.pair.edge), escape(found.pair.best)
-        over = sum(kept.plug_in.drop > kept.certificate.max_drop for kept in settled)
-        own = sum(kept.measured.drop > kept.certificate.max_drop for kept in settled)
+        over = sum(kept.plug_in_exceeded for kept in found.certified)
         parts.append(
             '<div class="grid">'
             + _figure(
@@ -174,12 +206,12 @@ def _frontiers(pairs: Sequence[PairFindings]) -> str:
                 frontier_figure(found, f"frontier{place}"),
                 f"Up and to the left is better. The line is every threshold, measured on {_number(found.n)} held-out "
                 "pictures with its 95 % interval relative to the best rung; dots are the certified targets"
-                f"{_aside(found)}, crosses thresholds taken straight from the same certification pictures without a "
+                f"{_aside(found)}, crosses thresholds taken straight from pictures of the certification part without a "
                 "test. Perfect knowledge would escalate only pictures that the best rung gets right and the edge does "
                 "not.",
             )
             + _figure(
-                f"Certified thresholds exceed {own} of {len(settled)} targets, plug-in ones {over}",
+                f"Certified thresholds exceed {_exceeded(found)} targets, plug-in ones {over}",
                 kept_figure(found, f"kept{place}"),
                 "What was given up on held-out pictures, as a share of what was promised: a promise is kept up to "
                 f"100 %. Bars are 95 % intervals; a certificate may be wrong with probability {_delta(found):g}.",
@@ -305,14 +337,34 @@ def _provenance(findings: Findings) -> str:
         "<h2>What was measured</h2>\n"
         f"<p>Pictures: {escape(findings.data_name)}, {_number(findings.pictures)}, SHA-256 "
         f"<code>{escape(findings.data_sha256)}</code>. The profile was made from {escape(data.name)}, SHA-256 "
-        f"<code>{escape(data.sha256)}</code>, split with seed {data.seed}: {_number(data.profile)} pictures for "
-        f"temperatures and paths, {_number(data.certify)} for certificates, {_number(data.held_out)} held out.</p>\n"
+        f"<code>{escape(data.sha256)}</code>, split with seed {data.seed}: {_uses(profile)}.</p>\n"
         '<div class="scroll"><table>\n<tr><th>rung</th><th>accuracy</th><th>95 % interval</th><th>core-ms</th>'
         f"<th class=words>fingerprint</th></tr>\n{rows}\n</table></div>\n"
         "<details><summary>Model files and their SHA-256</summary>"
         f'<div class="scroll"><table>\n{files_}\n</table></div></details>\n'
         f'<p class="note">Made by <code>hawkvision report calibration --task {escape(profile.task)}</code> on '
         f"{findings.as_of.isoformat()}.</p>"
+    )
+
+
+PURPOSES: Final = {
+    "fit": "for temperatures and paths",
+    "design": "for choosing the design",
+    "certify": "for certificates",
+    "test": "held out",
+}
+
+
+def _uses(profile: Profile) -> str:
+    """What was used for what, by the profile's record; by its split, where it has none."""
+    data = profile.data
+    if not profile.uses:
+        counts = {"fit": data.profile, "certify": data.certify, "test": data.held_out}
+        return ", ".join(f"{_number(n)} pictures {PURPOSES[purpose]}" for purpose, n in counts.items())
+    return ", ".join(
+        f"{_number(use.n)} pictures {'' if use.sha256 == data.sha256 else f'of {escape(use.name)} '}"
+        f"{PURPOSES[use.purpose]}{'' if use.compared == 1 else f' (δ divided by {use.compared})'}"
+        for use in profile.uses
     )
 
 
@@ -331,14 +383,13 @@ def _settled(runs: Iterable[Replay], drift: Drift) -> Summary:
 
 
 def _closing(found: PairFindings) -> str:
-    settled = [kept for kept in found.kept if kept.settles_something]
-    if not settled:
+    half = found.half
+    if half is None:
         return "nothing could be certified"
-    half = min(settled, key=lambda kept: abs(kept.certificate.max_drop - found.gap / 2))
-    return (
-        f"{_percent(half.measured.escalation)} escalation keeps the drop within "
-        f"{_points(half.certificate.max_drop)} of {_points(found.gap)} points"
-    )
+    escalation, certified = _percent(half.measured.escalation), _points(half.certificate.max_drop)
+    if half.exceeded:
+        return f"{escalation} escalation gives up {_points(half.measured.drop)} points where {certified} are certified"
+    return f"{escalation} escalation keeps the drop within {certified} of {_points(found.gap)} points"
 
 
 def _aside(found: PairFindings) -> str:

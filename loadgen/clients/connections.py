@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from hawkvision.client import AsyncClient
-from hawkvision.client_replies import BadReply, Unreachable
+from hawkvision.client.response import BadReply, Unreachable
 from hawkvision.errors import HawkVisionError
 from loadgen.clients.base import Reply, RequestTimes
 from loadgen.workload.record import UNANSWERED
+
+MAX_UNDER_WAY: Final = 1 << 16
+"""Images under way at once: whatever the server does, the schedule is kept."""
 
 
 class DatagramClient:
@@ -21,7 +24,9 @@ class DatagramClient:
         Raises:
             ConfigError: if the URL is none.
         """
-        self._client = AsyncClient(url, transport="lossy", timeout_s=timeout_s, late_s=timeout_s, api_key=api_key)
+        self._client = AsyncClient(
+            url, transport="lossy", timeout_s=timeout_s, late_s=timeout_s, api_key=api_key, connections=MAX_UNDER_WAY
+        )
         self._task = task
         self._counted = 0
 

@@ -222,16 +222,16 @@ def show(console: Console, pool: Pool, cells: Sequence[Cell]) -> None:
         f"\n{pool.name}: {len(pool)} pictures, edge {pool.edge_right.mean():.2%}, best {pool.best_right.mean():.2%}, "
         f"ε {first.max_drop:.4f}, perfect knowledge escalates {first.perfect:.1%}"
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     sizes = sorted({cell.n for cell in cells})
     table.add_column("rule", no_wrap=True)
     for n in sizes:
-        table.add_column(f"n = {n}\n wrong escal.  ratio", no_wrap=True, justify="right")
+        table.add_column(f"n = {n}\n wrong escal. ratio", no_wrap=True, justify="right")
     rows: dict[str, list[str]] = {}
     for cell in sorted(cells, key=lambda cell: cell.n):
         wrong = f"{cell.rate:.1%}".rjust(6)
         written = f"[red]{wrong}[/red]" if cell.broken else wrong
-        rows.setdefault(cell.rule, []).append(f"{written} {cell.escalation:6.1%} {cell.ratio:5.2f}x")
+        rows.setdefault(cell.rule, []).append(f"{written} {cell.escalation:6.1%} {cell.ratio:4.2f}x")
     for rule, row in rows.items():
         table.add_row(rule, *row)
     console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import json
 import subprocess
 import sys
@@ -11,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mapie.risk_control.fwer_control import FWERFixedSequenceTesting
+from rich.console import Console
 
 from hawkvision.cascade.bounds import paired_exact_p
 from hawkvision.cascade.certificate import Method, Rung, Sample, certify, sweep, threshold_grid, two_levels
-from tests.bench.certificates import Cell, make_pool, study, verdict, write_cells
-from tests.bench.threshold_rules import OURS, Goal, Pool, conformal_alignment, perfect_escalation, sweep_grid
+from tests.bench.certificates import Cell, make_pool, show, study, verdict, write_cells
+from tests.bench.threshold_rules import OTHERS, OURS, Goal, Pool, conformal_alignment, perfect_escalation, sweep_grid
 from tests.hawkvision.cascade.synthetic import make_logits
 
 DELTA = 0.05
@@ -64,6 +68,28 @@ def test_each_rule_of_ours_keeps_what_the_product_certifies(method: Method, seed
     certified = certify(as_sample(some), two_levels(grid), goal.max_drop, DELTA, method)
     assert certified.thresholds.edge == grid[kept]
     assert 0 < kept < len(grid) - 1
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(20, 150),
+    steps=st.integers(2, 40),
+    rates=st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)),
+    max_drop=st.floats(0.005, 0.5),
+    delta=st.sampled_from([0.001, 0.05, 0.3]),
+    method=st.sampled_from(list(Method)),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_rules_remember_changes_no_decision(
+    seed: int, n: int, steps: int, rates: tuple[float, float], max_drop: float, delta: float, method: Method
+) -> None:
+    rng = np.random.default_rng(seed)
+    edge, best = (rng.random(n) < rate for rate in rates)
+    scores = rng.choice([rng.random(n), rng.integers(0, 8, n) / 8.0])  # without ties, and with many
+    some = Pool("random", scores, edge, best, (edge != best) | (rng.random(n) < 0.1))
+    grid = threshold_grid(scores, steps)
+    kept = OURS[method.value](sweep_grid(some, grid), Goal(max_drop, 0.0, delta))
+    assert certify(as_sample(some), two_levels(grid), max_drop, delta, method).thresholds.edge == grid[kept]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -148,6 +174,18 @@ def test_a_broken_promise_is_named_in_the_verdict() -> None:
     assert not kept
     assert "a → b, n = 1000, betting: 20.0% > 9.6%" in said
     assert verdict([make_cell("exact", 3), make_cell("plug-in", 90, promises=False)])[0]
+
+
+def test_table_shows_every_figure_in_eighty_columns() -> None:
+    cells = [
+        Cell("a → b", n, rule, rule in OURS, 200, 10, 0.2, 0.1, 0.01, DELTA)
+        for n in (500, 1_000, 5_000)
+        for rule in OURS | OTHERS
+    ]
+    out = io.StringIO()
+    show(Console(file=out, width=80), pool(), cells)
+    assert "…" not in out.getvalue()
+    assert out.getvalue().count("2.00x") == len(cells)
 
 
 def test_cells_are_written_as_csv_or_json(tmp_path: Path) -> None:

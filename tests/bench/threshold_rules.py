@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta as beta_distribution
 
-from hawkvision.cascade.bounds import agreement_p, paired_betting_p, paired_exact_p
+from hawkvision.cascade.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
 from hawkvision.cascade.certificate import Flags
 from hawkvision.cascade.scores import Floats
 
@@ -132,25 +132,30 @@ def _before_first_failure(passed: Iterator[bool]) -> int:
     return kept
 
 
-@functools.lru_cache(maxsize=1 << 18)
-def _exact_p(lost: int, gained: int, n: int, max_drop: float) -> float:
-    """Draws of one cell meet the same counts again and again: this is most of the study's speed."""
-    return paired_exact_p(lost, gained, n, max_drop)
+_exact_p = functools.lru_cache(maxsize=1 << 18)(paired_exact_p.__wrapped__)
+"""`paired_exact_p`, remembered: the draws of one cell meet the same counts again and again."""
+
+_agreement_p = functools.lru_cache(maxsize=1 << 18)(agreement_p)
 
 
 def exact(sample: Swept, goal: Goal) -> int:
     """Fixed sequence with the paired exact test."""
+    beta = nuisance_beta(goal.delta)
     counts = zip(sample.lost[1:].tolist(), sample.gained[1:].tolist(), strict=True)
-    return _before_first_failure(_exact_p(b, c, sample.n, goal.max_drop) <= goal.delta for b, c in counts)
+    return _before_first_failure(_exact_p(b, c, sample.n, goal.max_drop, beta) <= goal.delta for b, c in counts)
 
 
 def betting(sample: Swept, goal: Goal) -> int:
-    """Fixed sequence with the paired betting test, on pictures in the order in which they were drawn."""
+    """Fixed sequence with the paired betting test, on images in the order in which they were drawn."""
 
     def passed() -> Iterator[bool]:
+        before, ok = (-1, -1), False
         for place in range(1, len(sample.lost)):
-            given_up = np.where(sample.places <= place, sample.losses, 0).astype(np.int8)
-            yield paired_betting_p(given_up, goal.max_drop, goal.delta) <= goal.delta
+            counts = int(sample.lost[place]), int(sample.gained[place])
+            if counts != before:  # thresholds accept ever more: with the same counts, the same images are lost
+                given_up = np.where(sample.places <= place, sample.losses, 0).astype(np.int8)
+                before, ok = counts, paired_betting_p(given_up, goal.max_drop, goal.delta) <= goal.delta
+            yield ok
 
     return _before_first_failure(passed())
 
@@ -158,7 +163,7 @@ def betting(sample: Swept, goal: Goal) -> int:
 def agreement(sample: Swept, goal: Goal) -> int:
     """Fixed sequence with the agreement test, which needs no labels."""
     counts = sample.differing[1:].tolist()
-    return _before_first_failure(agreement_p(k, sample.n, goal.max_drop) <= goal.delta for k in counts)
+    return _before_first_failure(_agreement_p(k, sample.n, goal.max_drop) <= goal.delta for k in counts)
 
 
 def plug_in(sample: Swept, goal: Goal) -> int:

@@ -36,8 +36,11 @@ from hawkvision.transport.receiver import Status
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
 
+AS_LISTED = "as listed"
 ANSWER_CLASS = 7
 MIDDLE_CLASS = 6
+EXECUTION = "int8"
+"""What its replicas state that runs their models."""
 
 
 @dataclass
@@ -60,6 +63,11 @@ class Peer:
     """Share of answers, at random, that are ANSWER_CLASS instead of what `top_k` says."""
     draws: random.Random = field(default_factory=lambda: random.Random(1))
     fingerprint: str = ""
+    """Of the models, in its listing; what its replicas are said to state there follows from it."""
+    states: str | None = AS_LISTED
+    """What answers state that they were computed by."""
+    old: bool = False
+    """Whether it is a tier of a release that states nothing, in its listing either."""
     middle: str = ""
     """A middle rung that is served too; it answers MIDDLE_CLASS, as sure as `middle_score` says."""
     middle_fingerprint: str = ""
@@ -141,23 +149,36 @@ class Peer:
     def reply(self, asked: HopRequest) -> HopReply:
         differs = self.differing > 0.0 and self.draws.random() < self.differing
         top = (HopClass(ANSWER_CLASS, 0.99),) if differs else tuple(HopClass(*entry) for entry in self.top_k)
-        answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None)
+        by_best, by_middle = self.stated(self.fingerprint), self.stated(self.middle_fingerprint)
+        answer = HopReply(top, self.model, HopTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None, fingerprint=by_best)
         if asked.middle is None or not self.knows_middle:
             asked_for_middle = asked.variant is not None and asked.variant == self.middle
-            return msgspec.structs.replace(answer, model=self.middle) if asked_for_middle else answer
+            if asked_for_middle:
+                return msgspec.structs.replace(answer, model=self.middle, fingerprint=by_middle)
+            return answer
         if self.middle_score >= asked.middle.accept_score:
             seen = (HopClass(MIDDLE_CLASS, self.middle_score),)
-            return msgspec.structs.replace(answer, top_k=seen, model=self.middle, score=self.middle_score)
-        passed_over = PassedOver(MIDDLE_CLASS, self.middle_score)
+            return msgspec.structs.replace(
+                answer, top_k=seen, model=self.middle, score=self.middle_score, fingerprint=by_middle
+            )
+        passed_over = PassedOver(MIDDLE_CLASS, self.middle_score, by_middle)
         return msgspec.structs.replace(answer, score=top[0].confidence, passed_over=passed_over)
+
+    def stated(self, models: str) -> str | None:
+        if self.old or self.states != AS_LISTED:
+            return None if self.old else self.states
+        return f"{models}/{EXECUTION}" if models else None
+
+    def listed(self, name: str, models: str) -> Rung:
+        return Rung(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
 
     async def rungs(self, _: web.Request) -> web.Response:
         await asyncio.sleep(self.rungs_delay_s)
         self.asked_for_rungs += 1
         if self.rungs_status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.rungs_status)
-        rungs = (Rung(self.middle, (), self.middle_fingerprint),) if self.middle else ()
-        listing = Rungs("imagenet", self.model, (*rungs, Rung(self.model, (), self.fingerprint)))
+        rungs = (self.listed(self.middle, self.middle_fingerprint),) if self.middle else ()
+        listing = Rungs("imagenet", self.model, (*rungs, self.listed(self.model, self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
     async def transports(self, request: web.Request) -> web.Response:
@@ -204,7 +225,7 @@ def running_peer(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield peer
     finally:

@@ -1,12 +1,16 @@
 """The HTTP door of a real node: the API as documented, on the no-op backend."""
 
 import gzip
+import html
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from edge import openapi
+from edge.fields import FIELDS
+from hawkvision.client.response import answer_from_json
 from hawkvision.process import ServerProcess
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
@@ -165,6 +169,41 @@ def test_openapi_and_docs_are_served(caller: Caller) -> None:
     assert page.headers["content-type"].startswith("text/html")
     assert b"max_accuracy_drop" in page.body
     assert b"<script" not in page.body, "an edge node has no internet to fetch scripts from"
+
+
+def test_docs_show_values_defaults_an_answer_and_the_nodes_own_address(edge: ServerProcess, caller: Caller) -> None:
+    page = html.unescape(caller.get("/docs").body.decode())
+    assert f"curl --data-binary @cat.jpg '{edge.url}/v1/classify?" in page
+    assert f"Client('{edge.url}')" in page
+    for field in FIELDS.values():
+        assert openapi.allowed(field.schema) in page
+        assert str(field.schema.get("default", "")) in page
+    shown = re.search(r"<h2>Answer</h2><pre>(.*?)</pre>", page, re.DOTALL)
+    assert shown is not None
+    answer = caller.classify(encoded(), "max_accuracy_drop=0.01").json
+    assert json.loads(shown[1]).keys() == answer.keys()
+    assert answer_from_json(json.loads(shown[1])).label == "Egyptian cat"
+
+
+def test_the_form_of_the_docs_works_as_a_browser_sends_it(caller: Caller) -> None:
+    page = caller.get("/docs").body.decode()
+    form = re.search(r"<form method=post action=(\S+) enctype=multipart/form-data>(.*?)</form>", page, re.DOTALL)
+    assert form is not None
+    quality = re.search(r"<select name=quality>.*?<option selected>(\w+)</option>", form[2])
+    top_k = re.search(r"name=top_k value=(\d+)", form[2])
+    assert quality is not None
+    assert top_k is not None
+    assert "<input type=file name=image" in form[2]
+    body = (
+        part("image", encoded(), "cat.jpg")
+        + part("quality", quality[1].encode())
+        + part("top_k", top_k[1].encode())
+        + b"--b--\r\n"
+    )
+    reply = caller.send("POST", form[1], body, {"Content-Type": MULTIPART})
+    assert reply.status == 200
+    assert 1 <= len(reply.json["top_k"]) <= int(top_k[1])
+    assert reply.json["accuracy"]["target"] == {"quality": quality[1]}
 
 
 def test_many_callers_at_once_each_get_their_own_answer(edge: ServerProcess, caller: Caller) -> None:

@@ -10,7 +10,7 @@ import pytest
 from edge.uplink import Uplink
 from hawkvision.errors import DeadlineMissed
 from hawkvision.servers.bodies import CallerGone
-from hawkvision.types import Answer, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
+from hawkvision.types import Answer, Basis, MaxAccuracyDrop, OnMiss, PromiseStatus, Quality, Reason, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run
 from tests.edge.peer import Peer
 from tests.waiting import until
@@ -128,7 +128,7 @@ def test_escalations_under_way_are_bounded_and_the_rest_degrade(large: Peer) -> 
     assert sum(answer.degraded for answer in answers) == 7
 
 
-def test_answers_of_a_datacenter_that_runs_other_models_are_void(large: Peer) -> None:
+def test_answers_of_a_datacenter_that_runs_other_models_are_not_certified(large: Peer) -> None:
     large.fingerprint = "b" * 64
 
     async def scenario() -> tuple[Answer, Answer]:
@@ -136,8 +136,8 @@ def test_answers_of_a_datacenter_that_runs_other_models_are_void(large: Peer) ->
             await known(it.node)
             return await it.ask(), await it.ask(target=Quality.BEST)
 
-    statuses = {answer.accuracy.status for answer in run(scenario)}
-    assert statuses == {PromiseStatus.VOID}
+    statuses = {(answer.accuracy.status, answer.accuracy.basis) for answer in run(scenario)}
+    assert statuses == {(PromiseStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)}
 
 
 def test_answers_of_the_certified_datacenter_are_held_once_it_has_said_so(large: Peer) -> None:

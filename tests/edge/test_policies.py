@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge.assembly import rung_of
+from edge.certification import rung_of
 from edge.policies import routes
 from edge.policies.routes import Registered, RivalPolicy, expected_escalation
 from edge.rung import Model, Others

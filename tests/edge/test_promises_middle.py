@@ -10,7 +10,7 @@ import pytest
 from edge.targets import describe_targets
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import CERTIFIED_DROPS
-from hawkvision.types import Answer, MaxAccuracyDrop, PromiseStatus, Quality, Reason, Tier, target_fields
+from hawkvision.types import Answer, Basis, MaxAccuracyDrop, PromiseStatus, Quality, Reason, Tier, target_fields
 from tests.edge.bench import SURE, UNSURE, audits, bench, known, many, run
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
@@ -99,7 +99,8 @@ def test_another_middle_rung_than_the_certified_one_is_not_asked_and_voids_what_
             return await it.ask(target=THREE_LEVELS), await it.ask(target=Quality.BEST)
 
     resting, best = run(scenario)
-    assert (resting.model, resting.accuracy.status) == ("large", PromiseStatus.VOID)
+    assert (resting.model, resting.accuracy.status) == ("large", PromiseStatus.BEST_EFFORT)
+    assert resting.accuracy.basis is Basis.UNCERTIFIED_VERSION
     assert (best.model, best.accuracy.status) == ("large", PromiseStatus.HELD)
 
 

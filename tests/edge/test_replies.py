@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge.replies import checked, refused
-from hawkvision.client_replies import BadReply, object_of
+from hawkvision.client.response import BadReply, object_of
 from hawkvision.errors import BadField, EscalationFailed
 from hawkvision.hop import HopRequest, parse_hop_datagram
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from edge import node as node_module
-from hawkvision.types import Quality, Tier
+from hawkvision.types import Answer, Quality, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import Peer, running_peer
 from tests.edge.test_node import LATE_MS, doubted
@@ -61,6 +61,23 @@ def test_a_datacenter_that_ends_is_missed_at_once_by_a_node_without_traffic_and_
         ("WARNING", "datacenter lost"),
         ("INFO", "datacenter back"),
     ]
+
+
+def test_a_tier_that_is_still_loading_when_the_node_starts_answers_as_soon_as_it_can(large: Peer) -> None:
+    """Nobody has to ask in vain for that, and the node asks often enough to find it at once."""
+    large.rungs_status = 503
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, UNSURE) as it:
+            await until(lambda: gauge(it, "datacenter_up") == 0.0)
+            asked = large.asked_for_rungs
+            await until(lambda: large.asked_for_rungs >= asked + 25)  # more than `until` has patience for 5 s apart
+            large.rungs_status = 200
+            await until(lambda: gauge(it, "datacenter_up") == 1.0)
+            return [await it.ask(target=Quality.BEST) for _ in range(3)]
+
+    answers = run(scenario)
+    assert {(answer.tier, answer.degraded) for answer in answers} == {(Tier.DC, False)}
 
 
 @pytest.mark.parametrize("listing_refused", [False, True])

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -15,9 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision import errors
-from hawkvision.client import KEEPALIVE_S, AsyncClient, Client
-from hawkvision.client_replies import BadReply, Unreachable, answer_from_json, error_from_reply
-from hawkvision.errors import BadField, ConfigError, HawkVisionError, NotReady, Overloaded, TargetUnreachable
+from hawkvision.client import AsyncClient, Client, Health
+from hawkvision.client.asynchronous import KEEPALIVE_S
+from hawkvision.client.response import BadReply, Unreachable, answer_from_json, error_from_reply
+from hawkvision.errors import (
+    BadField,
+    ConfigError,
+    HawkVisionError,
+    NotReady,
+    Overloaded,
+    TargetUnreachable,
+    Unauthorized,
+)
 from hawkvision.servers.protocol import KEEP_ALIVE_S
 from hawkvision.types import (
     AccuracyPromise,
@@ -33,7 +43,7 @@ from hawkvision.types import (
     Tier,
     Timing,
 )
-from tests.hawkvision.client_node import ANSWER, Start, ok, refusal
+from tests.hawkvision.client_node import ANSWER, Reply, Start, ok, refusal
 from tests.pictures import encoded
 
 
@@ -86,6 +96,72 @@ def test_pixels_arrive_without_loss(start: Start) -> None:
     sent = cv2.imdecode(np.frombuffer(node.bodies[0], np.uint8), cv2.IMREAD_COLOR)
     assert sent is not None
     assert np.array_equal(sent[:, :, ::-1], pixels)
+
+
+@pytest.mark.parametrize("color", ["rgb", "bgr", None])
+@pytest.mark.parametrize("encoding", ["png", "jpeg"])
+def test_pixels_arrive_in_the_colours_and_the_encoding_that_were_named(
+    start: Start, encoding: Literal["png", "jpeg"], color: Literal["rgb", "bgr"] | None
+) -> None:
+    node = start()
+    red = np.zeros((32, 48, 3), np.uint8)
+    red[..., 2 if color == "bgr" else 0] = 250
+    with Client(node.url) as client:
+        client.classify(red, encoding=encoding, color=color)
+    assert node.bodies[0].startswith(b"\xff\xd8" if encoding == "jpeg" else b"\x89PNG")
+    sent = cv2.imdecode(np.frombuffer(node.bodies[0], np.uint8), cv2.IMREAD_COLOR)
+    assert sent is not None
+    blue_green_red = sent.mean(axis=(0, 1))
+    assert np.allclose(blue_green_red, (0, 0, 250), atol=6.0)
+
+
+def test_a_batch_of_pixels_is_sent_as_jpeg_on_request(start: Start) -> None:
+    node = start()
+    with Client(node.url) as client:
+        assert list(client.classify_batch([np.zeros((8, 8, 3), np.uint8)] * 3, encoding="jpeg")) == [ANSWER] * 3
+    assert all(body.startswith(b"\xff\xd8") for body in node.bodies)
+
+
+@pytest.mark.parametrize(
+    ("picture", "form", "says"),
+    [
+        (b"encoded", {"encoding": "jpeg"}, "encoding: only for arrays of pixels; got bytes"),
+        ("cat.jpg", {"color": "bgr"}, "color: only for arrays of pixels; got str"),
+        (np.zeros((2, 2, 3), np.uint8), {"color": "yuv"}, "color: expected one of rgb, bgr, got 'yuv'"),
+        (np.zeros((2, 2, 3), np.uint8), {"encoding": "gif"}, "encoding: expected one of png, jpeg, got 'gif'"),
+        (np.zeros((2, 2), np.uint8), {"encoding": "jpeg"}, "expected uint8"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_before_anything_is_sent(
+    start: Start, picture: Any, form: dict[str, Any], says: str
+) -> None:
+    node = start()
+    with Client(node.url) as client, pytest.raises(BadField, match=says):
+        client.classify(picture, **form)
+    assert node.bodies == []
+
+
+def test_a_client_waits_for_a_node_that_is_starting(start: Start) -> None:
+    ready: Reply = 200, {}, b'{"status": "ready", "task": "imagenet", "variant": "tiny"}'
+    node = start(refusal(NotReady("loading")), refusal(NotReady("loading")), ready)
+    with Client(node.url) as client:
+        assert client.wait_ready(60.0) == Health(ready=True, task="imagenet", variant="tiny")
+
+
+def test_waiting_for_a_node_ends_within_its_bound_and_says_why(start: Start) -> None:
+    node = start(refusal(NotReady("loading")))
+    with Client(node.url) as client, pytest.raises(NotReady, match=r"still starting after 0\.2 s"):
+        client.wait_ready(0.2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+        client.wait_ready(0.2)
+
+
+def test_waiting_does_not_mend_a_wrong_key(start: Start) -> None:
+    node = start(refusal(Unauthorized("wrong key")))
+    with Client(node.url) as client, pytest.raises(Unauthorized):
+        client.wait_ready(60.0)
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (5, 5, 4), (0, 5, 3)])
@@ -303,7 +379,7 @@ def test_closing_ends_a_call_under_way() -> None:
         with silent.accept()[0]:
             client.close()
             with pytest.raises((RuntimeError, Unreachable)):
-                call.result(timeout=10)
+                call.result(timeout=60)
 
 
 fractions = st.floats(0.0, 1.0)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision import AsyncClient, BadField, BadImage, Client, ConfigError
-from hawkvision.client_batch import AHEAD, in_order
-from hawkvision.client_question import Picture
+from hawkvision.client.batch import AHEAD, in_order
+from hawkvision.client.request import Picture
 from hawkvision.types import Answer
 from tests.hawkvision.client_node import ANSWER, Start, ok, refusal
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hawkvision import AsyncClient, Client, DeadlineMissed, Overloaded, Unreachable
-from hawkvision.client_question import TimeLimit
+from hawkvision.client.request import TimeLimit
 from hawkvision.types import OnMiss
 from tests.hawkvision.client_node import ANSWER, Start, ok, refusal
 from tests.pictures import encoded

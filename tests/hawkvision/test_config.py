@@ -5,9 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, parse_arguments
+from hawkvision.arguments import DC_UP, EDGE_UP, parse_arguments
+from hawkvision.config import DatacenterConfig, EdgeConfig, is_loopback, load_config, structs_of
 from hawkvision.errors import ConfigError
 from hawkvision.service_links import without_service_links
+from hawkvision.settings import settings_of, topics_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -205,3 +207,37 @@ def test_a_setting_of_another_release_is_refused_by_what_took_its_place() -> Non
         load_config(EdgeConfig, environ={"HAWKVISION_EDGE_GIVE_UP_BELOW": "0.25"})
     with pytest.raises(ConfigError, match=said):
         parse_arguments(EdgeConfig, "edge", "a node", ["--give-up-below", "0.25"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--allow-plain-http"], True),
+        (["--allow-plain-http", "--port", "0"], True),
+        (["--allow-plain-http", "false"], False),
+        (["--allow-plain-http=true"], True),
+    ],
+)
+def test_a_switch_may_be_given_without_a_value(words: list[str], expected: bool) -> None:
+    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", words).allow_plain_http is expected
+
+
+@pytest.mark.parametrize(("kind", "command"), [(EdgeConfig, EDGE_UP), (DatacenterConfig, DC_UP)])
+def test_help_names_every_setting_under_its_topic(
+    kind: type, command: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(kind, *command, ["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for topic, settings in topics_of(settings_of(*structs_of(kind))).items():
+        assert f"─ {topic} ─" in said
+        assert all(f"{setting.option} " in said for setting in settings)
+
+
+def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(EdgeConfig, *EDGE_UP, ["--prot", "1"])
+    assert ended.value.code == 2
+    assert "No such option: --prot" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hawkvision.demo import AnswerTable, show_error
+from hawkvision.answer_table import AnswerTable
+from hawkvision.demo import show_error
 from hawkvision.errors import NotReady
 from hawkvision.types import (
     AccuracyPromise,
@@ -45,6 +46,19 @@ def test_names_and_labels_are_shown_as_they_are(text: str) -> None:
     table.show(console)
     assert f"{text} " in paper.getvalue()
     assert f"{text} again" in paper.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 130])
+def test_the_table_fits_the_terminal(width: int) -> None:
+    paper = io.StringIO()
+    table = AnswerTable()
+    for number in range(3):
+        table.add(f"a-long-name-of-a-file-{number}.jpg", replace(ANSWER, degraded=True))
+    table.show(Console(file=paper, width=width))
+    lines = paper.getvalue().splitlines()
+    assert len(lines) == 4, "no cell is wrapped"
+    assert max(map(len, lines)) <= width
+    assert "tabby" in lines[1]
 
 
 def test_errors_are_shown_as_they_are() -> None:

@@ -9,9 +9,9 @@ import cv2
 import msgspec
 import numpy as np
 
-from hawkvision.client_lossy import LossyWay
-from hawkvision.client_question import TimeLimit, lossy_question, query_fields
-from hawkvision.client_replies import Reply
+from hawkvision.client.datagram import LossyWay
+from hawkvision.client.request import TimeLimit, lossy_question, query_fields
+from hawkvision.client.response import Reply
 from hawkvision.hop import Transports
 from hawkvision.lossy import LossyLink
 from hawkvision.lossy_plan import SMALL_FRAGMENTS

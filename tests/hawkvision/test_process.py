@@ -23,7 +23,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's pa
 
 
 def echoed(server: ServerProcess, body: bytes) -> bytes:
-    with urlopen(Request(f"{server.url}/echo", body), timeout=10) as reply:
+    with urlopen(Request(f"{server.url}/echo", body), timeout=60) as reply:
         answer: bytes = reply.read()
         return answer
 

@@ -39,8 +39,9 @@ def simulate(
     rate_hz: float = 10.0,
     min_on_time_probability: float = MIN_ON_TIME_PROBABILITY,
     seed: int = 0,
+    spent: float = 0.1,
 ) -> Outcome:
-    """Callers come at random, `rate_hz` on average, and each has `deadline_ms` less up to a tenth already spent."""
+    """Callers come at random, `rate_hz` on average; each has spent a share of up to `spent` of its `deadline_ms`."""
     rng, outcome, order = random.Random(seed), Outcome(), itertools.count()
     breaker = CircuitBreaker(ResponseTimes(min_on_time_probability))
     pending: list[tuple[float, int, Callable[[float], None]]] = []
@@ -72,7 +73,7 @@ def simulate(
 
     def call(now: float) -> None:
         nonlocal row
-        within_ms = deadline_ms * rng.uniform(0.9, 1.0)
+        within_ms = deadline_ms * rng.uniform(1.0 - spent, 1.0)
         outcome.callers += 1
         if breaker.admits(within_ms, now):
             worth_ms = breaker.times.worth_ms(within_ms, now)

@@ -22,7 +22,7 @@ from aiohttp import web
 from cryptography import x509
 
 from hawkvision.client import AsyncClient, Client
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import (
     BadField,
     BadImage,
@@ -64,7 +64,7 @@ class Link:
 
 
 def offer_of(url: str) -> dict[str, object]:
-    with urllib.request.urlopen(f"{url}/v1/transport", timeout=10) as reply:
+    with urllib.request.urlopen(f"{url}/v1/transport", timeout=60) as reply:
         offered: dict[str, object] = json.load(reply)["lossy"]
         return offered
 
@@ -219,6 +219,24 @@ def test_bodies_beyond_the_nodes_bound_are_too_large() -> None:
         assert client.classify(encoded(".png", 16, 16)).top_k
         with pytest.raises(TooLarge):
             client.classify(large, deadline_ms=5_000.0)
+
+
+def test_more_callers_than_may_be_under_way_are_all_answered(noop: ServerProcess) -> None:
+    """Each one's time begins when its image is sent, so all together may take longer than the time of one."""
+    with Client(noop.url, transport="lossy") as client:
+        client.classify(PICTURE)
+        began = time.monotonic()
+        for _ in range(10):
+            client.classify(PICTURE)
+        each_s = (time.monotonic() - began) / 10
+
+    async def ask(callers: int, timeout_s: float) -> list[Answer | BaseException]:
+        async with AsyncClient(noop.url, transport="lossy", connections=1, timeout_s=timeout_s) as client:
+            asked = (client.classify(PICTURE) for _ in range(callers))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    outcomes = asyncio.run(ask(150, timeout_s=50 * each_s))
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Answer)] == []
 
 
 def test_command_line_asks_over_datagrams(noop: ServerProcess) -> None:

@@ -141,7 +141,7 @@ def test_confidence_target_compares_probabilities_and_promises_only_best_effort(
 
 
 def test_unknown_pair_names_the_command_that_certifies_it() -> None:
-    with pytest.raises(ManifestError, match="hawkvision calibrate --edge large --best small"):
+    with pytest.raises(ManifestError, match=r"hawkvision calibrate --task \w+ --edge large --best small"):
         Policy(PROFILE, "large", "small")
 
 
@@ -422,7 +422,7 @@ def test_site_certificates_that_ask_a_middle_rung_the_profile_lacks_are_refused(
 def test_a_site_without_the_pair_is_refused_and_names_the_command() -> None:
     site = site_of(PROFILE)
     pairs = (msgspec.structs.replace(site.pairs[0], edge="tiny"),)
-    with pytest.raises(ManifestError, match="hawkvision certify --edge small"):
+    with pytest.raises(ManifestError, match=r"hawkvision certify --task \w+ --edge small"):
         Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
 
 

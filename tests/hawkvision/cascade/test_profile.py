@@ -136,7 +136,7 @@ def test_site_certificates_are_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_pair_that_a_site_lacks_names_the_command_that_certifies_it() -> None:
-    with pytest.raises(ManifestError, match="hawkvision certify --edge tiny"):
+    with pytest.raises(ManifestError, match=r"hawkvision certify --task \w+ --edge tiny"):
         make_site().pair("tiny", "large")
 
 
@@ -197,7 +197,9 @@ def test_an_altered_threshold_is_refused_and_the_error_says_what_to_do(tmp_path:
     content = msgspec.json.decode(dump(make_site()))
     content["pairs"][0]["conditions"][0]["certificates"][0]["threshold"] = 0.0
     path = write(tmp_path, msgspec.json.encode(content))
-    with pytest.raises(ManifestError, match=r"was altered.*`hawkvision certify`.*`hawkvision seal .*document\.json`"):
+    with pytest.raises(
+        ManifestError, match=r"was altered.*`hawkvision certify --data IMAGES`.*`hawkvision seal .*document\.json`"
+    ):
         load_site(path)
 
 
@@ -248,7 +250,7 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["1", "5", '"2"'])
 def test_a_profile_of_another_format_says_how_to_make_it_anew(tmp_path: Path, written: str) -> None:
     other = dump(make_profile()).replace(b'"format": 3,', f'"format": {written},'.encode(), 1)
-    with pytest.raises(ManifestError, match=r"format.*made anew with `hawkvision calibrate`"):
+    with pytest.raises(ManifestError, match=r"format.*made anew with `hawkvision calibrate .*--data IMAGES`"):
         load_profile(write(tmp_path, other))
 
 
@@ -282,5 +284,5 @@ def test_rungs_and_pairs_are_found_by_name_and_others_named() -> None:
     assert profile.rung("small").name == "small"
     with pytest.raises(ManifestError, match="no rung 'tiny'"):
         profile.rung("tiny")
-    with pytest.raises(ManifestError, match="hawkvision calibrate --edge tiny --best large"):
+    with pytest.raises(ManifestError, match=r"hawkvision calibrate --task \w+ --edge tiny --best large"):
         profile.pair("tiny", "large")

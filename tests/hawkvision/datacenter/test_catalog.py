@@ -31,11 +31,20 @@ def test_unknown_and_repeated_rungs_are_refused(manifest: Manifest, names: tuple
         catalog_of(manifest, DatacenterConfig(task="shapes", variants=names))
 
 
-@pytest.mark.parametrize(("backend", "certifiable"), [("auto", True), ("onnxruntime", True), ("openvino", False)])
+@pytest.mark.parametrize(
+    ("backend", "providers", "certifiable"),
+    [
+        ("auto", ("CPUExecutionProvider",), True),
+        ("onnxruntime", ("CPUExecutionProvider",), True),
+        ("onnxruntime", ("CUDAExecutionProvider", "CPUExecutionProvider"), False),
+        ("openvino", ("CPUExecutionProvider",), False),
+        ("numpy", ("CPUExecutionProvider",), False),
+    ],
+)
 def test_no_fingerprint_is_offered_of_logits_that_no_certificate_is_about(
-    manifest: Manifest, backend: BackendKind, certifiable: bool
+    manifest: Manifest, backend: BackendKind, providers: tuple[str, ...], certifiable: bool
 ) -> None:
-    served = catalog_of(manifest, DatacenterConfig(backend=backend))
+    served = catalog_of(manifest, DatacenterConfig(backend=backend, providers=providers))
     assert {rung.fingerprint is not None for rung in served.rungs} == {certifiable}
 
 

@@ -25,6 +25,7 @@ from tests.hawkvision.vision.graphs import tiny_classifier
 from tests.pictures import encoded
 
 pytestmark = pytest.mark.slow
+EXECUTION = "onnxruntime:CPUExecutionProvider"
 PICTURES = [encoded(height=32, width=32, seed=seed) for seed in range(40)]
 VARIANTS = {"small": 0.5, "medium": 0.125}
 """Their temperatures."""
@@ -163,6 +164,18 @@ def test_both_rungs_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier)
     expected = {name: tier.manifest.fingerprint(name) for name in ("medium", "committee")}
     assert {r.name: r.fingerprint for r in listed.rungs} == expected
     assert (listed.task, listed.best) == ("tiny", "committee")
+
+
+def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier: Tier) -> None:
+    expected = {name: f"{tier.manifest.fingerprint(name)}/{EXECUTION}" for name in ("medium", "committee")}
+    listed = msgspec.json.decode(tier.get(RUNGS_PATH), type=Rungs)
+    assert {r.name: r.ran for r in listed.rungs} == expected
+    for body in PICTURES:
+        best = tier.infer(body, HopRequest(variant="committee"))
+        accepted, passed = tier.infer(body, asked(Score.TOP1, 0.0)), tier.infer(body, asked(Score.TOP1, 1.0))
+        assert (best.fingerprint, accepted.fingerprint) == (expected["committee"], expected["medium"])
+        assert passed.passed_over is not None
+        assert (passed.fingerprint, passed.passed_over.fingerprint) == (expected["committee"], expected["medium"])
 
 
 def test_second_looks_are_counted(tier: Tier) -> None:

@@ -18,6 +18,7 @@ from hawkvision.datacenter.opinions import Bar, Errand, VariantAnswer, Views, er
 from hawkvision.datacenter.replica import Replica, settings_of
 from hawkvision.errors import BadImage, DeadlineMissed, HawkVisionError, TooLarge, UnsupportedMedia
 from hawkvision.manifest import Manifest, artifact_path
+from hawkvision.vision.backends import BackendKind
 from tests.hawkvision.datacenter.conftest import picture
 from tests.hawkvision.vision.graphs import tiny_classifier
 from tests.pictures import flat_png
@@ -168,6 +169,22 @@ def real(manifest: Manifest, tmp_path: Path) -> Manifest:
         file.write_bytes(data)
         variants.append(msgspec.structs.replace(variant, sha256=hashlib.sha256(data).hexdigest()))
     return msgspec.structs.replace(manifest, variants=tuple(variants))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "numpy", "noop"])
+def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: Path, backend: BackendKind) -> None:
+    config = DatacenterConfig(task=real.task, cache_dir=tmp_path, backend=backend)
+
+    async def scenario() -> tuple[Replica, tuple[tuple[VariantAnswer, ...], ...] | HawkVisionError, str]:
+        loaded = replica(real, config)
+        return loaded, await loaded.classify(picture(), BOTH, math.inf), await loaded.present()
+
+    loaded, answers, present = asyncio.run(scenario())
+    assert {answer.stated for answer in answered(answers)} == {loaded.stated} == {present}
+    served = catalog_of(real, config).rung("committee")
+    assert served is not None
+    execution = {"onnxruntime": "onnxruntime:CPUExecutionProvider", "numpy": "numpy"}.get(backend)
+    assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
 
 
 @pytest.mark.parametrize("threads", [1, 2])

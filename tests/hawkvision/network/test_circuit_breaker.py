@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hawkvision.network.circuit_breaker import FIRST_INTERVAL_S, LONGEST_INTERVAL_S, CircuitBreaker, State
+from hawkvision.network.circuit_breaker import GROWTH, LONGEST_INTERVAL_S, CircuitBreaker, State
 from hawkvision.network.response_time import ResponseTimes
 
 DEADLINE_MS = 100.0
@@ -48,15 +48,15 @@ def test_probes_in_vain_follow_at_growing_intervals_one_at_a_time(opened: Circui
         if opened.begin_probe(now):
             assert not opened.begin_probe(now)
             begun.append(now)
-            late(opened, now + 0.1, probe=True)
-            opened.end_probe(now + 0.1)
-            assert opened.state(now + 0.1) is State.OPEN
-        now += 0.05
+            late(opened, now + DEADLINE_MS * 1e-3, probe=True)
+            opened.end_probe(now + DEADLINE_MS * 1e-3)
+            assert opened.state(now + DEADLINE_MS * 1e-3) is State.OPEN
+        now += 0.005
     gaps = [then - at for at, then in pairwise(begun)]
     assert begun[0] == 3.0
-    assert gaps[0] == pytest.approx(FIRST_INTERVAL_S, abs=0.2)
-    assert gaps[-1] == pytest.approx(LONGEST_INTERVAL_S, abs=0.2)
-    assert all(later > earlier - 0.1 for earlier, later in pairwise(gaps))
+    assert gaps[0] == pytest.approx(DEADLINE_MS * 1e-3, abs=0.01), "the first as soon as one is over"
+    assert gaps[-1] == pytest.approx(LONGEST_INTERVAL_S, abs=0.01)
+    assert all(earlier - 0.01 < later < GROWTH * earlier + 0.01 for earlier, later in pairwise(gaps))
 
 
 def test_without_a_connection_it_is_open_and_needs_no_probe() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision import client_question
+from hawkvision.client import request
 from hawkvision.transport.coding import Kind, PictureFormat
 from hawkvision.transport.frames import (
     ANSWER_ROOM,
@@ -143,5 +143,5 @@ def test_frames_before_a_broken_one_stand() -> None:
 
 
 def test_what_questions_know_of_frames_without_loading_them_is_so() -> None:
-    assert client_question.MAX_META == MAX_META
-    assert client_question.LONGEST_LINK_DEADLINE_MS <= 0xFFFF, "the milliseconds that a fragment can say"
+    assert request.MAX_META == MAX_META
+    assert request.LONGEST_LINK_DEADLINE_MS <= 0xFFFF, "the milliseconds that a fragment can say"

@@ -66,7 +66,7 @@ def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path
         pytest.skip(f"the models are not built: {error}")
     with pytest.raises(ManifestError) as caught:
         load_profile(models_dir() / "imagenet" / "profile.json").pair("squeezenet1_1_int8", "mobilenet_v2_int8")
-    suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" …`")[0].split()
+    suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" --data IMAGES`")[0].split()
     out = tmp_path / "pair.json"
     ran = calibrate(*suggested, "--data", str(tmp_path / "pictures"), "--out", str(out))
     assert ran.returncode == 0, ran.stderr
@@ -163,7 +163,14 @@ def test_shipped_certificates_were_made_on_images_that_had_no_part_in_the_design
         for pair in profile.pairs:
             whole, received = pair.conditions[0], pair.received
             every = [whole.balanced, whole.fast, *whole.certificates]
-            every += [c for found in received for c in (found.best, found.fast, *found.certificates) if c is not None]
+            over_links = [
+                certificate
+                for found in received
+                for certificate in (found.best, found.fast, *found.certificates, *found.accept_certificates)
+                if certificate is not None
+            ]
+            assert all(certificate.basis == "labelled" for certificate in over_links), pair.edge
+            every += over_links
             for certificate in every:
                 if certificate.basis != "profile":
                     assert certificate.delta == pytest.approx(paid)

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from hawkvision.cascade.equivalence import load_equivalences, passed
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.profile import load_profile, load_site
+from hawkvision.cascade.versions import CertifiedVersions
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import models_dir
 from hawkvision.types import Basis, MaxAccuracyDrop, MinAccuracy, PromiseStatus
 from hawkvision.zoo.build import build
 from hawkvision.zoo.certify import certify_site
+from hawkvision.zoo.equivalence import check_equivalence
 from tests.pictures import DATA, encoded
 
 PROFILE = models_dir() / "cifar10" / "profile.json"
@@ -118,3 +121,42 @@ def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cac
     assert ran.returncode == 0, ran.stderr
     assert "certified on 80 pictures" in ran.stdout
     assert load_site(out).pair("tiny", "committee").edge == "tiny"
+
+
+def equivalent(site: Path, cache: Path, tmp_path: Path, backend: str) -> subprocess.CompletedProcess[str]:
+    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
+    command = [sys.executable, "-m", "hawkvision.cli", "models", "equivalence", "--task", "cifar10", "--edge", "tiny"]
+    command += ["--images", str(site), "--certificates", str(tmp_path / "site.json"), "--backend", backend]
+    return subprocess.run(
+        [*command, "--stage", "tiny", "--cache-dir", str(cache), "--out", str(tmp_path / "checks.json")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_another_execution_is_certified_once_it_could_not_have_changed_the_sites_certificates(
+    site: Path, cache: Path, tmp_path: Path
+) -> None:
+    ran = equivalent(site, cache, tmp_path, "numpy")
+    checks = load_equivalences(tmp_path / "checks.json")
+    profile, certificates = load_profile(PROFILE), load_site(tmp_path / "site.json")
+    found = passed(checks, profile, profile.pair("tiny", "committee"), certificates)
+    versions = CertifiedVersions({rung.name: rung.fingerprint for rung in profile.rungs}, found)
+    stated = f"{profile.rung('tiny').fingerprint}/numpy"
+    assert ran.returncode == 0, ran.stderr
+    assert versions.holds("tiny", stated)
+    assert not versions.holds("tiny", stated, whole=False)
+    assert passed(checks, profile, profile.pair("tiny", "committee")) == {}, "the profile's are of other images"
+
+
+def test_images_that_nobody_certified_on_are_refused(site: Path, cache: Path, tmp_path: Path) -> None:
+    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
+    (tmp_path / "other" / "0").mkdir(parents=True)
+    for i in range(10):
+        (tmp_path / "other" / str(i)).mkdir(exist_ok=True)
+        (tmp_path / "other" / str(i) / "a.jpg").write_bytes(encoded(seed=100 + i))
+    with pytest.raises(ConfigError, match="expected the images of the certificates"):
+        check_equivalence(
+            "cifar10", tmp_path / "other", backend="numpy", edge="tiny", certificates=tmp_path / "site.json",
+            out=tmp_path / "checks.json", models=models_dir(), cache=cache,
+        )  # fmt: skip
+    assert not (tmp_path / "checks.json").exists()

@@ -6,17 +6,19 @@ import functools
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import html5lib
+import msgspec
 import numpy as np
 import pytest
 
 from hawkvision.artifacts import sha256_of
 from hawkvision.cascade.certificate import Thresholds
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.profile import Profile, dump, load_profile, seal
+from hawkvision.cascade.profile import ImageUse, Profile, dump, load_profile, seal
 from hawkvision.cascade.profiling import Split, profile_rung
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.types import MaxAccuracyDrop
@@ -24,6 +26,7 @@ from hawkvision.zoo.drift import Phase, Seen
 from hawkvision.zoo.report import report_calibration
 from hawkvision.zoo.report_findings import (
     Drift,
+    Measured,
     PairFindings,
     Reliability,
     measure,
@@ -228,6 +231,88 @@ def test_ladder_that_certifies_nothing_still_has_a_page() -> None:
     html = render(Findings(profile, TODAY, "few", SHA, 40, True, (rung,), (none,), None))
     assert "Too few pictures to certify anything" in html
     assert "nothing to control" in html
+
+
+def told(drops: dict[float, float], *, uncertified: float | None = None) -> str:
+    """The page where targets (keys) were found to give up so much (values, ± 0.002), and all others nothing."""
+    profile, _, _ = synthetic(False)
+    found, rung, drift = findings(False)
+    kept = []
+    for one in found.kept:
+        target = one.certificate.max_drop
+        measured = Measured(0.3, 0.3, drops.get(target, 0.0), 0.002)
+        basis = "profile" if target == uncertified else one.certificate.basis
+        kept.append(replace(one, measured=measured, certificate=msgspec.structs.replace(one.certificate, basis=basis)))
+    changed = replace(found, kept=tuple(kept))
+    return render(Findings(profile, TODAY, "synthetic", SHA, 3_000, True, (rung,), (changed,), drift))
+
+
+def statuses(html: str) -> list[str]:
+    """The last column of the first table, without its head."""
+    table = html[html.index("<table>") : html.index("</table>")]
+    return re.findall(r"<td class=words>([^<]*)</td></tr>", table)
+
+
+def claim(html: str) -> str:
+    found = re.search(r"<h1>(.*?)</h1>", html)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("drops", "expected"),
+    [
+        ({}, "all {n} certified targets are kept"),
+        ({0.05: 0.051}, "1 of {n} certified targets exceeded"),
+        ({0.05: 0.051, 0.06: 0.0601, 0.1: 0.1019}, "3 of {n} certified targets exceeded"),
+        ({0.05: 0.0521}, "1 certified target of {n} broken"),
+        ({0.05: 0.0521, 0.06: 0.061, 0.1: 0.2}, "2 certified targets of {n} broken"),
+    ],
+)
+def test_headline_says_what_the_table_below_it_says(drops: dict[float, float], expected: str) -> None:
+    html = told(drops)
+    found = statuses(html)
+    certified = [status for status in found if status not in ("best rung only", "not certified")]
+    exceeded = sum(status in ("exceeded by chance", "broken here") for status in certified)
+    assert exceeded == len(drops)
+    assert len(certified) > 5
+    assert expected.format(n=len(certified)) in claim(html)
+    assert ("kept" in claim(html)) == (exceeded == 0)
+    assert f"<dd>{exceeded} of {len(certified)}</dd>" in html
+    assert f"Certified thresholds exceed {exceeded} of {len(certified)} targets" in html
+
+
+def test_figure_of_half_the_gap_does_not_say_that_an_exceeded_target_is_kept() -> None:
+    half = findings(False)[0].half
+    assert half is not None
+    target = half.certificate.max_drop
+    assert "keeps the drop within" in told({})
+    assert "keeps the drop within" not in told({target: target + 0.001})
+
+
+def test_target_without_a_certificate_is_not_counted_among_the_certified() -> None:
+    certified = statuses(told({})).count("kept")
+    html = told({0.05: 0.3}, uncertified=0.05)
+    assert statuses(html).count("not certified") == 1
+    assert f"all {certified - 1} certified targets are kept" in claim(html)
+    assert f"<dd>0 of {certified - 1}</dd>" in html
+
+
+def test_page_says_so_where_the_held_out_images_served_the_design() -> None:
+    profile, _, _ = synthetic(False)
+    found, rung, drift = findings(False)
+
+    def page_of(*uses: ImageUse) -> str:
+        known = msgspec.structs.replace(profile, uses=uses)
+        return render(Findings(known, TODAY, "synthetic", SHA, 3_000, True, (rung,), (found,), drift))
+
+    designed = ImageUse(purpose="design", name="synthetic", sha256=SHA, n=3_000)
+    elsewhere = ImageUse(purpose="certify", name="others.npz", sha256="e" * 64, n=410, looks=1)
+    assert "no network, temperature or threshold has seen" in page_of()
+    html = page_of(designed, elsewhere)
+    assert "has seen" not in html
+    assert "served the choice of the design" in html
+    assert "410 pictures of others.npz for certificates" in html
 
 
 def test_pictures_without_labels_are_refused(tmp_path: Path, task: BandTask) -> None:

@@ -32,7 +32,7 @@ def asked(say: Say, fields: dict[str, str], protocol: str = "http", picture: byt
 
     async def scenario() -> tuple[Asked, Reply]:
         async with scripted(say) as server:
-            asker = client_for(ServerAddress(server.url, protocol, "birds", timeout_s=5.0), 4)  # type: ignore[arg-type]
+            asker = client_for(ServerAddress(server.url, protocol, "birds", timeout_s=60.0), 4)  # type: ignore[arg-type]
             await asker.open()
             replied = await asker.ask(picture, fields, RequestTimes())
             await asker.close()
@@ -219,7 +219,7 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
     from loadgen.workload.dataset import generated
 
     async def scenario() -> list[Reply]:
-        asker = client_for(ServerAddress(null.url, "datagram", timeout_s=10.0), 4)
+        asker = client_for(ServerAddress(null.url, "datagram", timeout_s=60.0), 4)
         await asker.open()
         found = [
             await asker.ask(generated(seed), {"quality": "fast", "deadline_ms": "5000"}, RequestTimes())
@@ -235,7 +235,7 @@ def test_lossy_pictures_are_answered_and_their_bytes_counted(null: ServerProcess
 
 def test_lossy_pictures_that_are_none_are_refused_not_raised(null: ServerProcess) -> None:
     async def scenario() -> Reply:
-        asker = client_for(ServerAddress(null.url, "datagram", timeout_s=10.0), 4)
+        asker = client_for(ServerAddress(null.url, "datagram", timeout_s=60.0), 4)
         replied = await asker.ask(b"no picture", {}, RequestTimes())
         await asker.close()
         return replied

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.connections import MAX_REPLY_BYTES, ConnectionBroken, ConnectionPool, HttpReply

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.client_replies import Unreachable
+from hawkvision.client.response import Unreachable
 from hawkvision.errors import ConfigError, InternalError
 from hawkvision.process import ServerProcess
 from loadgen.__main__ import main

@@ -283,7 +283,7 @@ def test_namespaces_of_a_killed_owner_are_swept() -> None:
         assert len(theirs) == 2
         assert not set(sweep()) & theirs  # its owner lives
         owner.stop(signal.SIGKILL)
-    assert theirs <= set(sweep())
+    sweep()  # unless another link, as it was made, has done so
     assert not namespaces() & theirs
 
 

@@ -1,0 +1,1 @@
+"""Reports of builds: their files, their pages and the energy estimate."""

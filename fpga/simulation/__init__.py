@@ -1,0 +1,1 @@
+"""Computes a design without a device: its RTL, its netlist, and the same integers as compiled code."""

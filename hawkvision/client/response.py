@@ -1,0 +1,171 @@
+"""What a node's replies say: an answer, or the error that a refusal stands for; nothing is believed unchecked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from hawkvision import errors
+from hawkvision.client.request import TARGETS, TimeLimit
+from hawkvision.errors import MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.types import (
+    AccuracyPromise,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    Prediction,
+    PromiseStatus,
+    Quality,
+    Reason,
+    Target,
+    Tier,
+    Timing,
+)
+
+Reply: TypeAlias = tuple[int, float | None, bytes]
+"""Status, Retry-After in seconds, body."""
+Exchange: TypeAlias = Callable[[TimeLimit], Awaitable[Reply]]
+"""One attempt within a limit."""
+
+
+class Unreachable(ServiceError):
+    """The node cannot be reached, or did not answer in time; the message names its URL."""
+
+    code = "unreachable"
+
+
+class BadReply(ServiceError):
+    """What answered is not a HawkVision node, or one of another version."""
+
+    code = "bad_reply"
+
+
+class _Target(msgspec.Struct, frozen=True):
+    min_accuracy: float | None = None
+    max_accuracy_drop: float | None = None
+    quality: Quality | None = None
+    min_confidence: float | None = None
+
+
+class _Promise(msgspec.Struct, frozen=True):
+    target: _Target
+    status: PromiseStatus
+    basis: Basis
+    max_drop: float | None = None
+    delta: float | None = None
+    n: int | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """`Answer.to_json` as it travels. Fields that a later node adds are ignored."""
+
+    id: str
+    task: str
+    top_k: tuple[Prediction, ...]
+    model: str
+    tier: Tier
+    escalated: bool
+    reason: Reason | None
+    degraded: bool
+    received_fraction: float
+    accuracy: _Promise
+    deadline_met: bool | None
+    timing_ms: Timing
+
+
+def answer_from_json(value: dict[str, Any]) -> Answer:
+    """The answer that `Answer.to_json` wrote, but for its rounding of confidences and times.
+
+    Raises:
+        BadReply: naming the key that is missing or malformed.
+    """
+    try:
+        reply = msgspec.convert(value, _Reply)
+    except msgspec.ValidationError as error:
+        raise BadReply(f"answer: {error}") from None
+    if not reply.top_k:
+        raise BadReply("answer: top_k: expected at least one class, got none")
+    promise = reply.accuracy
+    return Answer(
+        id=reply.id,
+        task=reply.task,
+        top_k=reply.top_k,
+        model=reply.model,
+        tier=reply.tier,
+        accuracy=AccuracyPromise(
+            target=_target(promise.target),
+            status=promise.status,
+            basis=promise.basis,
+            max_drop=promise.max_drop,
+            delta=promise.delta,
+            n=promise.n,
+        ),
+        escalated=reply.escalated,
+        reason=reply.reason,
+        degraded=reply.degraded,
+        received_fraction=reply.received_fraction,
+        deadline_met=reply.deadline_met,
+        timing_ms=reply.timing_ms,
+    )
+
+
+def _target(written: _Target) -> Target:
+    given: list[Target] = []
+    if written.min_accuracy is not None:
+        given.append(MinAccuracy(written.min_accuracy))
+    if written.max_accuracy_drop is not None:
+        given.append(MaxAccuracyDrop(written.max_accuracy_drop))
+    if written.min_confidence is not None:
+        given.append(MinConfidence(written.min_confidence))
+    if written.quality is not None:
+        given.append(written.quality)
+    if len(given) != 1:
+        raise BadReply(f"answer: accuracy.target: expected exactly one of {', '.join(TARGETS)}, got {len(given)}")
+    return given[0]
+
+
+def _subclasses(kind: type[HawkVisionError]) -> list[type[HawkVisionError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]
+
+
+_BY_CODE: Final = {kind.code: kind for kind in _subclasses(HawkVisionError) if kind.__module__ == errors.__name__}
+
+
+def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, where: str) -> HawkVisionError:
+    """The error that a reply other than 200 stands for: the node's own class, message and figures.
+
+    A reply that is no node's error becomes `BadReply`, except that 503 is `NotReady`, 429 `Overloaded` and 401
+    `Unauthorized` whoever says so: proxies in front of a node use them in the same sense.
+    """
+    try:
+        body = object_of(payload, where)
+    except BadReply:
+        body = {}
+    written, code = body.get("error"), body.get("code")
+    message = written if isinstance(written, str) else f"{where} answered HTTP {status}: {payload[:120]!r}"
+    kind = _BY_CODE.get(code) if isinstance(code, str) else None
+    if kind is None or kind.status != status:
+        kind = {401: errors.Unauthorized, 429: Overloaded, 503: errors.NotReady}.get(status, BadReply)
+        message = f"{where} answered HTTP {status}: {payload[:120]!r}"
+    if issubclass(kind, Overloaded):
+        return kind(message, 1.0 if retry_after_s is None else retry_after_s)
+    if issubclass(kind, TargetUnreachable):
+        maximum = body.get("maximum")
+        return kind(message, float(maximum)) if isinstance(maximum, int | float) else BadReply(message)
+    return kind(message)
+
+
+def object_of(payload: bytes, where: str) -> dict[str, Any]:
+    """The JSON object that a body holds.
+
+    Raises:
+        BadReply: if it holds none.
+    """
+    try:
+        return msgspec.json.decode(payload, type=dict[str, Any])
+    except MALFORMED:
+        raise BadReply(f"{where}: expected a JSON object, got {payload[:120]!r}") from None
