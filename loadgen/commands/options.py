@@ -14,6 +14,7 @@ from hawkvision import __version__
 from hawkvision.client import CLASSIFY_PATH
 from hawkvision.errors import ConfigError
 from hawkvision.manifest import models_dir
+from hawkvision.types import OnMiss
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import Job, Protocol, ServerAddress
 from loadgen.commands import command_line
@@ -83,7 +84,7 @@ class LoadOptions(MeasurementOptions):
     ] = target_mix.DEFAULT
     deadline_ms: Annotated[float | None, option("Targets", "Deadline of every request, in milliseconds.")] = None
     on_miss: Annotated[
-        str | None, option("Targets", "What the server does when it would miss the deadline: degrade, wait or fail.")
+        OnMiss | None, option("Targets", "What the server does when it would miss the deadline. Default: its own rule.")
     ] = None
     processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
     max_in_flight: Annotated[
@@ -157,7 +158,7 @@ def read_setup(given: LoadOptions) -> Setup:
         class_map=given.class_map,
     )
     server = ServerAddress(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
-    classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss)
+    classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss and given.on_miss.value)
     return Setup(server, dataset, classes, given.processes, given.max_in_flight, given.seed)
 
 

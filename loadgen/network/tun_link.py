@@ -17,7 +17,6 @@ own emulator (netem) is not part of every kernel, and does not repeat its losses
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -27,9 +26,10 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Annotated, Final
 
 import msgspec
+import typer
 
 from hawkvision.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.process import ended, stop_with_parent
@@ -285,33 +285,28 @@ class TunLink:
         return msgspec.json.decode(reply, type=RelayStatus)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Keep a link up until interrupted; then print what happened. The exit status is 1 for an explained error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadgen.network.tun_link", description="A bad link between two namespaces."
-    )
-    parser.add_argument("--link", default="", metavar="SPEC", help="both ways, as rate=20mbit,delay=20ms,loss=5%%")
-    parser.add_argument("--up", metavar="SPEC", help="from client to server, in the place of --link")
-    parser.add_argument("--down", metavar="SPEC", help="from server to client, in the place of --link")
-    parser.add_argument("--second", metavar="SPEC", help="a second path, both ways")
-    parser.add_argument("--congestion", help="TCP's congestion control (default: the kernel's)")
-    options = parser.parse_args(argv)
+def main(
+    link: Annotated[str, typer.Option(help="Both ways, as rate=20mbit,delay=20ms,loss=5%.", metavar="SPEC")] = "",
+    up: Annotated[str | None, typer.Option(help="From client to server, instead of --link.", metavar="SPEC")] = None,
+    down: Annotated[str | None, typer.Option(help="From server to client, instead of --link.", metavar="SPEC")] = None,
+    second: Annotated[str | None, typer.Option(help="A second path, both ways.", metavar="SPEC")] = None,
+    congestion: Annotated[str | None, typer.Option(help="TCP's congestion control. Default: the kernel's.")] = None,
+) -> None:
+    """Keep a bad link between two namespaces up until interrupted; then print what happened to packets."""
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
-        _keep(options)
+        upwards, downwards = (LinkSpec.parse(link if each is None else each) for each in (up, down))
+        both = None if second is None else (LinkSpec.parse(second),) * 2
+        _keep(TunLink(upwards, downwards, second=both, congestion=congestion))
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        return 130
-    return 0
+        raise typer.Exit(130) from None
 
 
-def _keep(options: argparse.Namespace) -> None:
-    up = LinkSpec.parse(options.link if options.up is None else options.up)
-    down = LinkSpec.parse(options.link if options.down is None else options.down)
-    second = None if options.second is None else (LinkSpec.parse(options.second),) * 2
-    with TunLink(up, down, second=second, congestion=options.congestion) as link:
+def _keep(made: TunLink) -> None:
+    with made as link:
         for side, addresses in zip(SIDES, (link.client_addresses, link.server_addresses), strict=True):
             print(f"{side}: {' '.join(addresses)}  {' '.join(link.command(side, ['COMMAND']))}")  # noqa: T201
         try:  # before we say that we may be interrupted
@@ -324,4 +319,4 @@ def _keep(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -7,19 +7,19 @@ It needs no privileges; `loadgen.network.tun_link` does the same to real kernel 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import socket
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
+import typer
 
 from hawkvision.errors import ConfigError, HawkVisionError
 from loadgen.host.timer import Timer
@@ -262,13 +262,11 @@ def _udp_socket(family: int) -> socket.socket:
     return made
 
 
-async def _relay(options: argparse.Namespace) -> None:
-    host, _, port = options.upstream.rpartition(":")
+async def _relay(upstream: str, up: LinkSpec, down: LinkSpec, listen: tuple[str, int]) -> None:
+    host, _, port = upstream.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"--upstream {options.upstream!r}; expected HOST:PORT")
-    up = LinkSpec.parse(options.link if options.up is None else options.up)
-    down = LinkSpec.parse(options.link if options.down is None else options.down)
-    async with UdpRelay((host, int(port)), up, down, listen=(options.host, options.port)) as relay:
+        raise ConfigError(f"--upstream {upstream!r}; expected HOST:PORT")
+    async with UdpRelay((host, int(port)), up, down, listen=listen) as relay:
         print(f"ready: {relay.address[0]}:{relay.address[1]}", flush=True)  # noqa: T201
         try:
             await asyncio.Event().wait()
@@ -277,26 +275,24 @@ async def _relay(options: argparse.Namespace) -> None:
                 print(way, msgspec.json.encode(counts).decode(), flush=True)  # noqa: T201
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Relay until interrupted; then print what happened. The exit status is 1 for an error that was explained."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadgen.network.udp_relay", description="A UDP relay that is a bad link."
-    )
-    parser.add_argument("--upstream", required=True, metavar="HOST:PORT", help="where packets go")
-    parser.add_argument("--link", default="", metavar="SPEC", help="both ways, as rate=20mbit,delay=20ms,loss=5%%")
-    parser.add_argument("--up", metavar="SPEC", help="towards the upstream, in the place of --link")
-    parser.add_argument("--down", metavar="SPEC", help="from the upstream, in the place of --link")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="where to listen (default: a free one, printed)")
+def main(
+    upstream: Annotated[str, typer.Option(help="Where packets go.", metavar="HOST:PORT")],
+    link: Annotated[str, typer.Option(help="Both ways, as rate=20mbit,delay=20ms,loss=5%.", metavar="SPEC")] = "",
+    up: Annotated[str | None, typer.Option(help="Towards the upstream, instead of --link.", metavar="SPEC")] = None,
+    down: Annotated[str | None, typer.Option(help="From the upstream, instead of --link.", metavar="SPEC")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one, which is printed.")] = 0,
+) -> None:
+    """Relay UDP over a bad link until interrupted; then print what happened to packets."""
     try:
-        asyncio.run(_relay(parser.parse_args(argv)))
+        there, back = (LinkSpec.parse(link if each is None else each) for each in (up, down))
+        asyncio.run(_relay(upstream, there, back, (host, port)))
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        return 130
-    return 0
+        raise typer.Exit(130) from None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

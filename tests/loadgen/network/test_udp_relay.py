@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import typer
 
 from hawkvision.errors import ConfigError
 from hawkvision.process import running
@@ -178,5 +179,7 @@ def test_command_relays_and_says_what_happened() -> None:
 
 
 def test_command_explains_a_bad_link(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--upstream", "127.0.0.1:9", "--link", "delay=5"]) == 1
+    with pytest.raises(typer.Exit) as ended:
+        main("127.0.0.1:9", link="delay=5")
+    assert ended.value.exit_code == 1
     assert "delay = '5'; expected a time" in capsys.readouterr().err
