@@ -480,7 +480,7 @@ def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT
     return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
 
 
-def structs_of(kind: type[ConfigT]) -> list[type[msgspec.Struct]]:
+def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
     """The structs that declare a server's settings: its own, and those of features."""
     return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
 

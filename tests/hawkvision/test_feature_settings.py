@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.config import DatacenterConfig, EdgeConfig, load_config, parse_arguments
+from hawkvision.arguments import parse_arguments
+from hawkvision.config import DatacenterConfig, EdgeConfig, load_config
 from hawkvision.errors import ConfigError
 from hawkvision.feature_settings import settings_groups
 
@@ -71,8 +72,9 @@ def test_help_lists_settings_of_features(install: Install, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         parse_arguments(EdgeConfig, "edge", "", ["--help"])
     page = capsys.readouterr().out
-    assert "--lamp-colour LAMP_COLOUR" in page
-    assert "HAWKVISION_EDGE_LAMP_WATTS" in page
+    assert "--lamp-colour" in page
+    assert "red|green" in page
+    assert "--lamp-watts" in page
     assert "--features" not in page
 
 
