@@ -76,7 +76,8 @@ def test_help_lists_settings_of_features(
         parse_arguments(EdgeConfig, "edge", "", ["--help"])
     page = capsys.readouterr().out
     assert "--lamp-colour" in page
-    assert "HAWKVISION_EDGE_LAMP_WATTS" in page
+    assert "red|green" in page
+    assert "--lamp-watts" in page
     assert "--features" not in page
 
 

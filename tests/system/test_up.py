@@ -114,11 +114,8 @@ def test_when_a_tier_dies_the_other_is_stopped_and_the_error_names_it(tmp_path: 
         it.ready()
         below = descendants(it.process.pid)
         children = Path(f"/proc/{it.process.pid}/task/{it.process.pid}/children").read_text().split()
-        (killed,) = (
-            pid
-            for pid in children
-            if "-m\0hawkvision.datacenter\0" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-        )
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in children}
+        (killed,) = (pid for pid, command in commands.items() if "-m\0hawkvision.datacenter\0" in command)
         subprocess.run(["kill", "-KILL", killed], check=True)
         assert it.process.wait(60) == 1
     asyncio.run(until(lambda: not alive(below)))
