@@ -34,7 +34,7 @@ from hawkvision.transport.erasure import MAX_SYMBOLS, parity_count
 from hawkvision.transport.frames import MAX_META, fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import FINE, SELDOM, LinkState, incomplete
-from hawkvision.transport.sender import BURSTY, PARITY_SPREAD_S, Delivery
+from hawkvision.transport.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.vision.image import probe
 
 MAX_ASKS: Final = 3
@@ -101,7 +101,6 @@ class _Asked:
     deadline: float | None
     until: float
     hear: Callable[[bytes], None]
-    delivery: Delivery | None
 
 
 class LossyLink:
@@ -149,7 +148,6 @@ class LossyLink:
         timeout_s: float = 30.0,
         exact: bool = False,
         hear: Callable[[bytes], None] = unheard,
-        delivery: Delivery | None = None,
         insist: bool = False,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
@@ -162,7 +160,6 @@ class LossyLink:
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
             hear: called with what the peer says before its answer, if it does and that arrives.
-            delivery: learns when the picture is there.
             insist: want an answer even after the deadline, if only to a small picture: see `_insisted`.
 
         Raises:
@@ -184,7 +181,7 @@ class LossyLink:
                 until = until if insist else min(until, deadline + LATE_S)
 
             heard = unheard if attempt else hear  # nothing less than was heard already
-            asked = _Asked(template, picture, meta, exact, deadline, until, heard, delivery)
+            asked = _Asked(template, picture, meta, exact, deadline, until, heard)
             insisting = insist and deadline is not None
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
             try:
@@ -342,7 +339,6 @@ class LossyLink:
                 deadline_s=None if deadline is None else max(0.0, deadline - now),
                 timeout_s=max(0.0, asked.until - now),
                 hear=asked.hear,
-                delivery=asked.delivery,
                 late_s=asked.until - deadline if small and deadline is not None else 0.0,
             )
         finally:

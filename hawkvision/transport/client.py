@@ -29,7 +29,7 @@ from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.seal import Secret, is_sealed, peek
-from hawkvision.transport.sender import Delivery, Sender
+from hawkvision.transport.sender import Sender
 from hawkvision.transport.udp import TICK_S, PathSocket, Route, bursts, open_path
 from hawkvision.transport.wire import WireError
 
@@ -202,7 +202,6 @@ class LossyClient:
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
         hear: Callable[[bytes], None] = unheard,
-        delivery: Delivery | None = None,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
         """Send a picture, and wait for its answer.
@@ -214,7 +213,6 @@ class LossyClient:
             deadline_s: from now; what would arrive later is not sent.
             timeout_s: how long to wait at most.
             hear: called with what the server says before the answer, if it does.
-            delivery: learns when the picture is there.
             late_s: for how long after its deadline it is worth sending.
 
         Raises:
@@ -238,7 +236,7 @@ class LossyClient:
                         raise ConnectionLost(self.lost)
                 now = monotonic()
                 deadline = None if deadline_s is None else started + deadline_s
-                number = sender.submit(self._template(template), coded, deadline, meta, now, delivery, late_s)
+                number = sender.submit(self._template(template), coded, deadline, meta, now, late_s)
                 future: asyncio.Future[tuple[Status, bytes]] = self._loop.create_future()
                 self._waiting[number], self._hearing[number] = future, hear
                 self._pump()

@@ -70,14 +70,6 @@ class Said:
     body: bytes
 
 
-@dataclass(slots=True)
-class Delivery:
-    """Whether a picture is there, as far as reports tell; they take a round trip and up to 8 ms."""
-
-    complete: bool = False
-    """Whether as many of its fragments were reported as restore it."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Which fragment a datagram held."""
@@ -111,8 +103,6 @@ class _Picture:
     last_at: float = -math.inf
     """Before which its last fragment will not leave."""
     parts: dict[int, AnswerPart] = field(default_factory=dict)
-    delivery: Delivery | None = None
-    """Where somebody wants to know."""
     heard: int = -1
     """The latest interim's number."""
 
@@ -180,10 +170,9 @@ class Sender:
         deadline: float | None,
         meta: bytes,
         now: float,
-        delivery: Delivery | None = None,
         late_s: float = 0.0,
     ) -> int:
-        """Queue a picture, and return its number; `delivery` is told when it is there.
+        """Queue a picture, and return its number.
 
         It is sent until its deadline, or `late_s` longer where its answer is still wanted then.
 
@@ -198,9 +187,7 @@ class Sender:
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
         expires = math.inf if deadline is None else deadline + late_s
-        picture = _Picture(
-            number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols], delivery=delivery
-        )
+        picture = _Picture(number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols])
         self._pictures[number] = picture
         k, n = coded.format.k, coded.format.n
         spread = PARITY_SPREAD_S if self.loss(now).known and self.loss(now).burst > BURSTY else 0.0
@@ -359,10 +346,6 @@ class Sender:
                 fragment.delivered = fragment.delivered or delivered
                 touched.add(place.picture)
             places.clear()
-        for number in touched:
-            picture = self._pictures[number]
-            if picture.delivery is not None:
-                picture.delivery.complete = sum(f.delivered for f in picture.fragments) >= picture.coded.format.k
         for number, picture in self._pictures.items():
             if number in touched or picture.repair_at <= now:
                 self._repair(picture, now)

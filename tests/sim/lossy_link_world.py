@@ -18,7 +18,6 @@ from hawkvision.transport.client import LossyClient, unheard
 from hawkvision.transport.coding import Coded
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.receiver import Status
-from hawkvision.transport.sender import Delivery
 from loadgen.link_model import Pipe
 from loadgen.links import LinkProfile
 from tests.sim.lossy_world import World
@@ -84,7 +83,6 @@ class SimulatedClient:
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
         hear: Callable[[bytes], None] = unheard,
-        delivery: Delivery | None = None,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
         """See `LossyClient.ask`."""

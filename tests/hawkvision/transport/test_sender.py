@@ -19,7 +19,7 @@ from hawkvision.transport.frames import (
     Report,
     fragment_room,
 )
-from hawkvision.transport.sender import MAX_PICTURES, MAX_RESENDS, MAX_ROUNDS, Answered, Delivery, Said, Sender
+from hawkvision.transport.sender import MAX_PICTURES, MAX_RESENDS, MAX_ROUNDS, Answered, Said, Sender
 from hawkvision.transport.wire import WireError
 from tests.hawkvision.transport.session import BEGIN, CLIENT, SERVER, Peer, client, coded
 from tests.hawkvision.transport.test_frames import answer_parts, reports
@@ -95,17 +95,6 @@ def test_what_is_said_before_the_answer_is_heard_once_and_in_order() -> None:
     end.receive(*peer.seal(AnswerPart(0, 0, 0, 1, b"cat")), BEGIN)
     end.receive(*peer.seal(Interim(0, 2, b"dog?")), BEGIN)
     assert (list(end.said), list(end.answered)) == ([Said(0, b"cat?")], [Answered(0, 0, b"cat")])
-
-
-def test_a_picture_is_there_once_k_of_its_fragments_were_reported() -> None:
-    end, peer, seen = client(), peer_of(), list[bool]()
-    delivery = Delivery()
-    end.submit(0, PICTURE, None, b"", BEGIN, delivery)
-    sent(end, peer, BEGIN)
-    for arrived in ((0.0, None, 0.0, None, 0.0, None), (0.0, None, 0.0, 0.0, 0.0, None)):
-        end.receive(*peer.seal(Report(0, 0, 0, 0, arrived)), BEGIN + 0.04)
-        seen.append(delivery.complete)
-    assert seen == [False, True]
 
 
 def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
