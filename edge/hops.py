@@ -32,7 +32,7 @@ from hawkvision.logs import REQUEST_ID_HEADER, current_request
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
-from hawkvision.transport.client import unheard
+from hawkvision.transport.endpoint.connection import unheard
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest

@@ -25,12 +25,12 @@ from hawkvision.errors import (
     UnsupportedMedia,
 )
 from hawkvision.hop import HopRequest, LossyOffer
-from hawkvision.lossy import LinkView, LossyLink
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
-from hawkvision.transport.client import ConnectionLost, unheard
-from hawkvision.transport.receiver import Status
+from hawkvision.transport.client.datagram_client import LinkView, LossyLink
+from hawkvision.transport.endpoint.connection import ConnectionLost, unheard
+from hawkvision.transport.endpoint.receiver import Status
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -15,7 +15,7 @@ A call with `deadline_ms` gives up `late_s` after that deadline at the latest an
 `on_miss=wait`, which `timeout_s` alone bounds. After a fork a client works in the child as well, over connections of
 the child's own.
 
-With `transport="lossy"` pictures travel as datagrams (`hawkvision.lossy`), for links that lose: as they are where the
+With `transport="lossy"` pictures travel as datagrams (`transport.client`), for links that lose: as they are where the
 link is known to be quick and to lose no more than parity or sending again mends, elsewhere shrunk to what the node's
 models make use of and coded anew where that is needed (for `quality="fast"` always, for speed), so that the answer
 says what was received. `deadline_ms` then covers the link, both ways, from when the picture begins to leave, and

@@ -41,19 +41,24 @@ L1 = frozenset(
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client", "hawkvision.client_batch", "hawkvision.client_replies"})
-LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
+PROTOCOL, CONGESTION, CODING = (f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding"))
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
     **dict.fromkeys(L2, L0 | L1),
-    "hawkvision.lossy_plan": L0 | L1 | L2,
-    "hawkvision.lossy_connections": L0 | L1 | L2,
-    "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
+    # The datagram transport's own layers, lowest first.
+    PROTOCOL: L0 | L1,
+    CONGESTION: L0 | L1,
+    CODING: L0 | L1 | {PROTOCOL},
+    "hawkvision.transport.endpoint": L0 | L1 | {PROTOCOL, CONGESTION, CODING},
+    "hawkvision.transport.client": L0 | L1 | L2,
     "hawkvision.client_question": L0,
     "hawkvision.client_batch": L0 | {"hawkvision.client_question"},
     "hawkvision.client_loop": L0,
     "hawkvision.client_replies": L0 | {"hawkvision.client_question"},
-    "hawkvision.client_lossy": L0 | L1 | LOSSY | {"hawkvision.client_question", "hawkvision.client_replies"},
+    "hawkvision.client_lossy": L0
+    | L1
+    | {"hawkvision.transport", "hawkvision.client_question", "hawkvision.client_replies"},
     "hawkvision.client": L0
     | L1
     | CLIENT
@@ -63,7 +68,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},
     "fpga": L0 | L1 | {"hawkvision.vision.backend"},
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
-    "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
+    "edge": L0 | L1 | L2 | {"hawkvision.control"},
     # The only module that loads a backend by name.
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},

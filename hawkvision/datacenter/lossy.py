@@ -23,12 +23,12 @@ from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
 from hawkvision.logs import about
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import start_trace
-from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.identity import identity_for
-from hawkvision.transport.offer import Offered
-from hawkvision.transport.receiver import Patience, Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
+from hawkvision.transport.endpoint.offer import Offered
+from hawkvision.transport.endpoint.receiver import Patience, Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.identity import identity_for
 
 log = logging.getLogger(__name__)
 

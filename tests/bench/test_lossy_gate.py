@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hawkvision.cascade.policy import Policy
-from hawkvision.transport.coding import Plan
+from hawkvision.transport.coding.image_coding import Plan
 from hawkvision.types import MaxAccuracyDrop, Received
 from tests.bench.lossy_gate import RATES, TARGETS, Crossed, Link, Loss, judged, links, violations
 from tests.hawkvision.cascade.synthetic import HARM, make_received_looks, make_received_profile

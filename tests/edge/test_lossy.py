@@ -17,11 +17,11 @@ from edge.app import EdgeApp
 from edge.lossy import LossyDoor
 from hawkvision.config import EdgeConfig
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy import LossyLink
 from hawkvision.servers.keys import Keys
-from hawkvision.transport.coding import Complete, Partial
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.coding.image_coding import Complete, Partial
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.types import OnMiss
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import ANSWER_CLASS, Peer

@@ -6,8 +6,10 @@ import hashlib
 
 import pytest
 
-from hawkvision.transport.coding import Kind, PictureFormat, opaque
-from hawkvision.transport.control import (
+from hawkvision.transport.coding.image_coding import opaque
+from hawkvision.transport.coding.interleaving import disperse
+from hawkvision.transport.coding.jpeg import standard_layout
+from hawkvision.transport.protocol.control import (
     Hello,
     Message,
     MessageReader,
@@ -17,8 +19,7 @@ from hawkvision.transport.control import (
     Welcome,
     encode_message,
 )
-from hawkvision.transport.dispersal import disperse
-from hawkvision.transport.frames import (
+from hawkvision.transport.protocol.frames import (
     AnswerPart,
     Cancel,
     Challenge,
@@ -32,8 +33,8 @@ from hawkvision.transport.frames import (
     decode,
     encode,
 )
-from hawkvision.transport.jpeg import standard_layout
-from hawkvision.transport.seal import Opener, Sealer, Secret, peek
+from hawkvision.transport.protocol.image_format import Kind, PictureFormat
+from hawkvision.transport.protocol.packet_protection import Opener, Sealer, Secret, peek
 
 SEGMENTS = PictureFormat(Kind.SEGMENTS, 320, 240, 80, 4, 3, 5, 2)
 OPAQUE = PictureFormat(Kind.OPAQUE, 0, 2000, 0, 1, 2, 3)

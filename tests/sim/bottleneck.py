@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hawkvision.transport.pacing import Arrival, RateController
+from hawkvision.transport.congestion.rate_control import Arrival, RateController
 
 REORDERING = 8
 REPORT_AFTER = 16

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.seal import peek
-from tests.sim.lossy_world import World, small_picture
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.packet_protection import peek
+from tests.sim.transport_world import World, small_picture
 
 Address = tuple[str, int]
 

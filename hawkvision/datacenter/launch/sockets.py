@@ -13,7 +13,7 @@ from typing import Final
 
 from hawkvision.config import DatacenterConfig
 from hawkvision.errors import ConfigError
-from hawkvision.transport.udp import bind
+from hawkvision.transport.endpoint.udp import bind
 
 BACKLOG: Final = 1024
 """Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""

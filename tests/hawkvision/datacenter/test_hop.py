@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hawkvision.errors import BadField
 from hawkvision.hop import MAX_DEADLINE_MS, MAX_TOP_K, HopRequest, Middle, parse_hop_datagram, parse_hop_headers
 from hawkvision.trace import TraceContext, start_trace
-from hawkvision.transport.frames import MAX_META
+from hawkvision.transport.protocol.frames import MAX_META
 from hawkvision.types import Score
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)

@@ -25,16 +25,16 @@ from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
 from hawkvision.trace import start_trace
-from hawkvision.transport.client import LossyClient
-from hawkvision.transport.coding import Coded, Plan, encode, opaque
-from hawkvision.transport.frames import fragment_room
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Route
+from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.types import Score
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
 from tests.hawkvision.datacenter.conftest import picture
-from tests.hawkvision.transport.test_identity import files
+from tests.hawkvision.transport.protocol.test_identity import files
 from tests.waiting import until
 
 TRACE = start_trace()
