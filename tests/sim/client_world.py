@@ -14,7 +14,7 @@ from hawkvision.client_lossy import ANSWER_S, MAY_MISS
 from hawkvision.transport.client.connection_manager import Connection
 from hawkvision.transport.client.datagram_client import LossyLink
 from hawkvision.transport.coding.image_coding import Coded
-from hawkvision.transport.congestion.rate_control import LossEstimate
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Path
 from hawkvision.transport.endpoint.connection import LossyClient, unheard
 from hawkvision.transport.endpoint.receiver import Status

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from hawkvision.transport.congestion.rate_control import Arrival, RateController
+from hawkvision.transport.congestion.packet_trains import Arrival
+from hawkvision.transport.congestion.rate_control import RateController
 from hawkvision.transport.protocol.addresses import Address, Place, Whereabouts
 from hawkvision.transport.protocol.frames import (
     MAX_REPORTED,
@@ -276,7 +277,7 @@ class Channel(Generic[Token]):
             self._lose(path, [next(iter(path.sent))], now)
         if path.waiting_since is None:
             path.waiting_since = now
-        path.rate.sent(len(datagram), now)
+        path.rate.on_packet_sent(len(datagram), now)
         return datagram
 
     def tell(self, path: Path[Token], frames: bytes) -> bytes:
@@ -390,7 +391,7 @@ class Channel(Generic[Token]):
                 self._lose(path, late, now)
             if path.suspect(now) and path.heard_at < now - timeout_s and path.silent_at < now - timeout_s:
                 path.silent_at = now
-                path.rate.silent(now)
+                path.rate.on_silence(now)
 
     @staticmethod
     def _gives_up_at(path: Path[Token], sent: _Sent[Token]) -> float:
@@ -454,7 +455,7 @@ class Channel(Generic[Token]):
         rtt = None if newest is None else max(1e-6, now - newest - report.delay_us * 1e-6)
         runs, times = self._forget(path, overtaken)
         if arrivals or times or rtt is not None:
-            path.rate.reported([a for _, a in arrivals], times, rtt, now, runs)
+            path.rate.on_report([a for _, a in arrivals], times, rtt, now, runs)
 
     @staticmethod
     def _found(path: Path[Token], sequence: int, now: float) -> None:
@@ -463,7 +464,7 @@ class Channel(Generic[Token]):
         if run is not None:
             path.told(sequence, now, given_up=True)
             run.length -= 1
-            path.rate.found(1, int(run.length == 0))
+            path.rate.on_spurious_loss(1, int(run.length == 0))
 
     @staticmethod
     def _before(path: Path[Token], sequence: int) -> Iterator[int]:
@@ -474,7 +475,7 @@ class Channel(Generic[Token]):
 
     def _lose(self, path: Path[Token], sequences: list[int], now: float) -> None:
         runs, times = self._forget(path, sequences)
-        path.rate.reported([], times, None, now, runs)
+        path.rate.on_report([], times, None, now, runs)
 
     def _forget(self, path: Path[Token], sequences: list[int]) -> tuple[int, list[float]]:
         """Take lost datagrams off the list: how many runs begin with them, and when they were sent."""

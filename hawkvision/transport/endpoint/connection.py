@@ -21,7 +21,7 @@ from aioquic.quic.connection import QuicConnection
 from hawkvision.errors import BadField, HawkVisionError, Unauthorized
 from hawkvision.servers.keys import prove
 from hawkvision.transport.coding.image_coding import Coded
-from hawkvision.transport.congestion.rate_control import LossEstimate
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.endpoint.receiver import Status

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from hawkvision.transport.coding.image_coding import Coded
-from hawkvision.transport.congestion.rate_control import LossEstimate
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Channel, Path
 from hawkvision.transport.protocol.frames import (
     MAX_META,
@@ -150,8 +150,8 @@ class Sender:
     def spare_s(self, size: int, now: float) -> float:
         """How long that many bytes take over all living paths, spread by their rates."""
         rates = [path.rate for path in self.channel.usable(now)]
-        whole = max(1.0, sum(rate.rate_bytes_s for rate in rates))
-        return max(rate.carry_s(size * rate.rate_bytes_s / whole, now) for rate in rates)
+        whole = max(1.0, sum(rate.pacing_rate for rate in rates))
+        return max(rate.transmission_s(size * rate.pacing_rate / whole, now) for rate in rates)
 
     @property
     def queued_bytes(self) -> int:

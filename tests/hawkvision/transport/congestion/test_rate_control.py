@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.transport.congestion.path_measurement import MAX_RATE, LossMeter, WindowedMinimum
-from hawkvision.transport.congestion.rate_control import Arrival, RateController
+from hawkvision.transport.congestion.delays import WindowedMinimum
+from hawkvision.transport.congestion.loss_meter import LossMeter
+from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
+from hawkvision.transport.congestion.rate_control import RateController
 from tests.sim.bottleneck import Bbr, Bulk, Camera, Cubic, Gilbert, Independent, Link, Simulation
 
 RATE = 2_500_000.0  # 20 Mbit/s
@@ -56,7 +58,7 @@ def test_the_links_rate_is_found_in_two_seconds_whatever_is_lost(loss: float, be
     link = a_link(loss, before=before)
     camera = Camera(link, PICTURE, every_s=0.1)
     link.sim.run(2.0)
-    assert 0.7 * RATE < camera.rate.rate_bytes_s < 1.3 * RATE
+    assert 0.7 * RATE < camera.rate.pacing_rate < 1.3 * RATE
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
@@ -99,7 +101,7 @@ def test_a_link_that_halves_is_followed_within_a_second() -> None:
     link.sim.run(4.0)
     link.rate /= 2
     link.sim.run(5.0)
-    assert camera.rate.rate_bytes_s < 1.3 * link.rate
+    assert camera.rate.pacing_rate < 1.3 * link.rate
     link.sim.run(6.0)
     assert link.queue_s < 0.05
 
@@ -110,14 +112,14 @@ def test_a_link_that_doubles_is_followed() -> None:
     link.sim.run(4.0)
     link.rate *= 2
     link.sim.run(6.0)
-    assert camera.rate.rate_bytes_s > 0.7 * link.rate
+    assert camera.rate.pacing_rate > 0.7 * link.rate
 
 
 def test_jitter_does_not_collapse_the_rate() -> None:
     link = a_link(jitter_s=0.01)
     camera = Camera(link, PICTURE, every_s=0.1)
     link.sim.run(5.0)
-    assert camera.rate.rate_bytes_s > 0.5 * RATE
+    assert camera.rate.pacing_rate > 0.5 * RATE
 
 
 @pytest.mark.parametrize("make", [Cubic, Bbr])
@@ -167,13 +169,13 @@ def test_silence_opens_the_circuit_breaker_and_a_report_closes_it() -> None:
     link.sim.run(2.0)
     camera.reachable = False
     link.sim.run(5.0)
-    assert camera.rate.rate_bytes_s <= 1_200
+    assert camera.rate.pacing_rate <= 1_200
     before = camera.sent
     link.sim.run(9.0)
     assert camera.sent - before <= 6 * 1_200
     camera.reachable = True
     link.sim.run(12.0)
-    assert camera.rate.rate_bytes_s > 0.7 * RATE
+    assert camera.rate.pacing_rate > 0.7 * RATE
 
 
 def test_heavy_loss_of_reports_does_not_open_the_circuit_breaker() -> None:
@@ -182,7 +184,7 @@ def test_heavy_loss_of_reports_does_not_open_the_circuit_breaker() -> None:
     slowest = math.inf
     for tick in range(90):
         link.sim.run(1.0 + 0.1 * tick)
-        slowest = min(slowest, camera.rate.rate_bytes_s)
+        slowest = min(slowest, camera.rate.pacing_rate)
     assert slowest > 10_000
 
 
@@ -201,7 +203,7 @@ def test_before_any_report_one_initial_window_leaves_and_then_little() -> None:
     control = RateController(now=0.0)
     left = 0
     while control.release_at(1_200, 0.0) <= 0.0:
-        control.sent(1_200, 0.0)
+        control.on_packet_sent(1_200, 0.0)
         left += 1
     assert 10 <= left <= 16
     assert control.release_at(1_200, 0.0) > 0.01
@@ -210,9 +212,9 @@ def test_before_any_report_one_initial_window_leaves_and_then_little() -> None:
 @pytest.mark.parametrize(("rtt_s", "rate"), [(0.005, 2_880_000.0), (0.05, 288_000.0), (2.0, 43_243.0)])
 def test_the_first_round_trip_raises_the_rate_to_one_initial_window_in_that_time(rtt_s: float, rate: float) -> None:
     control = RateController(now=0.0)
-    control.sent(60, 0.0)
-    control.reported([Arrival(60, 0.0, rtt_s / 2)], [], rtt_s, rtt_s)
-    assert control.rate_bytes_s == pytest.approx(rate, rel=0.01)
+    control.on_packet_sent(60, 0.0)
+    control.on_report([Arrival(60, 0.0, rtt_s / 2)], [], rtt_s, rtt_s)
+    assert control.pacing_rate == pytest.approx(rate, rel=0.01)
 
 
 def test_what_may_leave_at_once_takes_the_links_time_and_more_takes_the_rates() -> None:
@@ -220,28 +222,28 @@ def test_what_may_leave_at_once_takes_the_links_time_and_more_takes_the_rates() 
     camera = Camera(link, PICTURE, every_s=0.2)
     link.sim.run(2.15)
     control, now = camera.rate, link.sim.now
-    assert control.link_bytes_s is not None
-    assert control.carry_s(PICTURE, now) == pytest.approx(PICTURE / control.link_bytes_s)
+    assert control.path.trains.speed is not None
+    assert control.transmission_s(PICTURE, now) == pytest.approx(PICTURE / control.path.trains.speed)
     while control.release_at(1_200, now) <= now:
-        control.sent(1_200, now)
-    assert control.carry_s(PICTURE, now) == pytest.approx(PICTURE / control.rate_bytes_s, rel=0.2)
+        control.on_packet_sent(1_200, now)
+    assert control.transmission_s(PICTURE, now) == pytest.approx(PICTURE / control.pacing_rate, rel=0.2)
 
 
 def test_a_link_that_became_far_slower_is_seen_before_a_whole_picture_is_through() -> None:
     link = a_link()
     camera = Camera(link, PICTURE, every_s=0.2)
     link.sim.run(2.15)
-    before = camera.rate.carry_s(PICTURE, link.sim.now)
+    before = camera.rate.transmission_s(PICTURE, link.sim.now)
     link.rate = RATE / 10
     link.sim.run(2.2 + link.delay_s * 2 + 0.3 * PICTURE / link.rate + 0.02)
-    assert camera.rate.carry_s(PICTURE, link.sim.now) > 5 * before
+    assert camera.rate.transmission_s(PICTURE, link.sim.now) > 5 * before
 
 
 def test_a_round_trip_that_has_just_grown_counts_at_once() -> None:
     control = RateController(now=0.0)
     for step, rtt_s in enumerate((0.01, 0.01, 0.09)):
-        control.sent(60, step)
-        control.reported([Arrival(60, step, rtt_s / 2)], [], rtt_s, step + rtt_s)
+        control.on_packet_sent(60, step)
+        control.on_report([Arrival(60, step, rtt_s / 2)], [], rtt_s, step + rtt_s)
     assert control.latest_rtt_s == pytest.approx(0.09)
     assert control.rtt_s is not None
     assert control.rtt_s < 0.03
@@ -253,7 +255,7 @@ def test_tokens_gather_to_one_picture_at_most() -> None:
     link.sim.run(2.05)
     left = 0
     while camera.rate.release_at(1_200, link.sim.now) <= link.sim.now:
-        camera.rate.sent(1_200, link.sim.now)
+        camera.rate.on_packet_sent(1_200, link.sim.now)
         left += 1
     assert left <= 40
 
@@ -288,7 +290,7 @@ def test_losses_that_were_none_become_arrivals(rounds: list[tuple[int, int, int]
     for tick, (received, lost, late) in enumerate(rounds):
         meter.observe(received, lost, int(lost > 0), float(tick))
         before = meter.estimate
-        meter.found(late, int(late >= lost))
+        meter.retract(late, int(late >= lost))
         after = meter.estimate
         assert after.outcomes == before.outcomes
         assert round(after.ratio * after.outcomes) == max(0, round(before.ratio * before.outcomes) - late)
@@ -346,22 +348,22 @@ def test_no_history_makes_the_rate_unbounded_or_the_wait_endless(history: list[S
         now += step.after_s
         match step.kind:
             case "sent":
-                control.sent(step.size, now)
+                control.on_packet_sent(step.size, now)
             case "silent":
-                control.silent(now)
+                control.on_silence(now)
             case "received":
-                control.reported([Arrival(step.size, now - 0.05, step.told)], [], step.rtt_s, now)
+                control.on_report([Arrival(step.size, now - 0.05, step.told)], [], step.rtt_s, now)
             case "lost":
-                control.reported([], [step.told], None, now, 1)
-        assert 0.0 < control.rate_bytes_s <= MAX_RATE
+                control.on_report([], [step.told], None, now, 1)
+        assert 0.0 < control.pacing_rate <= MAX_RATE
         assert 0.0 < control.timeout_s() < math.inf
-        assert control.backlog_allowed >= 1_200
+        assert control.congestion_window >= 1_200
         assert now <= control.release_at(step.size, now) < math.inf
 
 
 def test_state_stays_bounded_when_nothing_is_ever_reported() -> None:
     control = RateController(0.0)
     for number in range(20_000):
-        control.sent(1_200, number * 0.01)
+        control.on_packet_sent(1_200, number * 0.01)
     assert len(control._trains._trains) <= 256
-    assert control.backlog_allowed < 1_000_000
+    assert control.congestion_window < 1_000_000

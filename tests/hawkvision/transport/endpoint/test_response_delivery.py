@@ -55,7 +55,7 @@ def test_over_two_paths_the_better_one_says_it_first() -> None:
         end.receive(*peer.seal(some[number], path=number), BEGIN)
         list(end.poll(BEGIN))
         end.channel.paths[number].where.used.proven = True
-        end.channel.paths[number].rate.reported([], [], rtt_s, BEGIN)
+        end.channel.paths[number].rate.on_report([], [], rtt_s, BEGIN)
     give(end, peer, *some[2:])
     end.interim(0, b"cat?", BEGIN)
     assert [path for wait_s in (0.0, 0.003) for path, _ in end.poll(BEGIN + wait_s)] == [1, 0]
