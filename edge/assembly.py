@@ -41,6 +41,7 @@ from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
+from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import NEVER_CERTIFIED, backend_name, open_backend
@@ -271,6 +272,7 @@ async def open_node(
     rates = await asyncio.to_thread(Rates)
     scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
+    congestion = controller_class(config.datagram_congestion_control)
     uplink = (
         Uplink(
             config.dc_url,
@@ -284,6 +286,7 @@ async def open_node(
             metrics=metrics,
             admission=admission,
             tls=dc_tls,
+            congestion=congestion,
         )
         if config.dc_url
         else None

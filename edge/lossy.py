@@ -32,6 +32,7 @@ from hawkvision.metrics import EdgeMetrics, LossyCounts
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
+from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.endpoint.offer import Offered
 from hawkvision.transport.endpoint.receiver import Patience, Status
 from hawkvision.transport.endpoint.server import LossyServer
@@ -96,6 +97,7 @@ class LossyDoor:
             takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side,
             patience=PATIENCE,
+            congestion=controller_class(config.datagram_congestion_control),
         )
         # Fragments become bodies, and may take as much memory.
         door._server.budget.limit = min(door._server.budget.limit, app.bodies.limit_bytes)

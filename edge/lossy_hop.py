@@ -29,6 +29,8 @@ from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
 from hawkvision.transport.client.datagram_client import LinkView, LossyLink
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.connection import ConnectionLost, unheard
 from hawkvision.transport.endpoint.receiver import Status
 
@@ -72,13 +74,19 @@ class TooLargeForDatagrams(EscalationFailed):
 class LossyHop:
     """The datacenter over the lossy transport. Unavailable until `probe` has found it."""
 
-    def __init__(self, http: HttpHop, api_key: str | None) -> None:
+    def __init__(self, http: HttpHop, api_key: str | None, congestion: CongestionFactory = LossTolerant) -> None:
         """Prepare; the peer is found through `http`, at the same host."""
         self.breaker = CircuitBreaker(ResponseTimes(), connected=False)
         self.rest = ResponseTimes()
         self._http = http
         self._complained = False
-        self._lossy = LossyLink(urlsplit(http.url).hostname or "", self._discover, api_key=api_key, may_miss=MAY_MISS)
+        self._lossy = LossyLink(
+            urlsplit(http.url).hostname or "",
+            self._discover,
+            api_key=api_key,
+            may_miss=MAY_MISS,
+            congestion=congestion,
+        )
 
     @property
     def view(self) -> LinkView:

@@ -150,6 +150,8 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     lossy_key: Path | None = None
     """PEM files of the lossy transport's certificate and its key, read again when they change; without them the node
     makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    datagram_congestion_control: Word = "loss_tolerant"
+    """Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds."""
     lossy_accept_sent_keys: bool = False
     """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
     time of an update only."""
@@ -244,6 +246,8 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     lossy_key: Path | None = None
     """PEM files of the lossy transport's certificate and its key, read again when they change; without them the tier
     makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
+    datagram_congestion_control: Word = "loss_tolerant"
+    """Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds."""
     lossy_accept_sent_keys: bool = False
     """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
     time of an update only."""

@@ -24,6 +24,7 @@ from hawkvision.logs import about
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import start_trace
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
+from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.endpoint.offer import Offered
 from hawkvision.transport.endpoint.receiver import Patience, Status
 from hawkvision.transport.endpoint.server import LossyServer
@@ -76,6 +77,7 @@ class LossyDoor:
             takes_sent_keys=config.lossy_accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             patience=Patience(reserve_s=RESERVE_S),
+            congestion=controller_class(config.datagram_congestion_control),
             bound=bound,
         )
         door.offered = Offered(door._server, *files, identity)

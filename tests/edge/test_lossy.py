@@ -16,10 +16,13 @@ import pytest
 from edge.app import EdgeApp
 from edge.lossy import LossyDoor
 from hawkvision.config import EdgeConfig
+from hawkvision.errors import ConfigError
 from hawkvision.hop import LossyOffer
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.datagram_client import LossyLink
 from hawkvision.transport.coding.image_coding import Complete, Partial
+from hawkvision.transport.congestion.bbr import Bbr
+from hawkvision.transport.congestion.registry import DEFAULT
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.types import OnMiss
@@ -54,12 +57,16 @@ class Door:
 
 @asynccontextmanager
 async def door(
-    peer: Peer | None, lead: float, max_body_bytes: int = 100_000, max_pixels: int = 1_000_000
+    peer: Peer | None,
+    lead: float,
+    max_body_bytes: int = 100_000,
+    max_pixels: int = 1_000_000,
+    congestion: str = DEFAULT,
 ) -> AsyncIterator[Door]:
     async with bench(peer, lead, conditions=True, max_pixels=max_pixels) as it:
         if peer is not None:
             await known(it.node)
-        config = EdgeConfig(max_body_bytes=max_body_bytes)
+        config = EdgeConfig(max_body_bytes=max_body_bytes, datagram_congestion_control=congestion)
         app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
         app.open_door(it.node)
         lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
@@ -67,6 +74,17 @@ async def door(
             yield Door(it, lossy)
         finally:
             await lossy.close(5.0)
+
+
+def test_the_setting_names_the_congestion_controller() -> None:
+    async def scenario() -> None:
+        async with door(None, 0.5, congestion="bbr") as it:
+            assert it.lossy._server.congestion is Bbr
+        with pytest.raises(ConfigError, match="datagram_congestion_control"):
+            async with door(None, 0.5, congestion="none"):
+                pass
+
+    asyncio.run(scenario())
 
 
 def incoming(

@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 
 from hawkvision.transport.coding.image_coding import Complete, Partial, Plan, encode
+from hawkvision.transport.congestion.controller import CongestionController
+from hawkvision.transport.congestion.registry import CONTROLLERS, DEFAULT
 from hawkvision.transport.endpoint.receiver import Status
 from tests.hawkvision.transport.coding.test_image_coding import scene
 from tests.sim.transport_world import World, small_picture
@@ -50,6 +52,18 @@ def test_every_picture_is_answered_once(loss: int, fault: str) -> None:
         statuses = [asked.status for asked in world.asked.values()]
         assert statuses.count(Status.OK) >= (28 if loss == 50 else 30), f"seed {seed}"
         assert set(statuses) <= {Status.OK, Status.EXPIRED}, f"seed {seed}"
+
+
+@pytest.mark.parametrize("controller", [c for name, c in CONTROLLERS.items() if name != DEFAULT])
+@pytest.mark.parametrize("fault", ["loss=0%", "loss=20%", "loss=20%,burst=4", "loss=5%,jitter=30ms"])
+def test_every_picture_is_answered_once_with_any_congestion_controller(
+    controller: type[CongestionController], fault: str
+) -> None:
+    spec = f"{LINK},{fault}"
+    for seed in range(2):
+        world = run(World([(spec, spec)], seed, congestion=controller))
+        assert not world.unanswered, f"seed {seed}"
+        assert {asked.status for asked in world.asked.values()} == {Status.OK}, f"seed {seed}"
 
 
 @pytest.mark.slow

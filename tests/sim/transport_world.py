@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any
 
 from hawkvision.transport.coding.image_coding import Coded, opaque
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.receiver import STRICT, Budget, Patience, Picture, Receiver, Status
 from hawkvision.transport.endpoint.sender import Sender
@@ -68,7 +70,13 @@ class Asked:
 class World:
     """Client, server, and the links between them."""
 
-    def __init__(self, links: Sequence[tuple[str, str]], seed: int, patience: Patience = STRICT) -> None:
+    def __init__(
+        self,
+        links: Sequence[tuple[str, str]],
+        seed: int,
+        patience: Patience = STRICT,
+        congestion: CongestionFactory = LossTolerant,
+    ) -> None:
         rng = random.Random(seed)
         client, server = (Secret.from_bytes(rng.randbytes(28)) for _ in range(2))
         self.now = 100.0
@@ -77,9 +85,9 @@ class World:
             Route(*(Pipe(seeded(spec, seed), f"{way}{n}") for way, spec in zip(("up", "down"), pair, strict=True)))
             for n, pair in enumerate(links)
         ]
-        self.sender = Sender(Channel[Any](7, client, server, self.now))
+        self.sender = Sender(Channel[Any](7, client, server, self.now, congestion))
         self.budget = Budget(MANY_BYTES)
-        self.receiver = Receiver(Channel[Any](7, server, client, self.now), self.budget)
+        self.receiver = Receiver(Channel[Any](7, server, client, self.now, congestion), self.budget)
         self.receiver.patience = patience
         self.receiver.register_template(0, TEMPLATE)
         self.asked: dict[int, Asked] = {}

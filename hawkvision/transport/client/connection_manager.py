@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import LossyOffer
+from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.control import VERSION
@@ -69,12 +70,15 @@ class Connection:
 class Connections:
     """The current connection to a peer, and those before it that still owe answers. Used on one event loop."""
 
-    def __init__(self, host: str, discover: Discover, local: Sequence[str], api_key: str | None) -> None:
+    def __init__(
+        self, host: str, discover: Discover, local: Sequence[str], api_key: str | None, congestion: CongestionFactory
+    ) -> None:
         """Prepare; nothing is sent yet. Arguments as of `LossyLink`."""
         self._routes = [Route(address, host) for address in local] or [Route(None, host)]
         self._host = host
         self._discover = discover
         self._api_key = api_key
+        self._congestion = congestion
         self._offer: LossyOffer | None = None
         self._sent_before = 0
         self._current: Connection | None = None
@@ -178,6 +182,7 @@ class Connections:
                 offer.name,
                 routes=self._routes,
                 api_key=self._api_key,
+                congestion=self._congestion,
                 timeout_s=CONNECT_S,
             )
         except HawkVisionError:

@@ -31,6 +31,8 @@ from hawkvision.transport.client.encoding_plan import (
 from hawkvision.transport.coding.fec import parity_count
 from hawkvision.transport.coding.image_coding import Coded, Plan
 from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, LinkState, incomplete
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.connection import ConnectionLost, Exhausted, LossyClient, unheard
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.sender import BURSTY, PARITY_SPREAD_S
@@ -116,6 +118,7 @@ class LossyLink:
         api_key: str | None = None,
         may_miss: float = SELDOM,
         answer_s: float = ANSWER_S,
+        congestion: CongestionFactory = LossTolerant,
     ) -> None:
         """Prepare a link; nothing is sent yet.
 
@@ -127,8 +130,9 @@ class LossyLink:
             may_miss: which share of the pictures that travel as they are may arrive too late, or not at all, where no
                 parity makes it `SELDOM`.
             answer_s: of a deadline, what the peer's work takes, and the wait for fragments that are overdue.
+            congestion: makes each path's congestion controller.
         """
-        self._connections = Connections(host, discover, local, api_key)
+        self._connections = Connections(host, discover, local, api_key, congestion)
         self._may_miss = may_miss
         self._answer_s = answer_s
         self._planner = Planner()

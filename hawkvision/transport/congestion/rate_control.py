@@ -25,6 +25,8 @@ from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_W
 
 MIN_RATE: Final = DATAGRAM / 1.0
 """Bytes per second: a datagram a second."""
+MOST_WINDOW: Final = 16 * 2**20
+"""Bytes: 1 Gbit/s over 130 ms."""
 BREAKER_SILENCES: Final = 3
 BREAKER_S: Final = 1.0
 """Silences, and seconds of silence, that open the circuit breaker; at 50 % loss both ways reports fail now and then."""
@@ -188,7 +190,7 @@ class RateController:
         else:
             halvings = min(max(0, self._silences - 1), MOST_HALVINGS)
             self.pacing_rate = min(MAX_RATE, max(MIN_RATE, self.congestion.pacing_rate / (1 << halvings)))
-            self.congestion_window = max(DATAGRAM, self.congestion.congestion_window >> halvings)
+            self.congestion_window = min(MOST_WINDOW, max(DATAGRAM, self.congestion.congestion_window >> halvings))
             self._burst = self.path.burst_bytes
         self._tokens = min(self._tokens, self._burst)
 

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.congestion.packet_trains import Arrival
 from hawkvision.transport.congestion.rate_control import RateController
 from hawkvision.transport.protocol.addresses import Address, Place, Whereabouts
@@ -172,8 +174,11 @@ class Path(Generic[Token]):
 class Channel(Generic[Token]):
     """One end of a session's sealed datagrams."""
 
-    def __init__(self, session: int, sending: Secret, receiving: Secret, now: float) -> None:
+    def __init__(
+        self, session: int, sending: Secret, receiving: Secret, now: float, congestion: CongestionFactory = LossTolerant
+    ) -> None:
         self.session = session
+        self._congestion = congestion
         self._sealer = Sealer(session, sending)
         self._opener = Opener(receiving)
         self.paths: dict[int, Path[Token]] = {}
@@ -197,7 +202,7 @@ class Channel(Generic[Token]):
         """The path of that number, made when it is new."""
         path = self.paths.get(number)
         if path is None:
-            path = self.paths[number] = Path(number, RateController(now), Whereabouts(proven=proven))
+            path = self.paths[number] = Path(number, RateController(now, self._congestion), Whereabouts(proven=proven))
         return path
 
     def receive(self, header: Header, datagram: bytes, now: float, address: Address = None) -> list[Frame] | None:
@@ -266,7 +271,7 @@ class Channel(Generic[Token]):
             # Another host's link may be another; another port is a NAT's affair (RFC 9000 §9.4).
             self._lose(path, list(path.sent), now)
             path.missed.clear()
-            path.rate = RateController(now)
+            path.rate = RateController(now, self._congestion)
 
     def send(self, path: Path[Token], frames: bytes, now: float, token: Token | None = None) -> bytes:
         """Seal a datagram that asks for a report."""

@@ -21,7 +21,9 @@ from aioquic.quic.connection import QuicConnection
 from hawkvision.errors import BadField, HawkVisionError, Unauthorized
 from hawkvision.servers.keys import prove
 from hawkvision.transport.coding.image_coding import Coded
+from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_meter import LossEstimate
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.endpoint.receiver import Status
@@ -67,7 +69,8 @@ class Exhausted(ConnectionLost):
 class LossyClient:
     """A connection to a `LossyServer`. Made by `connect`; of no use once `lost` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, congestion: CongestionFactory = LossTolerant) -> None:
+        self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._sockets: list[PathSocket] = []
         self._sender: Sender | None = None
@@ -97,6 +100,7 @@ class LossyClient:
         *,
         routes: Sequence[Route],
         api_key: str | None = None,
+        congestion: CongestionFactory = LossTolerant,
         timeout_s: float = 5.0,
     ) -> LossyClient:
         """Connect over the first route and open a session that uses all of them.
@@ -107,13 +111,14 @@ class LossyClient:
             name: what is asked for in the handshake.
             routes: pairs of addresses to spread fragments over, at most `MAX_PATHS`.
             api_key: if the server asks for one. It is proved, never sent.
+            congestion: makes each path's congestion controller.
             timeout_s: for all of it.
 
         Raises:
             Unauthorized: if the server wants another key.
             ConnectionLost: if no session came about.
         """
-        client = cls()
+        client = cls(congestion)
         try:
             async with asyncio.timeout(timeout_s):
                 await client._open(port, certificate, name, routes, api_key)
@@ -144,7 +149,11 @@ class LossyClient:
         welcome = await self._ready
         now = monotonic()
         channel = Channel[Any](
-            welcome.session, Secret.from_bytes(welcome.client_secret), Secret.from_bytes(welcome.server_secret), now
+            welcome.session,
+            Secret.from_bytes(welcome.client_secret),
+            Secret.from_bytes(welcome.server_secret),
+            now,
+            self._congestion,
         )
         for number in range(len(self._sockets)):
             channel.path(number, now, proven=True)

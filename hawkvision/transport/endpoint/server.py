@@ -28,6 +28,8 @@ from aioquic.quic.packet import QuicPacketType, pull_quic_header
 from hawkvision.errors import ConfigError
 from hawkvision.metrics import LossyCounts
 from hawkvision.servers.keys import INFER, Caller, Keys
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.handshake_limits import Gate
 from hawkvision.transport.endpoint.quic import ControlProtocol, server_configuration
 from hawkvision.transport.endpoint.receiver import STRICT, Budget, Patience
@@ -269,13 +271,21 @@ class LossyServer:
     """Listens for pictures. Made by `start`; close it."""
 
     def __init__(
-        self, handler: Handler, *, keys: Keys, takes_sent_keys: bool, useful_side: int, patience: Patience
+        self,
+        handler: Handler,
+        *,
+        keys: Keys,
+        takes_sent_keys: bool,
+        useful_side: int,
+        patience: Patience,
+        congestion: CongestionFactory,
     ) -> None:
         self.handler = handler
         self.keys = keys
         self.takes_sent_keys = takes_sent_keys
         self.useful_side = useful_side
         self.patience = patience
+        self.congestion = congestion
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, Session] = {}
         self.received_bytes = self.sent_bytes = 0
@@ -302,6 +312,7 @@ class LossyServer:
         takes_sent_keys: bool = False,
         useful_side: int = 256,
         patience: Patience = STRICT,
+        congestion: CongestionFactory = LossTolerant,
         bound: socket.socket | None = None,
     ) -> LossyServer:
         """Listen on a UDP port; 0 takes a free one.
@@ -316,6 +327,7 @@ class LossyServer:
             takes_sent_keys: also let in clients of version 1, which send the key itself.
             useful_side: told to clients.
             patience: how long pictures with a deadline are let come in.
+            congestion: makes each path's congestion controller.
 
         Raises:
             ConfigError: if the address cannot be bound.
@@ -326,6 +338,7 @@ class LossyServer:
             takes_sent_keys=takes_sent_keys,
             useful_side=useful_side,
             patience=patience,
+            congestion=congestion,
         )
         configuration = server_configuration(identity)
         loop = asyncio.get_running_loop()

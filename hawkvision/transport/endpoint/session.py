@@ -22,6 +22,7 @@ import msgspec
 from hawkvision.errors import HawkVisionError, InternalError
 from hawkvision.servers.keys import NOBODY_ASKED, Caller
 from hawkvision.transport.coding.image_coding import Arrived
+from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ControlProtocol
 from hawkvision.transport.endpoint.receiver import Budget, Patience, Picture, Receiver, Status
@@ -69,6 +70,7 @@ class Host(Protocol):
     budget: Budget
     transport: asyncio.DatagramTransport
     sent_bytes: int
+    congestion: CongestionFactory
     stirred: asyncio.Event
 
 
@@ -82,7 +84,7 @@ class Session:
         self.network = network
         self.caller = caller
         self.secrets = (Secret.random(), Secret.random())  # the client's, ours
-        channel = Channel[Any](number, self.secrets[1], self.secrets[0], now)
+        channel = Channel[Any](number, self.secrets[1], self.secrets[0], now, server.congestion)
         self.receiver = Receiver(channel, server.budget)
         self.receiver.patience = server.patience
         self._server = server

@@ -26,6 +26,7 @@ from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
 from hawkvision.trace import start_trace
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
+from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.endpoint.connection import LossyClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
@@ -119,6 +120,17 @@ def test_a_picture_is_answered_as_over_http(config: DatacenterConfig) -> None:
     reply = replied(ask(config, HopRequest(variant="medium", top_k=2)))
     assert (reply.model, [c.index for c in reply.top_k]) == ("medium", [2, 3])
     assert (reply.received_fraction, reply.quality) == (1.0, None)
+
+
+def test_the_setting_names_the_congestion_controller(config: DatacenterConfig) -> None:
+    async def scenario(name: str) -> object:
+        async with open_door(msgspec.structs.replace(config, datagram_congestion_control=name)) as (door, _, _):
+            assert door._server is not None
+            return door._server.congestion
+
+    assert asyncio.run(scenario("bbr")) is Bbr
+    with pytest.raises(ConfigError, match="datagram_congestion_control"):
+        asyncio.run(scenario("none"))
 
 
 def test_a_middle_rung_is_asked_first(config: DatacenterConfig) -> None:

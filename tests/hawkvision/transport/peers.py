@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from hawkvision.servers.keys import Keys
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.connection import LossyClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import LossyServer
@@ -30,9 +32,12 @@ async def serving(
     takes_sent_keys: bool = False,
     port: int = 0,
     identity: Identity = IDENTITY,
+    congestion: CongestionFactory = LossTolerant,
 ) -> AsyncIterator[LossyServer]:
     """A server on a free port."""
-    server = await LossyServer.start("127.0.0.1", port, identity, handler, keys=keys, takes_sent_keys=takes_sent_keys)
+    server = await LossyServer.start(
+        "127.0.0.1", port, identity, handler, keys=keys, takes_sent_keys=takes_sent_keys, congestion=congestion
+    )
     try:
         yield server
     finally:
@@ -47,10 +52,13 @@ async def connected(
     certificate: str = IDENTITY.pem,
     name: str = IDENTITY.name,
     routes: Sequence[Route] = (LOOPBACK,),
+    congestion: CongestionFactory = LossTolerant,
     timeout_s: float = 10.0,
 ) -> AsyncIterator[LossyClient]:
     """A client with a session."""
-    client = await LossyClient.connect(port, certificate, name, routes=routes, api_key=api_key, timeout_s=timeout_s)
+    client = await LossyClient.connect(
+        port, certificate, name, routes=routes, api_key=api_key, congestion=congestion, timeout_s=timeout_s
+    )
     try:
         yield client
     finally:

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from hawkvision.errors import ConfigError, Overloaded
 from hawkvision.transport.coding.image_coding import Complete, Partial
+from hawkvision.transport.congestion.controller import CongestionController
+from hawkvision.transport.congestion.registry import CONTROLLERS
 from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
@@ -40,6 +42,31 @@ def test_a_picture_is_asked_and_answered() -> None:
             assert await client.ask(b"cats", PICTURE, meta=b"7") == (Status.OK, b"cats 7")
             assert client.useful_side == 256
             assert client.loss().ratio == 0.0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
+def test_every_congestion_controller_carries_images_both_ways_over_sockets(
+    controller: type[CongestionController],
+) -> None:
+    async def answer(incoming: Incoming) -> tuple[Status, bytes]:
+        assert isinstance(incoming.arrived, Complete)
+        return Status.OK, incoming.arrived.body
+
+    async def scenario() -> None:
+        link = LinkSpec.parse("rate=20mbit,delay=5ms,loss=5%,seed=1")
+        image = coded(k=20, n=30, size=1_000)
+        async with (
+            serving(answer, congestion=controller) as server,
+            UdpRelay(("127.0.0.1", server.port), link) as relay,
+            connected(relay.address[1], congestion=controller, timeout_s=20.0) as client,
+        ):
+            answers = await asyncio.gather(*(client.ask(b"cats", image) for _ in range(20)))
+            assert answers == [(Status.OK, b"".join(image.symbols[:20]))] * 20
+            (session,) = server.sessions.values()
+            for channel in (client.sender.channel, session.receiver.channel):
+                assert isinstance(channel.paths[0].rate.congestion, controller)
 
     asyncio.run(scenario())
 
