@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from hawkvision.config import EdgeConfig, default_state_file
 from hawkvision.errors import ConfigError, ManifestError
 from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.memory import divided, give_back_at_once
-from hawkvision.metrics import EdgeMetrics, FpgaCounts, OffloadCounts
+from hawkvision.metrics import EdgeMetrics
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
@@ -205,22 +205,16 @@ def _open(
         ArtifactError, BackendError: if there is none.
         CompileError: if it is for FPGAs, and the variant or the build is not.
     """
-    if config.backend == "fpga-ref" or config.backend == "fpga-sim" or config.backend == "fpga-device":
-        from fpga.backends import Options, open_fpga
+    kind = config.backend
+    if kind == "fpga-ref" or kind == "fpga-sim" or kind == "fpga-device" or kind == "fpga-offload":
+        from fpga.node_backend import open_node_backend
+        from fpga.settings import FpgaSettings
 
-        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
-        return open_fpga(config.backend, load_variant(cache, config.task, variant), options, given_up)
-    if config.backend == "fpga-offload":
-        from fpga.backends import Options
-        from fpga.offload.door import DEFAULT_DEADLINE_S, open_offload
-
-        options = Options(config.fpga_device, config.fpga_report, config.fpga_folding, config.fpga_clock_mhz, cache)
-        model, deadline_ms = load_variant(cache, config.task, variant), config.fpga_deadline_ms
-        deadline_s = DEFAULT_DEADLINE_S if deadline_ms is None else deadline_ms / 1e3
-        return open_offload(model, options, deadline_s, usable_cores(), MonotonicClock(), given_up)
+        model, settings = load_variant(cache, config.task, variant), config.feature(FpgaSettings)
+        return open_node_backend(kind, model, settings, cache, usable_cores(), MonotonicClock(), given_up)
     return open_backend(
-        config.backend,
-        b"" if config.backend == "noop" else load_variant(cache, config.task, variant),
+        kind,
+        b"" if kind == "noop" else load_variant(cache, config.task, variant),
         variant.input,
         manifest.classes,
         providers=config.providers,
@@ -261,7 +255,7 @@ async def open_node(
     """
     rung, best = loaded.rung, loaded.best
     give_back_at_once()
-    _watch_backend(rung.first.backend, metrics)
+    metrics.watch(rung.first.backend)
     backends = ",".join(dict.fromkeys(backend_name(config.backend, model.backend) for model in rung.models))
     metrics.describe(config.task, backends)
     log.info("%s, rung %s: backend %s", config.task, rung.name, backends)
@@ -402,7 +396,7 @@ def waiting_workers(config: EdgeConfig) -> int:
     """Threads beside one a core: those that only wait for a device."""
     if config.backend != "fpga-offload":
         return 0
-    from fpga.offload.door import PLACES
+    from fpga.offload.factory import PLACES
 
     return PLACES
 
@@ -417,29 +411,3 @@ def warm_up(backend: Backend, together: int = 1) -> EdgeResult:
     for size in (1, *range(1, together + 1)):
         backend.infer(np.zeros((size, *backend.input_shape), np.uint8))
     return EdgeResult((0,), (1.0,), 1.0, 0.0, 0.0)
-
-
-@runtime_checkable
-class CountsFpga(Protocol):
-    """A backend with something to tell of cycles."""
-
-    def counts(self) -> FpgaCounts:
-        """Since it was opened."""
-        ...
-
-
-@runtime_checkable
-class CountsOffload(Protocol):
-    """A backend that shares pictures between an FPGA and the CPU."""
-
-    def offloaded(self) -> OffloadCounts:
-        """Since it was opened."""
-        ...
-
-
-def _watch_backend(backend: Backend, metrics: EdgeMetrics) -> None:
-    """Show what a backend counts by itself."""
-    if isinstance(backend, CountsFpga):
-        metrics.watch_fpga(backend.counts)
-    if isinstance(backend, CountsOffload):
-        metrics.watch_offload(backend.offloaded)

@@ -1,6 +1,6 @@
-"""One build from graph to report: emit, synthesise, place and route, prove the netlist, count its switching, estimate.
+"""One build from graph to report: emit, synthesise, place and route, prove the netlist, count switching, estimate.
 
-Everything is done in one folder, which holds afterwards what each tool read and wrote.
+The build's folder keeps what each tool read and wrote.
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ from typing import Final
 
 import numpy as np
 
-from fpga import power, reference
-from fpga.devices import Device
-from fpga.emit import emit
-from fpga.families import BITSTREAM, FAMILIES
-from fpga.folding import Folding, check_folding, cycles_of, format_folding, interval
-from fpga.ir import Graph
-from fpga.netlist import Netlist, Streamed, Words
-from fpga.netlist_cells import LANES
-from fpga.report import TITLES, Proof, Report, Seed, Switching
-from fpga.resources import of_graph
-from fpga.sim import Simulation
-from fpga.synth import (
+from fpga.compiler.device_families import BITSTREAM, FAMILIES
+from fpga.compiler.devices import FpgaDevice
+from fpga.compiler.emit import EmittedDesign, emit
+from fpga.compiler.folding import Folding, check_folding, cycles_of, format_folding, interval
+from fpga.compiler.resource_model import of_graph
+from fpga.compiler.synthesis import (
     ROUTE_CPU_S,
     Attempt,
     Routed,
-    Synthesised,
+    SynthesisResult,
     median_mhz,
     pack,
     place_and_route,
     routed,
     synthesise,
 )
-from fpga.toolchain import Say, find
+from fpga.compiler.toolchain import Say, find
+from fpga.reports import energy
+from fpga.reports.build_report import BuildReport, NetlistProof, SeedResult, SwitchingCounts
+from fpga.reports.pages import TITLES
+from fpga.simulation.cell_layout import LANES
+from fpga.simulation.netlist_simulation import NetlistRun, NetlistSimulation, Words
+from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.errors import CompileError
+from hawkvision.integer import reference
+from hawkvision.integer.ir import IntegerGraph
 from hawkvision.types import Pixels
 
-PICTURES_A_LANE: Final = 4
-"""Through the netlist, one behind the other, so that the pipeline is in its steady state during the second."""
-SIMULATED_PICTURES: Final = 4
+IMAGES_PER_LANE: Final = 4
+"""Through the netlist, back to back, so that the pipeline is in its steady state during the second."""
+SIMULATED_IMAGES: Final = 4
 LOCK: Final = ".lock"
-"""In a build's folder: held while it works, by whatever ends it let go."""
+"""File in a build's folder that is locked while the build runs."""
 UNCONSTRAINED: Final = (
     "No pin file: but for the clock, ports lie wherever the placer put them, and timing to and from them is not "
     "constrained."
@@ -52,43 +54,42 @@ UNCONSTRAINED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BuildOrder:
     """What to build and how."""
 
-    graph: Graph
+    graph: IntegerGraph
     task: str
     variant: str
-    device: Device
+    device: FpgaDevice
     folding: Folding
-    pictures: Pixels
-    """(n, height, width, planes): what the netlist is proved on, and whose switching is counted; repeated if few."""
-    pictures_from: str
+    images: Pixels
+    """(n, height, width, planes): prove the netlist and give its switching; repeated if there are few."""
+    images_from: str
     command: str
     folder: Path
     seeds: int = 5
     target_mhz: float | None = None
-    """What the placer strives for; None: what is usual for the device."""
+    """Clock that the placer aims at; None: the device's usual."""
     route_cpu_s: int = ROUTE_CPU_S
-    """What one seed may take."""
+    """Limit for one seed."""
     pins: Path | None = None
 
 
-def build(order: Order, say: Say) -> Report:
-    """Do it all; `say` hears of each step.
+def build(order: BuildOrder, say: Say) -> BuildReport:
+    """Run a build; `say` receives a line for each step.
 
     Raises:
-        CompileError: if the folder cannot be written to, or another build works in it; if a tool is missing or fails,
-            no seed leads to a design, or the netlist gives other logits than the reference, which would be a defect of
-            ours or of a tool.
+        CompileError: if the folder cannot be written to or is in use, a tool is missing or fails, no seed routes, or
+            the netlist's logits differ from the reference (a defect of ours or of a tool).
     """
     check_folding(order.graph, order.folding)
-    with _alone(order.folder):
+    with _locked(order.folder):
         return _build(order, say)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two builds in one folder would place and pack one another's netlists."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other builds out of the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("w")
@@ -102,65 +103,39 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _build(order: Order, say: Say) -> Report:
-    graph, folder, family = order.graph, order.folder, FAMILIES[order.device.family]
+def _build(order: BuildOrder, say: Say) -> BuildReport:
+    family = FAMILIES[order.device.family]
     tools = {name: find(name, say).version for name in ("yosys", family.placer, family.packer)}
-    emitted = emit(graph, order.folding, folder)
-    (folder / "folding.json").write_bytes(format_folding(order.folding))
-    (folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's
-    say(f"synthesising {graph.name} for {order.device.name}")
-    narrow = {"LOGIT_BITS": emitted.logit_bits} if family.few_pins else {}
-    made = synthesise(emitted.sources, emitted.top, folder, family=order.device.family, parameters=narrow, say=say)
-    needed, logic = made.resources, TITLES[order.device.family]["luts"]
-    say(f"{needed.luts:,} {logic}, {needed.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
+    emitted = emit(order.graph, order.folding, order.folder)
+    (order.folder / "folding.json").write_bytes(format_folding(order.folding))
+    (order.folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's
+    made = _synthesise(order, emitted, say)
     attempts = _route(order, made, say)
-    best, clock = routed(attempts)[0], median_mhz(attempts)
     say("running the netlist")
-    streamed = run_netlist(graph, made.netlist, emitted.top, order.pictures)
-    proof, switching = _compare(order, streamed, made), _switching(streamed)
+    run = run_netlist(order.graph, made.netlist, emitted.top, order.images)
+    proof = _compare(order, run, made)
     if proof.differing:
         raise CompileError(f"netlist: {proof.differing} of {proof.logits} logits differ from the reference")
-    pack(made, order.device, best, say)  # so there is a bitstream only of what was proved
-    simulated, latency = _simulate(order)
-    cycles = cycles_of(graph, order.folding)
-    return Report(
-        task=order.task,
-        variant=order.variant,
-        graph_sha256=graph.sha256,
-        device=order.device.name,
-        command=order.command,
-        tools=tools,
-        folding=order.folding,
-        multipliers_in_use=sum(fold.multipliers for fold in order.folding.stages.values()),
-        multiplications=graph.multiplications,
-        available=order.device.resources,
-        estimated=of_graph(graph, order.folding, order.device.family),
-        synthesised=made.resources,
-        placed=best.resources,
-        target_mhz=order.target_mhz or order.device.target_mhz,
-        seeds=tuple(_seed(attempt) for attempt in attempts),
-        median_mhz=clock,
-        best_mhz=best.fmax_mhz,
-        critical_path=best.critical_path,
-        pins=f"Pins: {order.pins.name}." if order.pins else UNCONSTRAINED,
-        stage_cycles=dict(cycles),
-        estimated_cycles=interval(graph, order.folding),
-        simulated_cycles=simulated,
-        latency_cycles=latency,
-        proof=proof,
-        switching=switching,
-        energy=power.estimate(streamed.activity, 1, order.device, clock),
-        synthesis_cpu_s=made.cpu_s,
-    )
+    pack(made, order.device, routed(attempts)[0], say)  # only a proved netlist gets a bitstream
+    return _report(order, tools, made, attempts, run, proof)
 
 
-def _route(order: Order, made: Synthesised, say: Say) -> list[Attempt]:
+def _synthesise(order: BuildOrder, emitted: EmittedDesign, say: Say) -> SynthesisResult:
+    family = order.device.family
+    say(f"synthesising {order.graph.name} for {order.device.name}")
+    parameters = {"LOGIT_BITS": emitted.logit_bits} if FAMILIES[family].few_pins else {}
+    made = synthesise(emitted.sources, emitted.top, order.folder, family=family, parameters=parameters, say=say)
+    needed = made.resources
+    say(f"{needed.luts:,} {TITLES[family]['luts']}, {needed.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
+    return made
+
+
+def _route(order: BuildOrder, made: SynthesisResult, say: Say) -> list[Attempt]:
     attempts: list[Attempt] = []
-    seeds = range(1, order.seeds + 1)
     for attempt in place_and_route(
         made,
         order.device,
-        seeds,
+        range(1, order.seeds + 1),
         target_mhz=order.target_mhz,
         cpu_limit_s=order.route_cpu_s,
         pins=order.pins,
@@ -172,24 +147,68 @@ def _route(order: Order, made: Synthesised, say: Say) -> list[Attempt]:
     return attempts
 
 
-def run_netlist(graph: Graph, netlist: Path, top: str, pictures: Pixels, per_lane: int = PICTURES_A_LANE) -> Streamed:
-    """Pictures through 64 copies of the netlist, `per_lane` each; activity is that of one picture in the steady state.
+def _report(
+    order: BuildOrder,
+    tools: dict[str, str],
+    made: SynthesisResult,
+    attempts: list[Attempt],
+    run: NetlistRun,
+    proof: NetlistProof,
+) -> BuildReport:
+    graph, folding, device = order.graph, order.folding, order.device
+    best, clock = routed(attempts)[0], median_mhz(attempts)
+    simulated, latency = _simulate(order)
+    return BuildReport(
+        task=order.task,
+        variant=order.variant,
+        graph_sha256=graph.sha256,
+        device=device.name,
+        command=order.command,
+        tools=tools,
+        folding=folding,
+        multipliers_in_use=sum(fold.multipliers for fold in folding.stages.values()),
+        multiplications=graph.multiplications,
+        available=device.resources,
+        estimated=of_graph(graph, folding, device.family),
+        synthesised=made.resources,
+        placed=best.resources,
+        target_mhz=order.target_mhz or device.target_mhz,
+        seeds=tuple(_seed(attempt) for attempt in attempts),
+        median_mhz=clock,
+        best_mhz=best.fmax_mhz,
+        critical_path=best.critical_path,
+        pins=f"Pins: {order.pins.name}." if order.pins else UNCONSTRAINED,
+        stage_cycles=dict(cycles_of(graph, folding)),
+        estimated_cycles=interval(graph, folding),
+        simulated_cycles=simulated,
+        latency_cycles=latency,
+        proof=proof,
+        switching=_switching(run),
+        energy=energy.estimate(run.activity, 1, device, clock),
+        synthesis_cpu_s=made.cpu_s,
+    )
 
-    `Streamed.words` holds, per lane, the logits of its pictures as 32-bit words; lane l has the pictures
-    l·per_lane … of the cyclically repeated ones. Where the netlist gives fewer bits they are extended by their sign.
+
+def run_netlist(
+    graph: IntegerGraph, netlist: Path, top: str, images: Pixels, per_lane: int = IMAGES_PER_LANE
+) -> NetlistRun:
+    """Stream images through 64 copies of the netlist, `per_lane` each; activity is that of one image in steady state.
+
+    `NetlistRun.words` holds, per lane, the logits of its images as 32-bit words, sign-extended where the netlist gives
+    fewer bits. Lane l has the images l·per_lane … of the cyclically repeated ones.
 
     Raises:
         CompileError: if the netlist cannot be run, or gives too few logits.
     """
     height, width, planes = graph.input.height, graph.input.width, graph.input.channels
-    chosen = pictures[np.arange(LANES * per_lane) % len(pictures)]
+    chosen = images[np.arange(LANES * per_lane) % len(images)]
     beats = chosen.reshape(LANES, per_lane * height * width, planes).astype(np.uint64)
-    made = Netlist(netlist, top)
+    simulation = NetlistSimulation(netlist, top)
     words: Words = np.full(beats.shape[:2], 1 << 8 * planes, np.uint64)
     for plane in range(planes):
         words |= beats[:, :, plane] << np.uint64(8 * plane)
     slow = height * width * planes + sum(stage.multiplications for stage in graph.stages)
-    streamed = made.stream(
+    run = simulation.stream(
         words,
         per_lane * graph.classes,
         inputs=("s_data", "s_mask"),
@@ -198,34 +217,34 @@ def run_netlist(graph: Graph, netlist: Path, top: str, pictures: Pixels, per_lan
         counted=(graph.classes, 2 * graph.classes),
         limit=per_lane * slow + 10_000,
     )
-    missing = np.uint64(64 - len(made.nets("m_data")))
-    extended = (streamed.words << missing).view(np.int64) >> missing.astype(np.int64)
-    return replace(streamed, words=extended.astype(np.uint32).astype(np.uint64))
+    missing = np.uint64(64 - len(simulation.nets("m_data")))
+    extended = (run.words << missing).view(np.int64) >> missing.astype(np.int64)
+    return replace(run, words=extended.astype(np.uint32).astype(np.uint64))
 
 
-def logits_of(streamed: Streamed, classes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    """(pictures, classes), in the order in which `run_netlist` chose pictures."""
-    words = streamed.words.astype(np.uint32).view(np.int32)
+def logits_of(run: NetlistRun, classes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    """(images, classes), in the order of `run_netlist`."""
+    words = run.words.astype(np.uint32).view(np.int32)
     return words.reshape(-1, classes)
 
 
-def _compare(order: Order, streamed: Streamed, made: Synthesised) -> Proof:
-    given = logits_of(streamed, order.graph.classes)
-    distinct = min(len(given), len(order.pictures))
-    expected = reference.logits(order.graph, order.pictures[np.arange(len(given)) % len(order.pictures)])
-    return Proof(
-        pictures=distinct,
-        pictures_from=f"the first of {order.pictures_from}",
+def _compare(order: BuildOrder, run: NetlistRun, made: SynthesisResult) -> NetlistProof:
+    given = logits_of(run, order.graph.classes)
+    distinct = min(len(given), len(order.images))
+    expected = reference.logits(order.graph, order.images[np.arange(len(given)) % len(order.images)])
+    return NetlistProof(
+        images=distinct,
+        images_from=f"the first of {order.images_from}",
         logits=distinct * order.graph.classes,
         differing=int((given != expected).sum()),
-        cycles_per_picture=float(streamed.activity.cycles),
+        cycles_per_image=float(run.activity.cycles),
         cells=dict(made.cells),
     )
 
 
-def _switching(streamed: Streamed) -> Switching:
-    activity = streamed.activity
-    return Switching(
+def _switching(run: NetlistRun) -> SwitchingCounts:
+    activity = run.activity
+    return SwitchingCounts(
         inferences=LANES,
         net_toggles=activity.net_toggles,
         branch_toggles=activity.branch_toggles,
@@ -234,15 +253,14 @@ def _switching(streamed: Streamed) -> Switching:
     )
 
 
-def _seed(attempt: Attempt) -> Seed:
+def _seed(attempt: Attempt) -> SeedResult:
     if isinstance(attempt, Routed):
-        return Seed(seed=attempt.seed, mhz=attempt.fmax_mhz, cpu_s=attempt.cpu_s)
-    return Seed(seed=attempt.seed, mhz=None, why_not=attempt.why, cpu_s=attempt.cpu_s)
+        return SeedResult(seed=attempt.seed, mhz=attempt.fmax_mhz, cpu_s=attempt.cpu_s)
+    return SeedResult(seed=attempt.seed, mhz=None, why_not=attempt.why, cpu_s=attempt.cpu_s)
 
 
-def _simulate(order: Order) -> tuple[int, int]:
-    """Cycles from picture to picture, and of a picture on an idle device."""
+def _simulate(order: BuildOrder) -> tuple[int, int]:
+    """Cycles from one image to the next, and of one image on an idle device."""
     simulation = Simulation(order.graph, order.folding)
-    pictures = order.pictures[np.arange(SIMULATED_PICTURES) % len(order.pictures)]
-    run = simulation.run(pictures)
+    run = simulation.run(order.images[np.arange(SIMULATED_IMAGES) % len(order.images)])
     return int(run.last_out[-1] - run.last_out[-2]), int(run.last_out[0] - run.first_in[0]) + 1

@@ -524,7 +524,7 @@ def load_test(context: typer.Context) -> None:
 @app.command("fpga", context_settings=PASS_ON)
 def fpga_command(context: typer.Context) -> None:
     """Put a quantised model on an FPGA: fold, estimate, build; `hawkvision fpga --help` lists the commands."""
-    from fpga.command import app as fpga_app
+    from fpga.cli import app as fpga_app
 
     fpga_app(context.args, prog_name="hawkvision fpga", standalone_mode=True)
 
@@ -532,7 +532,7 @@ def fpga_command(context: typer.Context) -> None:
 @app.command("plan", context_settings=PASS_ON)
 def plan_command(context: typer.Context) -> None:
     """Say which pictures to compute on an FPGA and which on the CPU, and why; `hawkvision plan --help`."""
-    from fpga.offload.command import app as plan_app
+    from fpga.offload.cli import app as plan_app
 
     plan_app(context.args, prog_name="hawkvision plan")
 

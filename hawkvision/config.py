@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from hawkvision.errors import ConfigError
+from hawkvision.feature_settings import Section, ServerSettings, settings_groups
 from hawkvision.logs import LogFormat, LogLevel
 from hawkvision.servers.access import check_access, together
 from hawkvision.servers.key_text import clean_key, own_key
@@ -42,7 +43,7 @@ Millis: TypeAlias = Annotated[float, Meta(gt=0.0, le=3_600_000.0)]
 PolicyName: TypeAlias = Literal["hawkvision", "all-dc", "all-edge", "static", "split", "infaas"]
 
 
-class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An edge node. File section `[edge]`, variables `HAWKVISION_EDGE_*`."""
 
     host: str = "127.0.0.1"
@@ -82,19 +83,6 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     the same logits. `openvino` gives others, for which nothing is certified. The last four run a quantised variant: on
     the CPU with a device's bits, as simulated RTL, on a device, and on a device as far as it keeps up, else on the CPU
     (`fpga/offload`)."""
-    fpga_device: Word | None = None
-    """Where the device of `fpga-device` and `fpga-offload` is: `udp://HOST:PORT`, or `serial:/dev/NAME`, which may end
-    in `?baud=N`."""
-    fpga_report: Path | None = None
-    """A build's report (`hawkvision fpga build`): the folding, the clock and the estimated energy that are counted
-    with."""
-    fpga_folding: Path | None = None
-    """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
-    fpga_clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
-    """A clock in place of the report's; without both, cycles are not told in seconds."""
-    fpga_deadline_ms: Millis | None = None
-    """With `fpga-offload`: when a picture given to the backend should be answered, 99 times of 100; a device that does
-    not keep that gets fewer. None: 50."""
     providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference; one that is not installed is an error."""
     workers: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -185,7 +173,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; None: 16, three quantised networks of 5 MB."""
 
 
-class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A datacenter tier. File section `[dc]`, variables `HAWKVISION_DC_*`."""
 
     host: str = "127.0.0.1"
@@ -267,7 +255,7 @@ class DatacenterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
 
-_SECTIONS: dict[type, tuple[str, str]] = {
+_SECTIONS: dict[type, tuple[Section, str]] = {
     EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
     DatacenterConfig: ("dc", "HAWKVISION_DC_"),
 }
@@ -311,7 +299,8 @@ def load_config(
         raise ConfigError(f"{section}.dc_transport = {config.dc_transport!r}: missing {section}.dc_url to send to")
     if isinstance(config, EdgeConfig):
         _check_policy(config)
-        _check_fpga(config)
+    for group in settings_groups(section):
+        group.check(config, config.feature(group.kind))
     together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
@@ -360,14 +349,17 @@ def parse_arguments(kind: type[ConfigT], prog: str, description: str, argv: Sequ
     section, prefix = _SECTIONS[kind]
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file with a section [{section}]")
-    for field in msgspec.structs.fields(kind):
+    for field in (field for struct in _structs(kind) for field in msgspec.structs.fields(struct)):
+        name = field.encode_name
+        if name == "features":
+            continue
         # A switch may be given without "true".
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(field.default, bool) else {}
         parser.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            dest=field.name,
-            metavar=field.name.upper(),
-            help=f"default: {_shown(field.default)} (or {prefix}{field.name.upper()})",
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            metavar=name.upper(),
+            help=f"default: {_shown(field.default)} (or {prefix}{name.upper()})",
             **switch,
         )
     for old in _RENAMED:
@@ -433,11 +425,32 @@ def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT
             raise ConfigError(
                 f"{where}: {old} is no longer a setting; its place is taken by {new}, see `edge/README.md`"
             )
+    if "features" in values:
+        raise ConfigError(f"{where}: Object contains unknown field `features`")
     _check_choices(kind, values, where)
+    own, features = dict(values), []
     try:
-        return msgspec.convert(values, kind, strict=False, dec_hook=_path)
+        for group in settings_groups(_SECTIONS[kind][0]):
+            part = {key: own.pop(key) for key in values if key in group.names}
+            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=_path))
+        config = msgspec.convert(own, kind, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
+
+
+def _structs(kind: type[ConfigT]) -> list[type[msgspec.Struct]]:
+    """The structs that declare a server's settings: its own, and those of features."""
+    return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
+
+
+def _hints(kind: type[ConfigT]) -> dict[str, Any]:
+    """The types of a server's settings, by name."""
+    return {
+        field.encode_name: typing.get_type_hints(struct)[field.name]
+        for struct in _structs(kind)
+        for field in msgspec.structs.fields(struct)
+    }
 
 
 def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
@@ -446,7 +459,7 @@ def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -
     Raises:
         ConfigError: naming the key, what it can be and what it was.
     """
-    for key, hint in typing.get_type_hints(kind).items():
+    for key, hint in _hints(kind).items():
         if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
             choices = ", ".join(typing.get_args(hint))
             raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
@@ -465,32 +478,6 @@ def _check_policy(config: EdgeConfig) -> None:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
     if config.deadline_fallback and config.policy == "hawkvision":
         raise ConfigError("edge.deadline_fallback belongs to other policies than 'hawkvision', which has its own")
-
-
-def _check_fpga(config: EdgeConfig) -> None:
-    """Refuse what belongs to another backend.
-
-    Raises:
-        ConfigError: naming both.
-    """
-    has_device = config.backend in ("fpga-device", "fpga-offload")
-    if has_device and config.fpga_device is None:
-        raise ConfigError(
-            f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME"
-        )
-    if not has_device and config.fpga_device is not None:
-        raise ConfigError(
-            f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
-        )
-    if config.backend.startswith("fpga-") and config.policy == "infaas":
-        raise ConfigError(
-            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
-        )
-    for key in ("fpga_report", "fpga_folding", "fpga_clock_mhz"):
-        if getattr(config, key) is not None and not config.backend.startswith("fpga-"):
-            raise ConfigError(f"edge.{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")
-    if config.fpga_deadline_ms is not None and config.backend != "fpga-offload":
-        raise ConfigError(f"edge.fpga_deadline_ms belongs to edge.backend = 'fpga-offload', got {config.backend!r}")
 
 
 def _path(kind: type, value: object) -> Path:
@@ -533,7 +520,7 @@ def _listed(text: str) -> list[str]:
     return [word.strip() for word in text.split(",")] if text.strip() else []
 
 
-def _is_tuple(kind: type, key: str) -> bool:
-    hint = typing.get_type_hints(kind).get(key)
+def _is_tuple(kind: type[ConfigT], key: str) -> bool:
+    hint = _hints(kind).get(key)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return any(typing.get_origin(option) is tuple for option in options)

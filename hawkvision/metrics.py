@@ -6,9 +6,9 @@ so that no caller can grow the number of series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -124,107 +124,13 @@ class Tls(Collector):
         )
 
 
-Cycles: TypeAlias = Literal["simulated", "modelled", "reported"]
-"""How clock cycles were come by: counted in the RTL; from the folding; said by a device."""
-Seconds: TypeAlias = Literal["simulated", "modelled", "round_trip"]
-"""What seconds are: simulated or modelled cycles at the given clock; or the host's own clock, from a picture's first
-pixel sent to its answer."""
+@runtime_checkable
+class Instrumented(Protocol):
+    """A part of a server that has metrics of its own: a backend, a policy, a transport."""
 
-
-@dataclass(frozen=True, slots=True)
-class FpgaCounts:
-    """What an FPGA backend has computed since it was opened. What is not known is not there."""
-
-    pictures: int
-    cycles: Mapping[Cycles, int]
-    seconds: Mapping[Seconds, float]
-    joules: float | None
-    """Estimated."""
-    emulated: bool | None
-    """Whether a program stands in for the device; None where there is none."""
-
-
-class _Fpga(Collector):
-    """Reads an FPGA backend's counts when Prometheus asks."""
-
-    SECONDS: Final[Mapping[Seconds, str]] = {
-        "simulated": "Cycles of the simulated RTL at the given clock: simulated, not measured",
-        "modelled": "Cycles of the performance model at the given clock: modelled, not measured",
-        "round_trip": "From a picture's first pixel sent to its answer, by this node's clock",
-    }
-
-    def __init__(self, read: Callable[[], FpgaCounts]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
-        counts = self._read()
-        yield CounterMetricFamily("hawkvision_fpga_pictures", "Pictures that the FPGA backend ran", counts.pictures)
-        cycles = CounterMetricFamily(
-            "hawkvision_fpga_cycles", "Clock cycles, by how they were come by", labels=("basis",)
-        )
-        for basis, n in sorted(counts.cycles.items()):
-            cycles.add_metric((basis,), n)
-        yield cycles
-        for kind, seconds in sorted(counts.seconds.items()):
-            yield CounterMetricFamily(f"hawkvision_fpga_{kind}_seconds", self.SECONDS[kind], seconds)
-        if counts.joules is not None:
-            yield CounterMetricFamily(
-                "hawkvision_fpga_estimated_joules",
-                "An ESTIMATE: pictures times the build report's mid energy of one at full load, chip alone",
-                counts.joules,
-            )
-        if counts.emulated is not None:
-            yield GaugeMetricFamily(
-                "hawkvision_fpga_emulated", "1 if a program stands in for the device", int(counts.emulated)
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadCounts:
-    """What went where since the start, where an FPGA and its twin on the CPU share the pictures."""
-
-    fpga: int
-    """Pictures answered by the FPGA."""
-    cpu: int
-    """By the CPU, for whatever reason."""
-    no_place: int
-    """Of the CPU's, those drawn for the FPGA while it had no place."""
-    failed: int
-    """Of the CPU's, those whose FPGA gave an error."""
-    failures: int
-    """Errors and wrong answers of the FPGA, those of probes included."""
-    late: int
-    """Pictures of the FPGA answered after the deadline."""
-    fpga_cpu_s: float
-    """CPU-seconds of callers' threads for pictures of the FPGA."""
-    cpu_cpu_s: float
-    """And for pictures of the CPU."""
-    share: float
-    rate_hz: float
-    slowness: float
-    """Measured ÷ modelled time from one picture to the next."""
-    fpga_up: bool
-
-
-class _Offload(Collector):
-    """Reads an offload backend's counts when Prometheus asks."""
-
-    def __init__(self, read: Callable[[], OffloadCounts]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
-        counts = self._read()
-        pictures = CounterMetricFamily("hawkvision_offload_pictures", "Pictures, by who answered", labels=("side",))
-        pictures.add_metric(("fpga",), counts.fpga)
-        pictures.add_metric(("cpu",), counts.cpu)
-        yield pictures
-        yield CounterMetricFamily("hawkvision_offload_no_place", "Sent to the CPU for a full FPGA", counts.no_place)
-        yield CounterMetricFamily("hawkvision_offload_late", "Answered by the FPGA after the deadline", counts.late)
-        yield CounterMetricFamily("hawkvision_offload_failures", "Errors of the FPGA, with probes", counts.failures)
-        yield GaugeMetricFamily("hawkvision_offload_share", "Of the pictures, those meant for the FPGA", counts.share)
-        yield GaugeMetricFamily("hawkvision_offload_fpga_up", "Whether the FPGA is used at all", int(counts.fpga_up))
+    def collectors(self) -> Iterable[Collector]:
+        """What reads them when Prometheus asks; called once."""
+        ...
 
 
 def describe_process(registry: CollectorRegistry, prefix: str, text: str, task: str, backend: str) -> None:
@@ -333,13 +239,11 @@ class EdgeMetrics:
         """Have the state of the server's TLS on the page."""
         self.registry.register(Tls("hawkvision", read))
 
-    def watch_fpga(self, read: Callable[[], FpgaCounts]) -> None:
-        """Have an FPGA backend's counts on the page."""
-        self.registry.register(_Fpga(read))
-
-    def watch_offload(self, read: Callable[[], OffloadCounts]) -> None:
-        """Have an offload backend's counts on the page."""
-        self.registry.register(_Offload(read))
+    def watch(self, part: object) -> None:
+        """Have the metrics of a part on the page, if it has any."""
+        if isinstance(part, Instrumented):
+            for collector in part.collectors():
+                self.registry.register(collector)
 
     def exposition(self) -> bytes:
         """The page for Prometheus."""

@@ -19,6 +19,7 @@ L1 = frozenset(
     {
         "hawkvision.manifest",
         "hawkvision.config",
+        "hawkvision.feature_settings",
         "hawkvision.metrics",
         "hawkvision.trace",
         "hawkvision.logs",
@@ -63,10 +64,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | L1
     | CLIENT
     | {"hawkvision.client_loop", "hawkvision.client_question", "hawkvision.client_lossy"},
+    # The quantised IR, which the zoo writes and `fpga` compiles.
+    "hawkvision.integer": L0 | L1,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
     "hawkvision.datacenter": L0 | L1 | L2,
-    "hawkvision.zoo": L0 | L1 | L2 | {"fpga"},
-    "fpga": L0 | L1 | {"hawkvision.vision.backend"},
+    "hawkvision.zoo": L0 | L1 | L2 | {"hawkvision.integer"},
+    "fpga": L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"},
     "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
     "edge": L0 | L1 | L2 | {"hawkvision.control"},
     # The only module that loads a backend by name.

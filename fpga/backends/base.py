@@ -1,65 +1,44 @@
-"""What the FPGA backends have in common: the contract of `Backend`, pictures in pieces, and counting.
-
-Cycles and times come in kinds that must not be mixed, and each has its own name: *simulated* cycles are counted in
-the RTL, *modelled* ones come from the folding's performance model, *reported* ones from a device, and a *round trip*
-is what the host's clock says. Energy is always an estimate.
-"""
+"""What the FPGA backends share: the `Backend` contract, masked images and counting."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.registry import Collector
 
-from fpga.folding import Folding, interval
-from fpga.ir import Graph
-from fpga.reference import Mask
+from fpga.backends.metrics import CycleBasis, FpgaCollector, FpgaCounts, TimeBasis
+from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
 from hawkvision.errors import BackendError
-from hawkvision.metrics import Cycles, FpgaCounts, Seconds
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.reference import Mask
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import check_batch, check_open
 
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """What is known of a device's build; None where nothing is."""
-
-    folding: Folding | None = None
-    clock_hz: float | None = None
-    joules: float | None = None
-    """Per picture, the chip alone, the middle of the estimate."""
-
-    def interval(self, graph: Graph) -> int | None:
-        """Cycles from one picture to the next by the performance model."""
-        return None if self.folding is None else interval(graph, self.folding)
-
-
-UNKNOWN: Final = Build()
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class FpgaBackend(ABC):
-    """An integer graph as an edge node's backend: float32 logits are integers times the graph's `logit_scale`."""
+    """An integer graph as an edge node's backend; its logits are integers times the graph's `logit_scale`."""
 
     name: str
 
-    def __init__(self, graph: Graph, build: Build = UNKNOWN) -> None:
+    def __init__(self, graph: IntegerGraph, design: DesignInfo = UNKNOWN_DESIGN) -> None:
         self.graph = graph
-        self._build = build
+        self._design = design
         self._scale = np.float32(graph.logit_scale)
         self._shape = (graph.input.height, graph.input.width, 3)
         self._classes = graph.classes
         self._closed = False
         self._lock = threading.Lock()
-        self._pictures = 0
-        self._cycles: dict[Cycles, int] = {}
-        self._seconds: dict[Seconds, float] = {}
+        self._images = 0
+        self._cycles: dict[CycleBasis, int] = {}
+        self._seconds: dict[TimeBasis, float] = {}
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -78,9 +57,9 @@ class FpgaBackend(ABC):
         return self._floats(self._integers(batch, None))
 
     def infer_masked(self, batch: Pixels, mask: Mask) -> Logits:
-        """`infer` of pictures of which `mask` (n, height, width) says what arrived.
+        """`infer` of incomplete images: `mask` (n, height, width) is true where a pixel arrived.
 
-        The rest shows what the hardware's input stage puts there (`fpga.reference.filled`), whatever `batch` has.
+        Other pixels get the value that the hardware gives them (`hawkvision.integer.reference.filled`).
 
         Raises:
             BackendError: as `infer`, and if the mask does not fit the batch.
@@ -94,12 +73,16 @@ class FpgaBackend(ABC):
     def counts(self) -> FpgaCounts:
         """What has been computed so far."""
         with self._lock:
-            joules = None if self._build.joules is None else self._build.joules * self._pictures
-            return FpgaCounts(self._pictures, dict(self._cycles), dict(self._seconds), joules, self.emulated)
+            joules = None if self._design.joules is None else self._design.joules * self._images
+            return FpgaCounts(self._images, dict(self._cycles), dict(self._seconds), joules, self.emulated)
+
+    def collectors(self) -> Iterable[Collector]:
+        """See `hawkvision.metrics.Instrumented`."""
+        return (FpgaCollector(self.counts),)
 
     @property
     def emulated(self) -> bool | None:
-        """Whether a program stands in for the device; None where there is none."""
+        """Whether the device is an emulator; None without a device."""
         return None
 
     def close(self) -> None:
@@ -111,13 +94,13 @@ class FpgaBackend(ABC):
 
     @abstractmethod
     def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
-        """Integer logits (n, classes) of RGB pictures; counts them."""
+        """Integer logits (n, classes) of RGB images; counts them."""
 
     def _count(
-        self, pictures: int, cycles: Mapping[Cycles, int] = NOTHING, seconds: Mapping[Seconds, float] = NOTHING
+        self, images: int, cycles: Mapping[CycleBasis, int] = NOTHING, seconds: Mapping[TimeBasis, float] = NOTHING
     ) -> None:
         with self._lock:
-            self._pictures += pictures
+            self._images += images
             for basis, n in cycles.items():
                 self._cycles[basis] = self._cycles.get(basis, 0) + n
             for kind, more in seconds.items():

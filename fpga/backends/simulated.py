@@ -1,4 +1,4 @@
-"""`fpga-sim`: the RTL itself, cycle by cycle. Exact and slow: tens of pictures a second."""
+"""`fpga-sim`: the RTL, simulated cycle by cycle."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga import reference
-from fpga.backends.base import Build, FpgaBackend
-from fpga.ir import Graph
-from fpga.reference import Mask
-from fpga.sim import Simulation
+from fpga.backends.base import FpgaBackend
+from fpga.backends.metrics import TimeBasis
+from fpga.reports.design_info import DesignInfo
+from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.errors import CompileError
-from hawkvision.metrics import Seconds
+from hawkvision.integer import reference
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.reference import Mask
 from hawkvision.types import Pixels
 
 
 class SimulatedBackend(FpgaBackend):
-    """`fpga.sim.Simulation` as a backend: one device, which its callers share.
+    """One simulated device as a backend; its callers take turns.
 
     Raises:
         CompileError: if there is no folding, or the simulation cannot be built.
-        BackendError: if it cannot be loaded.
+        BackendError: if the simulation cannot be loaded.
     """
 
     name = "fpga-sim"
 
-    def __init__(self, graph: Graph, build: Build, cache: Path | None = None) -> None:
-        super().__init__(graph, build)
-        if build.folding is None:
+    def __init__(self, graph: IntegerGraph, design: DesignInfo, cache: Path | None = None) -> None:
+        super().__init__(graph, design)
+        if design.folding is None:
             raise CompileError(f"{graph.name}: fpga-sim needs a folding")
-        self._simulation = Simulation(graph, build.folding, cache)
+        self._simulation = Simulation(graph, design.folding, cache)
 
     def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
         run = self._simulation.run(reference.planes(self.graph, batch), mask)
-        seconds: dict[Seconds, float] = {}
-        if self._build.clock_hz is not None:
-            seconds["simulated"] = run.cycles / self._build.clock_hz
+        seconds: dict[TimeBasis, float] = {}
+        if self._design.clock_hz is not None:
+            seconds["simulated"] = run.cycles / self._design.clock_hz
         self._count(len(batch), {"simulated": run.cycles}, seconds)
         return run.logits

@@ -1,10 +1,10 @@
-"""The backend that does what was planned: each picture goes to the FPGA or to its bit-exact twin on the CPU.
+"""The backend that does what was planned: each image goes to the FPGA or to its bit-exact twin on the CPU.
 
-    picture → drawn by share ─┬─ FPGA, if it has a place ── error? ─→ CPU
+    image → drawn by share ─┬─ FPGA, if it has a place ── error? ─→ CPU
                               └─ CPU
 
-Pictures are drawn independently, so that a random stream stays random on both sides, as the model has it. Whatever
-goes wrong on the FPGA is counted and logged, and its pictures are computed on the CPU: none is lost, and none is
+Images are drawn independently, so that a random stream stays random on both sides, as the model has it. Whatever
+goes wrong on the FPGA is counted and logged, and its images are computed on the CPU: none is lost, and none is
 answered differently, for both sides give the same bits. A failed FPGA is probed in the background and must give the
 CPU's logits.
 
@@ -17,21 +17,23 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.registry import Collector
 
 from fpga.backends.base import FpgaBackend
-from fpga.offload.control import Controller, Observation
-from fpga.offload.model import Machine, idle_latency_s, service_s
-from fpga.offload.search import Plan, Schedule, schedule
+from fpga.backends.metrics import FpgaCollector, FpgaCounts
+from fpga.offload.controller import Observation, ShareController
+from fpga.offload.cost_model import Machine, idle_latency_s, service_s
+from fpga.offload.metrics import OffloadCollector, OffloadCounts
+from fpga.offload.plan_search import OffloadPlan, ShareSchedule, schedule
 from hawkvision.clock import Clock
 from hawkvision.errors import BackendError, ConfigError
-from hawkvision.metrics import FpgaCounts, OffloadCounts
 from hawkvision.types import Logits, Pixels
 from hawkvision.vision.backend import Backend, check_batch, check_open
 
@@ -47,36 +49,36 @@ FPGA can do a few percent more of it make twice the wait."""
 
 
 @dataclass(frozen=True)
-class Offload:
+class OffloadSettings:
     """What the runtime is told of a plan: one workload's."""
 
-    schedule: Schedule
+    schedule: ShareSchedule
     service_s: float
-    """Modelled time from one picture to the next on the FPGA."""
+    """Modelled time from one image to the next on the FPGA."""
     travel_s: float
-    """Modelled time that a picture spends on the FPGA's side beside that, if nobody is before it."""
+    """Modelled time that an image spends on the FPGA's side beside that, if nobody is before it."""
     deadline_s: float
     places: int
     cores: int
 
 
-def offload_of(plan: Plan, machine: Machine) -> Offload:
+def offload_of(plan: OffloadPlan, machine: Machine) -> OffloadSettings:
     """What to run of a plan for one workload, whatever the rate becomes.
 
     Raises:
-        ConfigError: if it has several workloads, or no FPGA image that can be run.
+        ConfigError: if it has several workloads, or no FPGA design that can be run.
     """
     if len(plan.workloads) != 1:
         raise ConfigError(f"offload: expected a plan for one workload, got {len(plan.workloads)}")
     workload = plan.workloads[0]
     way = plan.choices[0].way or next((way for way in workload.ways if way.runnable), None)
     if way is None or not way.runnable:
-        raise ConfigError(f"offload: {workload.name}: expected an FPGA image of the whole network, there is none")
+        raise ConfigError(f"offload: {workload.name}: expected an FPGA design of the whole network, there is none")
     busy_s = service_s(way, machine.link)
     travel_s = max(0.0, idle_latency_s(way, machine.link) - busy_s)
     only = replace(workload, deadline_s=workload.deadline_s * HEADROOM, ways=(way,))
     shares = schedule(only, machine, plan.objective, [multiple / busy_s for multiple in RATES])
-    return Offload(shares, busy_s, travel_s, workload.deadline_s, machine.places, machine.cores)
+    return OffloadSettings(shares, busy_s, travel_s, workload.deadline_s, machine.places, machine.cores)
 
 
 class OffloadBackend:
@@ -86,13 +88,13 @@ class OffloadBackend:
         BackendError: if the two differ in input shape or classes.
     """
 
-    def __init__(self, fpga: Backend, cpu: Backend, plan: Offload, clock: Clock, seed: int = 0) -> None:
+    def __init__(self, fpga: Backend, cpu: Backend, plan: OffloadSettings, clock: Clock, seed: int = 0) -> None:
         shapes = (fpga.input_shape, fpga.classes), (cpu.input_shape, cpu.classes)
         if shapes[0] != shapes[1]:
             raise BackendError(f"offload: the FPGA takes and gives {shapes[0]}, the CPU {shapes[1]}; expected twins")
         self._fpga, self._cpu, self._plan, self._clock = fpga, cpu, plan, clock
-        self._controller = Controller(plan.schedule, plan.service_s)
-        self._draws = random.Random(seed)  # noqa: S311 - which side computes a picture is no secret
+        self._controller = ShareController(plan.schedule, plan.service_s)
+        self._draws = random.Random(seed)  # noqa: S311 - which side computes an image is no secret
         self._lock = threading.Lock()
         self._cores = threading.Semaphore(plan.cores)
         # One thread for each place waits for the FPGA's part of a batch, and one probes.
@@ -100,8 +102,8 @@ class OffloadBackend:
         self._probing = self._closed = False
         self._outstanding = 0
         self._answered_at = -1.0
-        self._tally = _Tally()
-        self._step_begun = _Tally()
+        self._tally = _RunningCounts()
+        self._step_begun = _RunningCounts()
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -132,10 +134,14 @@ class OffloadBackend:
         return logits
 
     def counts(self) -> FpgaCounts:
-        """What the FPGA's side has computed; see `hawkvision.metrics`."""
+        """What the FPGA has computed."""
         if isinstance(self._fpga, FpgaBackend):
             return self._fpga.counts()
         return FpgaCounts(self._tally.fpga, {}, {}, None, None)
+
+    def collectors(self) -> Iterable[Collector]:
+        """See `hawkvision.metrics.Instrumented`."""
+        return (FpgaCollector(self.counts), OffloadCollector(self.offloaded))
 
     def offloaded(self) -> OffloadCounts:
         """What went where so far, and what is decided now."""
@@ -164,7 +170,7 @@ class OffloadBackend:
         self._cpu.close()
 
     def _draw(self, n: int) -> NDArray[np.bool_]:
-        """Which of `n` new pictures the FPGA gets; their places are taken with that."""
+        """Which of `n` new images the FPGA gets; their places are taken with that."""
         now = self._clock.now()
         with self._lock:
             self._tally.arrivals += n
@@ -223,14 +229,14 @@ class OffloadBackend:
             self._answered_at = max(self._answered_at, answered)
         return logits
 
-    def _failed(self, pictures: int, error: BackendError) -> None:
+    def _failed(self, images: int, error: BackendError) -> None:
         with self._lock:
             self._tally.failures += 1
-            self._tally.failed += pictures
+            self._tally.failed += images
             first = not self._controller.failed
             self._controller.fail(self._clock.now())
         if first:
-            log.warning("the FPGA failed, all pictures go to the CPU until it answers a probe: %s", error)
+            log.warning("the FPGA failed, all images go to the CPU until it answers a probe: %s", error)
 
     def _on_cpu(self, batch: Pixels) -> Logits:
         with self._cores:
@@ -244,9 +250,9 @@ class OffloadBackend:
 
     def _probe(self) -> None:
         """Ask a failed FPGA for what the CPU knows."""
-        picture = np.full((1, *self.input_shape), 128, np.uint8)
+        image = np.full((1, *self.input_shape), 128, np.uint8)
         try:
-            right = np.array_equal(self._fpga.infer(picture), self._cpu.infer(picture))
+            right = np.array_equal(self._fpga.infer(image), self._cpu.infer(image))
             said = "it gave other logits than the CPU"
         except BackendError as error:
             right, said = False, str(error)
@@ -263,7 +269,7 @@ class OffloadBackend:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _RunningCounts:
     """Running sums; `OffloadCounts` and `Observation` say what they are."""
 
     arrivals: int = 0
@@ -278,6 +284,6 @@ class _Tally:
     fpga_cpu_s: float = 0.0
     cpu_cpu_s: float = 0.0
 
-    def copy(self) -> _Tally:
+    def copy(self) -> _RunningCounts:
         """As it is now."""
         return replace(self)

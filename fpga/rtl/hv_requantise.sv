@@ -1,7 +1,7 @@
 // hv_requantise: sums of PE channels, all at once, become activations, LANES a beat, in channel order.
 //
 //   t = sum + bias        u = clip(t >> PRE_SHIFT, 0, 2^17 − 1)
-//   y = min((u · multiplier + 2^(SHIFT−1)) >> SHIFT, 2^OB − 1)            exactly as fpga/ir.py says
+//   y = min((u · multiplier + 2^(SHIFT−1)) >> SHIFT, 2^OB − 1)            exactly as hawkvision/integer/ir.py says
 //
 // RAW = 1 gives t itself instead (LANES sums of ACCW bits): the logits of the last stage.
 // FILE holds, a line for each group of LANES channels, LANES times {bias (ACCW bits), multiplier (9 bits)}.

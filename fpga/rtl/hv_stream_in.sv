@@ -1,8 +1,8 @@
 // hv_stream_in: pixels from outside, one a beat with all its C channels, into the first stage's rows.
 //
-//   s_data   channel 0 in the low byte; pixels row by row, pictures one behind the other, no marks between them
+//   s_data   channel 0 in the low byte; pixels row by row, images one behind the other, no marks between them
 //   s_mask   1 if the pixel arrived. One that did not becomes the pixel above as it was shown there, or FILL in a
-//            picture's first row (fpga.reference.filled); s_data is then not looked at.
+//            image's first row (hawkvision.integer.reference.filled); s_data is then not looked at.
 // A beat counts when s_valid and s_ready are both high. Rows may come at any pace, even with pauses inside a row.
 // s_ready is a register: high while a row is being taken, low for 4 cycles or more between rows, until the first stage
 // has a free row (`freed` marks each one that became free; there are ROOM at the beginning).

@@ -1,8 +1,8 @@
-// hv_stream_out: logits to the outside, one int32 a beat, in class order; m_last marks a picture's last.
+// hv_stream_out: logits to the outside, one int32 a beat, in class order; m_last marks an image's last.
 //
-// A beat counts when m_valid and m_ready are both high; m_data and m_last stay as they are until then. Pictures wait
-// in a FIFO of ROOM pictures: the last stage begins one only if there is room (`freed` marks each that has left), so
-// back-pressure stops the pipeline at the boundaries of pictures and rows, never by a clock enable.
+// A beat counts when m_valid and m_ready are both high; m_data and m_last stay as they are until then. Images wait
+// in a FIFO of ROOM images: the last stage begins one only if there is room (`freed` marks each that has left), so
+// back-pressure stops the pipeline at the boundaries of images and rows, never by a clock enable.
 //
 //   in_data   LANES logits of ACCW bits a beat, the first in the low bits
 // Latency: 3 cycles from a beat to m_valid. Constraint: LANES divides CLASSES.
@@ -67,7 +67,7 @@ module hv_stream_out #(
   end
 
 `ifdef FORMAL
-  // For LANES = 1: a last stage that begins no picture without room never finds the FIFO full.
+  // For LANES = 1: a last stage that begins no image without room never finds the FIFO full.
   reg [15:0] allowed;  // words
   wire [15:0] at = (next == 1) ? CLASSES - 1 : next - 2;  // the class of the logit that is out, or will be next
   reg kept, kept_last;

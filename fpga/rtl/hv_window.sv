@@ -1,10 +1,10 @@
 // hv_window: the rows of a stage's input, and the order in which its convolution reads them.
 //
-// Input   H x W x CIN unsigned AB-bit activations in HWC order, IN_LANES a beat, any number of pictures one behind the
+// Input   H x W x CIN unsigned AB-bit activations in HWC order, IN_LANES a beat, any number of images one behind the
 //         other. There is no back-pressure inside a row: a producer begins a row only when this stage has a free slot
 //         for it. It counts: RING slots at the beginning, one more with each pulse on `freed`.
 // Output  for each row, column, group of output channels (GROUPS), kernel position and CH input channels one beat of
-//         TAPS x CH activations, zeros where the kernel reaches beyond the picture:
+//         TAPS x CH activations, zeros where the kernel reaches beyond the image:
 //           TAPS = 1     kernel positions one after the other, row by row
 //           TAPS = K     one column of the kernel at once, columns one after the other; tap 0 is the upper one
 //           TAPS = K·K   all at once, tap = row · K + column; CH must be CIN
@@ -120,10 +120,10 @@ module hv_window #(
   end
 
   // ------------------------------------------------------------------ which row may begin
-  // Slots are stepped through as (slot, bank); a picture's first row lies K − 2·PAD slots behind the last one's.
+  // Slots are stepped through as (slot, bank); an image's first row lies K − 2·PAD slots behind the last one's.
   localparam NEW_BANK = (2*K*PAD + K - 2*PAD) % BANKS;
   localparam NEW_SLOT = ((K - 2*PAD + RING*PAD) / BANKS) % SLOTS;
-  localparam START = RING + PAD - K;  // so that the first picture's first row begins in slot 0
+  localparam START = RING + PAD - K;  // so that the first image's first row begins in slot 0
   localparam NEED_FIRST = (K - PAD < H) ? K - PAD : H;
   localparam FREE_LAST = (OH - 1 > PAD) ? H - (OH - 1 - PAD) : H;
   reg                  run, go, begun, settling, gives;
@@ -133,7 +133,7 @@ module hv_window #(
   reg [CYB-1:0]        next_y;
   reg [BB-1:0]         bank, next_bank;
   reg [SB-1:0]         slot, next_slot;
-  reg signed [CYB-1:0] top;  // picture row of the kernel's first
+  reg signed [CYB-1:0] top;  // image row of the kernel's first
   // A row's end is counted down to, and known a cycle before: all that begins and ends rows hangs on it.
   reg [LB-1:0] row_left;
   reg row_last;
@@ -322,7 +322,7 @@ module hv_window #(
     end
   endgenerate
 
-  // Rows in kernel order, the wanted part of a word, zeros outside the picture.
+  // Rows in kernel order, the wanted part of a word, zeros outside the image.
   reg [ROWS*CH*AB-1:0] lines;
   generate
     for (genvar t = 0; t < ROWS; t = t + 1) begin : g_tap

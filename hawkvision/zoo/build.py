@@ -24,10 +24,10 @@ import numpy as np
 import onnx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fpga import integer_onnx
-from fpga.qonnx import read_qonnx
 from hawkvision.artifacts import load_variant, sha256_of, write_atomic
 from hawkvision.errors import ArtifactError, CompileError
+from hawkvision.integer import onnx_writer as integer_onnx
+from hawkvision.integer.qonnx import read_qonnx
 from hawkvision.manifest import (
     FileSource,
     Manifest,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fpga import reference
 from hawkvision.artifacts import sha256_of
 from hawkvision.errors import ManifestError
+from hawkvision.integer import reference
 from hawkvision.types import Logits, Pixels
 from hawkvision.zoo.checkpoint import parse_checkpoint
 from hawkvision.zoo.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from fpga.qonnx import FILL_KEY, QUANT_DOMAIN
+from hawkvision.integer.qonnx import FILL_KEY, QUANT_DOMAIN
 from hawkvision.onnx_graph import IR_VERSION, OPSET
 from hawkvision.zoo.graphs import PRODUCER
 

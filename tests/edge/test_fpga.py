@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from edge.assembly import load_parts
-from fpga.artifact import graph_of
-from fpga.folding import Folding, StageFolding, format_folding, interval
-from fpga.framing import MAX_FRAME
-from fpga.sessions import MAX_ATTEMPTS
+from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
+from fpga.device.framing import MAX_FRAME
+from fpga.device.host_session import MAX_ATTEMPTS
 from hawkvision.config import EdgeConfig, parse_arguments
 from hawkvision.errors import ConfigError, HawkVisionError, ManifestError
+from hawkvision.integer.artifact import graph_of
 from hawkvision.manifest import artifact_path
 from hawkvision.pictures_idx import grey_png
 from hawkvision.process import running
@@ -117,10 +117,10 @@ def test_the_reference_serves_the_same_answers_as_onnxruntime(
         running_peer(model="both", top_k=[(1, 0.99), (0, 0.005)]) as peer,
         node(ladder, "--backend", "fpga-ref", "--dc-url", peer.url, "--audit-share", "0", *build_of) as caller,
     ):
-        before = metric(caller, "hawkvision_fpga_pictures_total")
+        before = metric(caller, "hawkvision_fpga_images_total")
         assert answers(caller) == by_onnxruntime
         escalated = caller.classify(pictures(1)[0], "quality=best").json
-        ran = metric(caller, "hawkvision_fpga_pictures_total")
+        ran = metric(caller, "hawkvision_fpga_images_total")
         cycles = metric(caller, 'hawkvision_fpga_cycles_total{basis="modelled"}')
         seconds = metric(caller, "hawkvision_fpga_modelled_seconds_total")
         joules = metric(caller, "hawkvision_fpga_estimated_joules_total")
@@ -137,7 +137,7 @@ def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
     ladder: Ladder, by_onnxruntime: list[tuple[Any, ...]]
 ) -> None:
     with (
-        running("fpga.emulator", *ladder.emulator, "--folding", str(ladder.folding)) as device,
+        running("fpga.device.emulator", *ladder.emulator, "--folding", str(ladder.folding)) as device,
         node(ladder, "--backend", "fpga-device", "--fpga-device", device.url) as caller,
     ):
         assert answers(caller) == by_onnxruntime
@@ -150,7 +150,7 @@ def test_a_device_serves_the_same_answers_and_its_emulator_is_called_one(
 
 
 def sides(caller: Caller) -> dict[str, float]:
-    found = {side: metric(caller, f'hawkvision_offload_pictures_total{{side="{side}"}}') for side in ("fpga", "cpu")}
+    found = {side: metric(caller, f'hawkvision_offload_images_total{{side="{side}"}}') for side in ("fpga", "cpu")}
     return {side: pictures or 0.0 for side, pictures in found.items()}
 
 
@@ -162,7 +162,7 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -O0\n')
     compiler.chmod(0o755)
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.emulator", *ladder.emulator))
+        device = stack.enter_context(running("fpga.device.emulator", *ladder.emulator))
         shared = ("--backend", "fpga-offload", "--fpga-device", device.url)
         caller = stack.enter_context(node(ladder, *shared, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
         before = sides(caller)
@@ -177,7 +177,7 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
 
 def test_a_device_that_is_gone_is_a_503_until_it_is_back(ladder: Ladder) -> None:
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.emulator", *ladder.emulator, "--pty"))
+        device = stack.enter_context(running("fpga.device.emulator", *ladder.emulator, "--pty"))
         caller = stack.enter_context(node(ladder, "--backend", "fpga-device", "--fpga-device", device.url))
         assert caller.classify(pictures(1)[0]).status == 200
         device.stop()
@@ -207,7 +207,7 @@ def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(ladder
     ("more", "says"),
     [
         (("--backend", "fpga-ref", "--variant", "tiny"), "carries no integer graph"),
-        (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: No such file"),
+        (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
         (("--backend", "fpga-ref", "--fpga-report", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
         (("--backend", "fpga-device", "--fpga-device", "serial:/nowhere"), "serial:/nowhere: No such file"),
         (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT or serial:"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga.integer_onnx import write
+from hawkvision.integer.onnx_writer import write
 from tests.fpga.small_model import GRAPH, emulated
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fpga.folding import Folding
-from fpga.folding import StageFolding as Fold
-from fpga.ir import Graph
-from tests.fpga.graphs import fashion_shape, random_graph
+from fpga.compiler.folding import Folding
+from fpga.compiler.folding import StageFolding as Fold
+from hawkvision.integer.ir import IntegerGraph
+from tests.hawkvision.integer.graphs import fashion_shape, random_graph
 
 
 @dataclass(frozen=True)
 class Case:
-    graph: Graph
+    graph: IntegerGraph
     folding: Folding
 
 
-def case(graph: Graph, **stages: Fold) -> Case:
+def case(graph: IntegerGraph, **stages: Fold) -> Case:
     return Case(graph, Folding(stages=stages))
 
 

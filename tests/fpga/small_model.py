@@ -1,4 +1,4 @@
-"""A small model, pictures for it, what they give, and a device on which it is emulated."""
+"""A small model, images for it, what they give, and a device on which it is emulated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fpga import reference
+from hawkvision.integer import reference
 from hawkvision.process import ServerProcess, running
 from tests.fpga.designs import CASES
 
@@ -17,7 +17,7 @@ FIRST = next(iter(CASES.values()))
 GRAPH, FOLDING = FIRST.graph, FIRST.folding
 
 
-def pictures(n: int, seed: int = 0) -> np.ndarray:
+def images(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, 8, 8, 3), dtype=np.uint8)
 
 
@@ -27,5 +27,5 @@ def expected(planes: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def emulated(model: Path, *line: str) -> Iterator[ServerProcess]:
-    with running("fpga.emulator", "--model", str(model), *line) as process:
+    with running("fpga.device.emulator", "--model", str(model), *line) as process:
         yield process

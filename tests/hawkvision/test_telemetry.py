@@ -49,7 +49,7 @@ def test_an_operator_who_allows_it_by_name_is_obeyed_and_the_log_says_so(
         "hawkvision.cli",
         "hawkvision.datacenter.app",
         "loadgen.__main__",
-        "fpga.command",
+        "fpga.cli",
         "edge.assembly",
     ],
 )

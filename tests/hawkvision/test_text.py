@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpga.folding import Folding, StageFolding, format_folding, parse_folding
+from fpga.compiler.folding import Folding, StageFolding, format_folding, parse_folding
 from hawkvision.config import EdgeConfig, load_config
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import load_labels, load_manifest, models_dir

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from fpga.emit import MODULES, RTL
-from fpga.verilator import Design, library
+from fpga.compiler.emit import MODULES, RTL
+from fpga.simulation.verilator import VerilatorDesign, library
 
 ALL: Final = Path(__file__).parent / "hv_all.sv"
 PORT: Final = re.compile(r"(input|output)\s+(?:wire|reg)\s+(?:signed\s+)?(?:\[(\d+):0\]\s+)?(\w+)\b", re.ASCII)
@@ -53,7 +53,7 @@ class Bench:
         getters = " ".join(f"case {number}: return t.{name};" for name, (number, _) in self._outputs.items())
         sources = {name: (RTL / name).read_bytes() for name in MODULES}
         driver = DRIVER.format(setters=setters, getters=getters).encode()
-        path = library(Design("hv_all", {**sources, "hv_all.sv": ALL.read_bytes()}, driver, memories))
+        path = library(VerilatorDesign("hv_all", {**sources, "hv_all.sv": ALL.read_bytes()}, driver, memories))
         self._code = ctypes.CDLL(str(path))
         self._code.hv_new.restype = ctypes.c_void_p
         self._code.hv_get.restype = ctypes.c_uint64

@@ -3,7 +3,7 @@
 The properties stand in the modules, under FORMAL: of hv_fifo that any one word comes out unchanged after exactly those
 that were in front of it, that `full` is what it says, and that what is offered stays until it is taken; of
 hv_stream_out that a last stage which heeds `freed` never finds the FIFO full, and that logits stay until they are taken
-and only a picture's last is marked.
+and only an image's last is marked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga.emit import RTL
+from fpga.compiler.emit import RTL
 
 PROVE = (
     "prep -flatten; memory_map; async2sync; chformal -lower; opt_clean; "

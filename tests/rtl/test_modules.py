@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fpga import reference
-from fpga.ir import Requantise
+from hawkvision.integer import reference
+from hawkvision.integer.ir import Requantise
 from tests.rtl.bench import Bench, fields, joined, signed
 
 RANDOM = np.random.default_rng(2)
@@ -193,8 +193,8 @@ def test_output_keeps_a_logit_until_it_is_taken_and_marks_the_last(bench: Bench,
     kept: tuple[int, int] | None = None
     for _ in range(2000):
         if not words and waiting and room:
-            picture, room = waiting.popleft(), room - 1
-            words.extend(picture[i : i + 2] for i in range(0, 6, 2))
+            image, room = waiting.popleft(), room - 1
+            words.extend(image[i : i + 2] for i in range(0, 6, 2))
         put = bool(words) and rng.random() < 0.7
         word = joined(words.popleft() if put else [0, 0], 20)
         take = rng.random() < ready
@@ -210,4 +210,4 @@ def test_output_keeps_a_logit_until_it_is_taken_and_marks_the_last(bench: Bench,
         else:
             assert kept is None
         bench.rise()
-    assert out == [value for picture in logits for value in picture]
+    assert out == [value for image in logits for value in image]

@@ -1,5 +1,5 @@
 // Drives a Verilated hv_top, or its netlist: pixels in, logits out, the cycle of every event written down.
-// Called from fpga/sim.py through ctypes; the struct below and the one there must agree.
+// Called from fpga/simulation/rtl_simulation.py through ctypes; the struct below and the one there must agree.
 //
 // A cycle: inputs are set with the clock low, handshakes are read, the clock goes up. All outputs come from registers.
 
@@ -57,17 +57,17 @@ struct Dice {
 extern "C" {
 
 struct Job {
-    int64_t pictures, height, width, channels, classes;
-    const uint8_t* pixels;    // pictures x height x width x channels
-    const uint8_t* mask;      // pictures x height x width, or null for all ones
-    const int64_t* arrives;   // pictures x height: the cycle from which a row's pixels are offered, or null
+    int64_t images, height, width, channels, classes;
+    const uint8_t* pixels;    // images x height x width x channels
+    const uint8_t* mask;      // images x height x width, or null for all ones
+    const int64_t* arrives;   // images x height: the cycle from which a row's pixels are offered, or null
     uint32_t stall_in;        // of 256 cycles, how many have nothing to offer
     uint32_t stall_out;       // of 256 cycles, how many take nothing
     uint64_t seed;
     int64_t limit;            // cycles, at most
-    int64_t beats;            // pixels, at most: to stop within a picture
-    int32_t* logits;          // pictures x classes
-    int64_t* first_in;        // by picture: cycle of the first pixel taken
+    int64_t beats;            // pixels, at most: to stop within an image
+    int32_t* logits;          // images x classes
+    int64_t* first_in;        // by image: cycle of the first pixel taken
     int64_t* last_in;         // … of the last
     int64_t* last_out;        // … of the last logit taken
     int64_t cycles;           // out
@@ -98,9 +98,9 @@ void hv_run(void* handle, Job* job) {
     auto* device = static_cast<Device*>(handle);
     Vtop* top = device->top.get();
     Dice dice{job->seed};
-    const int64_t row = job->width, picture = job->height * row;
-    const int64_t beats = job->beats < job->pictures * picture ? job->beats : job->pictures * picture;
-    const int64_t logits = beats / picture * job->classes;
+    const int64_t row = job->width, image = job->height * row;
+    const int64_t beats = job->beats < job->images * image ? job->beats : job->images * image;
+    const int64_t logits = beats / image * job->classes;
     int64_t in = 0, out = 0, now = 0, misplaced = 0;
     for (; (in < beats || out < logits) && now < job->limit; ++now) {
         bool offer = in < beats && (job->arrives == nullptr || job->arrives[in / row] <= now);
@@ -116,8 +116,8 @@ void hv_run(void* handle, Job* job) {
         top->clk = 0;
         top->eval();
         if (offer && top->s_ready) {
-            if (in % picture == 0) job->first_in[in / picture] = now;
-            if (in % picture == picture - 1) job->last_in[in / picture] = now;
+            if (in % image == 0) job->first_in[in / image] = now;
+            if (in % image == image - 1) job->last_in[in / image] = now;
             ++in;
         }
         if (take && top->m_valid && out < logits) {

@@ -20,7 +20,7 @@ from hawkvision.zoo.measure import measured_ladder, training_of, weight_path
 from hawkvision.zoo.qonnx_export import write_qonnx
 from hawkvision.zoo.recipe import load_recipe
 from hawkvision.zoo.splits import SPLIT_SEED, split_after_training
-from tests.fpga.quantised_nets import random_net
+from tests.hawkvision.integer.quantised_nets import random_net
 from tests.hawkvision.zoo.tiny_states import convnet_state
 
 RECIPE = """

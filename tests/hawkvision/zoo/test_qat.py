@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fpga import reference
-from fpga.qonnx import read_qonnx
 from hawkvision.errors import ArtifactError, ManifestError
+from hawkvision.integer import reference
+from hawkvision.integer.qonnx import read_qonnx
 from hawkvision.zoo.convnet import CONVNETS
 from hawkvision.zoo.qonnx_export import write_qonnx
 from hawkvision.zoo.recipe import InputFacts, Network, Quantised

@@ -1,0 +1,62 @@
+"""`fpga-ref`: the integer graph on this machine's CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.backends.base import FpgaBackend
+from fpga.backends.metrics import CycleBasis, FpgaCounts, TimeBasis
+from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
+from fpga.simulation.integer_kernel import IntegerKernel, KernelKind
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.reference import Mask
+from hawkvision.types import Pixels
+
+
+class ReferenceBackend(FpgaBackend):
+    """The integer kernel as a backend. With a folding it also counts the cycles that a device would take.
+
+    Raises:
+        BackendError: if the kernel is not exact.
+        CompileError: if `kernel` is "compiled" and it cannot be compiled.
+    """
+
+    name = "fpga-ref"
+
+    def __init__(
+        self,
+        graph: IntegerGraph,
+        design: DesignInfo = UNKNOWN_DESIGN,
+        kernel: KernelKind | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        super().__init__(graph, design)
+        self._kernel = IntegerKernel(graph, None if cache is None else cache / "fpga", kernel)
+        self._cycles_each: dict[CycleBasis, int] = {}
+        self._seconds_each: dict[TimeBasis, float] = {}
+        if (cycles := design.interval(graph)) is not None:
+            self._cycles_each["modelled"] = cycles
+            if design.clock_hz is not None:
+                self._seconds_each["modelled"] = cycles / design.clock_hz
+
+    @property
+    def kernel(self) -> KernelKind:
+        """Which kernel runs."""
+        return self._kernel.kind
+
+    def counts(self) -> FpgaCounts:
+        """See `FpgaBackend.counts`."""
+        # Each image takes the same cycles, so they are multiplied here instead of added up per image.
+        counts = super().counts()
+        cycles = {basis: each * counts.images for basis, each in self._cycles_each.items()}
+        seconds = {basis: each * counts.images for basis, each in self._seconds_each.items()}
+        return replace(counts, cycles=cycles, seconds=seconds)
+
+    def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+        logits = self._kernel.logits(batch, mask)
+        self._count(len(batch))
+        return logits

@@ -1,0 +1,1 @@
+"""From an integer graph to a bitstream: folding, resources, RTL, synthesis, placement."""

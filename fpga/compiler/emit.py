@@ -1,0 +1,274 @@
+"""From a graph and its folding to SystemVerilog: the parametrised modules of `fpga/rtl`, one top that joins them, and
+the memories' contents. The same graph and folding give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, check_folding, packs, row_slots
+from hawkvision.errors import CompileError
+from hawkvision.integer.ir import MULTIPLIER_BITS, ConvStage, IntegerGraph
+
+TOP: Final = "hv_top"
+RTL: Final = Path(__file__).parents[1] / "rtl"
+MODULES: Final = (
+    "hv_mul.sv",
+    "hv_sum.sv",
+    "hv_mac.sv",
+    "hv_rom.sv",
+    "hv_requantise.sv",
+    "hv_pool.sv",
+    "hv_fifo.sv",
+    "hv_window.sv",
+    "hv_stage.sv",
+    "hv_stream_in.sv",
+    "hv_stream_out.sv",
+)
+"""In the order in which a tool should read them, before the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedDesign:
+    """A design on disk."""
+
+    folder: Path
+    sources: tuple[Path, ...]
+    """SystemVerilog, in reading order; the last is the top."""
+    memories: Mapping[str, Path]
+    """Contents of the read-only memories by the top's parameter that names the file; tools that read the top as it is
+    look for them in their working folder."""
+    logit_bits: int
+    """Width of the last stage's sums. The top's parameter LOGIT_BITS may be as low, where a device has few pins."""
+    top: str = TOP
+
+
+def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> EmittedDesign:
+    """Write a design's files into a folder, which is made if need be.
+
+    Raises:
+        CompileError: if the folding does not fit the graph, or the folder cannot be written to.
+    """
+    files = sources(graph, folding)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise CompileError(f"{folder}: cannot write the design: {error.strerror}") from None
+    memories = {parameter: folder / name for parameter, name in memory_names(graph)}
+    verilog = tuple(folder / name for name in files if name.endswith(".sv"))
+    return EmittedDesign(folder, verilog, memories, accumulator_bits(graph.stages[-1]))
+
+
+def sources(graph: IntegerGraph, folding: Folding) -> dict[str, bytes]:
+    """A design's files by name: the modules, the memories' contents, and the top as the last.
+
+    Raises:
+        CompileError: if the folding does not fit the graph.
+    """
+    check_folding(graph, folding)
+    files = {name: (RTL / name).read_bytes() for name in MODULES}
+    for number, stage in enumerate(graph.stages):
+        fold = folding.stages[stage.name]
+        files[f"stage{number}_weights.mem"] = weight_memory(stage, fold)
+        files[f"stage{number}_bias.mem"] = bias_memory(stage, fold)
+    files[f"{TOP}.sv"] = _top(graph, folding).encode()
+    return files
+
+
+def memory_names(graph: IntegerGraph) -> Iterator[tuple[str, str]]:
+    """(parameter of the top, file name) of each read-only memory."""
+    for number in range(len(graph.stages)):
+        for kind in ("weights", "bias"):
+            yield f"STAGE{number}_{kind.upper()}", f"stage{number}_{kind}.mem"
+
+
+def accumulator_bits(stage: ConvStage) -> int:
+    """Width of a stage's sums in hardware."""
+    return stage.conv.accumulator_bits(stage.taken.bits)
+
+
+def weight_memory(stage: ConvStage, fold: StageFolding) -> bytes:
+    """A word for each beat of a position, in the order in which hv_window asks for them."""
+    conv, kernel = stage.conv, stage.conv.kernel
+    groups, blocks = conv.channels // fold.pe, stage.taken.channels // fold.channels
+    weights = conv.weights.astype(np.int64).reshape(groups, fold.pe, kernel, kernel, blocks, fold.channels)
+    if packs(stage):
+        upper, lower = _pairs(fold)
+        weights[:, upper] -= weights[:, lower] < 0
+    if fold.taps == 1:
+        # group, row, column, block | pe, channel
+        beats = weights.transpose(0, 2, 3, 4, 1, 5)
+    elif fold.taps == kernel:
+        # group, column, block | pe, row, channel
+        beats = weights.transpose(0, 3, 4, 1, 2, 5)
+    else:
+        # group | pe, row, column, channel
+        beats = weights.transpose(0, 1, 2, 3, 4, 5)
+    return _memory(beats.reshape(-1, fold.multipliers), conv.weight_bits)
+
+
+def _pairs(fold: StageFolding) -> tuple[list[int], list[int]]:
+    """Of the channels at once, the upper and the lower of each two that share a multiplier."""
+    lower = list(range(fold.lut_pe, fold.pe - 1, 2))
+    return [channel + 1 for channel in lower], lower
+
+
+def bias_memory(stage: ConvStage, fold: StageFolding) -> bytes:
+    """A word for each group of `lanes` channels: bias and multiplier of each."""
+    bias = stage.conv.bias.astype(np.int64)
+    multiplier = np.zeros_like(bias) if stage.requantise is None else stage.requantise.multiplier.astype(np.int64)
+    mask = (1 << accumulator_bits(stage)) - 1
+    words = ((bias & mask) << MULTIPLIER_BITS) | multiplier
+    return _memory(words.reshape(-1, fold.lanes), accumulator_bits(stage) + MULTIPLIER_BITS)
+
+
+def _memory(words: NDArray[np.int64], bits: int) -> bytes:
+    """Rows of numbers as the lines of a hexadecimal memory file, the first number in the low bits."""
+    digits = -(-words.shape[1] * bits // 4)
+    mask = (1 << bits) - 1
+    lines = []
+    for row in words.tolist():
+        value = 0
+        for number in reversed(row):
+            value = value << bits | number & mask
+        lines.append(f"{value:0{digits}x}\n")
+    return "".join(lines).encode()
+
+
+def _top(graph: IntegerGraph, folding: Folding) -> str:
+    stages, at = graph.stages, graph.input
+    folds = [folding.stages[stage.name] for stage in stages]
+    slots = [row_slots(stage, fold) for stage, fold in zip(stages, folds, strict=True)]
+    lines = [
+        "// hv_top: generated by fpga/compiler/emit.py from a graph and its folding; do not edit.",
+        f"// graph {graph.sha256}",
+        f"// {at} in, {graph.classes} logits out; the streams are described in hv_stream_in.sv and hv_stream_out.sv",
+        f"module {TOP} #(",
+        "  parameter LOGIT_BITS = 32,",
+        ",\n".join(f'  parameter {parameter} = "{name}"' for parameter, name in memory_names(graph)),
+        ")(",
+        "  input  wire clk,",
+        "  input  wire rst,",
+        "  input  wire s_valid,",
+        "  output wire s_ready,",
+        f"  input  wire [{8 * at.channels - 1}:0] s_data,",
+        "  input  wire s_mask,",
+        "  output wire m_valid,",
+        "  input  wire m_ready,",
+        "  output wire signed [LOGIT_BITS-1:0] m_data,",
+        "  output wire m_last",
+        ");",
+        "  wire signed [31:0] logit;",
+        "  assign m_data = logit[LOGIT_BITS-1:0];",
+    ]
+    widths = [8 * at.channels] + [
+        fold.lanes * (accumulator_bits(stage) if stage.requantise is None else stage.given.bits)
+        for stage, fold in zip(stages, folds, strict=True)
+    ]
+    for number, width in enumerate(widths):
+        lines += [f"  wire valid_{number}, freed_{number};", f"  wire [{width - 1}:0] data_{number};"]
+    fill = "_".join(f"{value:02x}" for value in reversed(graph.fill))
+    lines += _instance(
+        "hv_stream_in",
+        "stream_in",
+        {
+            "H": at.height,
+            "W": at.width,
+            "C": at.channels,
+            "ROOM": slots[0],
+            "FILL": f"{8 * at.channels}'h{fill}",
+        },
+        {
+            "s_valid": "s_valid",
+            "s_ready": "s_ready",
+            "s_data": "s_data",
+            "s_mask": "s_mask",
+            "freed": "freed_0",
+            "out_valid": "valid_0",
+            "out_data": "data_0",
+        },
+    )
+    for number, (stage, fold) in enumerate(zip(stages, folds, strict=True)):
+        lanes = at.channels if number == 0 else folds[number - 1].lanes
+        room = slots[number + 1] if number + 1 < len(stages) else OUTPUT_ROOM
+        lines += _stage_instance(number, stage, fold, lanes, slots[number], room)
+    last = len(stages)
+    lines += _instance(
+        "hv_stream_out",
+        "stream_out",
+        {
+            "CLASSES": graph.classes,
+            "LANES": folds[-1].lanes,
+            "ACCW": accumulator_bits(stages[-1]),
+            "ROOM": OUTPUT_ROOM,
+        },
+        {
+            "in_valid": f"valid_{last}",
+            "in_data": f"data_{last}",
+            "freed": f"freed_{last}",
+            "m_valid": "m_valid",
+            "m_ready": "m_ready",
+            "m_data": "logit",
+            "m_last": "m_last",
+        },
+    )
+    return "\n".join([*lines, "endmodule", ""])
+
+
+def _stage_instance(
+    number: int, stage: ConvStage, fold: StageFolding, lanes_in: int, slots: int, room: int
+) -> list[str]:
+    node = stage.requantise
+    parameters: dict[str, int | str] = {
+        "H": stage.taken.height,
+        "W": stage.taken.width,
+        "CIN": stage.taken.channels,
+        "COUT": stage.conv.channels,
+        "K": stage.conv.kernel,
+        "PAD": stage.conv.pad,
+        "AB": stage.taken.bits,
+        "WB": stage.conv.weight_bits,
+        "ACCW": accumulator_bits(stage),
+        "OB": stage.given.bits if node is not None else 8,
+        "PRE_SHIFT": node.pre_shift if node is not None else 0,
+        "SHIFT": node.shift if node is not None else 1,
+        "RAW": int(node is None),
+        "POOL": int(stage.pool is not None),
+        "IN_LANES": lanes_in,
+        "TAPS": fold.taps,
+        "CH": fold.channels,
+        "PE": fold.pe,
+        "LANES": fold.lanes,
+        "LUT_PE": fold.lut_pe,
+        "LUT_REQUANTISE": int(fold.lut_requantise),
+        "PACK": int(packs(stage)),
+        "RING": slots,
+        "ROOM": room,
+        "WEIGHT_FILE": f"STAGE{number}_WEIGHTS",
+        "BIAS_FILE": f"STAGE{number}_BIAS",
+    }
+    ports = {
+        "in_valid": f"valid_{number}",
+        "in_data": f"data_{number}",
+        "freed": f"freed_{number}",
+        "room_freed": f"freed_{number + 1}",
+        "out_valid": f"valid_{number + 1}",
+        "out_data": f"data_{number + 1}",
+    }
+    # Names of nodes are free text; in the text of a design only letters, digits and the like may appear.
+    named = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in stage.name)
+    return [f"  // {named}", *_instance("hv_stage", f"stage{number}", parameters, ports)]
+
+
+def _instance(module: str, name: str, parameters: Mapping[str, int | str], ports: Mapping[str, str]) -> list[str]:
+    given = ", ".join(f".{key}({value})" for key, value in parameters.items())
+    joined = ", ".join(f".{key}({value})" for key, value in {"clk": "clk", "rst": "rst", **ports}.items())
+    return [f"  {module} #({given})", f"  {name} ({joined});"]

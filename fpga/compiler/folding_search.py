@@ -1,0 +1,214 @@
+"""Folding chosen by search: the least hardware that keeps up with a rate, or the highest rate that a device holds.
+
+A graph is a chain, its rate that of its slowest stage, and resources add up. So the foldings of each stage that are
+fast enough are reduced to those that no other beats in every resource, and the stages are joined one by one, keeping
+again only what is not beaten: an exact search, and quick because few foldings survive. A stage's resources also depend
+on how many channels the one before hands over at once (its lanes), so what survives is kept apart by that number.
+
+Resources are those of `fpga.compiler.resource_model`, with a part of the look-up tables left free, for a device that is
+full does not route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
+from fpga.compiler.folding import Folding, StageFolding, beats, check_folding, cycles, input_cycles, interval
+from fpga.compiler.resource_model import of_frame, of_stage
+from hawkvision.errors import CompileError
+from hawkvision.integer.ir import ConvStage, IntegerGraph
+
+ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.85}
+"""Of a device's look-up tables (iCE40: logic cells) and flip-flops; a design that fills more may not route, or only
+with a slow clock."""
+MAX_FRONT: Final = 200
+"""Partial designs kept between stages, by lanes; beyond it only the cheapest are, and the search is no longer exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFolding:
+    """A folding and what it is estimated to be."""
+
+    folding: Folding
+    cycles: int
+    """From one image to the next."""
+    resources: Resources
+
+
+def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, mhz: float) -> FoundFolding:
+    """The cheapest folding that does `rate` images a second at a clock of `mhz`.
+
+    Raises:
+        CompileError: if the device is too small for that; the message says what it could do.
+    """
+    limit, search = int(mhz * 1e6 / rate), _FoldingSearch(graph, device)
+    found = search.within(limit)
+    if found is None:
+        best = search.fastest()
+        raise CompileError(
+            f"{graph.name}: {rate:,.0f} a second at {mhz:g} MHz would need {limit:,} cycles an image or fewer; "
+            f"{device.name} holds no more than what takes {best.cycles:,}: {mhz * 1e6 / best.cycles:,.0f} a second"
+        )
+    return found
+
+
+def fastest(graph: IntegerGraph, device: FpgaDevice) -> FoundFolding:
+    """The folding with the fewest cycles an image that the device holds, and among those the cheapest.
+
+    Raises:
+        CompileError: if not even the slowest fits.
+    """
+    return _FoldingSearch(graph, device).fastest()
+
+
+def cost(resources: Resources, device: FpgaDevice) -> float:
+    """What makes one design dearer than another.
+
+    Logic and its wires are what a router runs out of, so their share of the device counts in full; multipliers and
+    block RAMs are there whether they are used or not, and theirs counts a tenth.
+    """
+    logic = resources.luts / device.luts + resources.ffs / device.ffs
+    blocks = resources.multipliers / device.multipliers + resources.block_rams / device.block_rams
+    return logic + blocks / 10
+
+
+def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFolding]:
+    """The legal foldings of a stage whose multipliers are DSP blocks, look-up tables, or about half of each.
+
+    The block RAMs of iCE40 are few, and its stages keep as few rows as work.
+    """
+    kernel, depth, channels = stage.conv.kernel, stage.taken.channels, stage.conv.channels
+    for taps in sorted({1, kernel, kernel * kernel}):
+        for together in _divisors(depth) if taps <= kernel else (depth,):
+            for pe in _divisors(channels):
+                period = beats(stage, StageFolding(taps=taps, channels=together, pe=pe))
+                lanes = next(lanes for lanes in _divisors(pe) if pe // lanes <= period)
+                for lut_pe in sorted({0, pe // 4 * 2, pe}):
+                    for lut_requantise in (False, True) if stage.requantise is not None else (False,):
+                        yield StageFolding(
+                            taps=taps,
+                            channels=together,
+                            pe=pe,
+                            lanes=lanes,
+                            lut_pe=lut_pe,
+                            lut_requantise=lut_requantise,
+                            rows=kernel + 1 if family == "ice40" and taps == 1 else 0,
+                        )
+
+
+@dataclass(frozen=True, slots=True)
+class _StageChoice:
+    """One way to build one stage, given how its input comes."""
+
+    fold: StageFolding
+    cycles: int
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class _PartialDesign:
+    """The first stages of a graph."""
+
+    folds: tuple[StageFolding, ...]
+    resources: Resources
+
+
+class _FoldingSearch:
+    """A graph and a device; remembers what each stage's foldings take."""
+
+    def __init__(self, graph: IntegerGraph, device: FpgaDevice) -> None:
+        self._graph, self._device = graph, device
+        self._budget = Resources(
+            luts=int(device.luts * ROUTABLE[device.family]),
+            ffs=int(device.ffs * ROUTABLE[device.family]),
+            multipliers=device.multipliers,
+            block_rams=device.block_rams,
+            large_rams=device.large_rams,
+        )
+        self._choices: dict[tuple[str, int], list[_StageChoice]] = {}
+
+    def fastest(self) -> FoundFolding:
+        stages = self._graph.stages
+        limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage, self._device.family)})
+        best = self.within(limits[-1])
+        if best is None:
+            raise CompileError(f"{self._graph.name}: no folding of it fits {self._device.name}")
+        low, high = 0, len(limits) - 1
+        while low < high:  # halves each time
+            middle = (low + high) // 2
+            found = self.within(limits[middle])
+            if found is None:
+                low = middle + 1
+            else:
+                best, high = found, middle
+        return best
+
+    def within(self, limit: int) -> FoundFolding | None:
+        """The cheapest folding of at most `limit` cycles an image, None if the device holds none."""
+        graph = self._graph
+        if limit < max(input_cycles(graph), graph.classes):
+            return None
+        front: Mapping[int, Sequence[_PartialDesign]] = {
+            graph.input.channels: [_PartialDesign((), of_frame(graph, self._device.family))]
+        }
+        for stage in graph.stages:
+            joined: dict[int, list[_PartialDesign]] = {}
+            for lanes, parts in front.items():
+                for choice in self._unbeaten(stage, lanes, limit):
+                    for part in parts:
+                        resources = part.resources + choice.resources
+                        if resources.fits(self._budget):
+                            whole = _PartialDesign((*part.folds, choice.fold), resources)
+                            joined.setdefault(choice.fold.lanes, []).append(whole)
+            front = {lanes: self._front(parts) for lanes, parts in joined.items()}
+        parts = [part for found in front.values() for part in found]
+        if not parts:
+            return None
+        best = min(parts, key=lambda part: cost(part.resources, self._device))
+        folding = Folding(stages=dict(zip((stage.name for stage in graph.stages), best.folds, strict=True)))
+        check_folding(graph, folding)
+        return FoundFolding(folding, interval(graph, folding), best.resources)
+
+    def _unbeaten(self, stage: ConvStage, lanes: int, limit: int) -> list[_StageChoice]:
+        """Of each number of lanes out, the choices that no other beats, the cheapest first."""
+        kept: dict[int, list[_StageChoice]] = {}
+        for choice in self._all(stage, lanes):
+            others = kept.setdefault(choice.fold.lanes, [])
+            if choice.cycles <= limit and not any(other.resources.fits(choice.resources) for other in others):
+                others.append(choice)
+        return [choice for choices in kept.values() for choice in choices]
+
+    def _all(self, stage: ConvStage, lanes: int) -> list[_StageChoice]:
+        known = self._choices.get((stage.name, lanes))
+        if known is None:
+            known = [
+                _StageChoice(fold, cycles(stage, fold), of_stage(stage, fold, lanes, self._device.family))
+                for fold in foldings(stage, self._device.family)
+                if lanes % fold.channels == 0 or fold.channels % lanes == 0
+            ]
+            known.sort(key=lambda choice: cost(choice.resources, self._device))
+            self._choices[stage.name, lanes] = known
+        return known
+
+    def _front(self, parts: Sequence[_PartialDesign]) -> list[_PartialDesign]:
+        ordered = sorted(parts, key=lambda part: cost(part.resources, self._device))
+        kept = np.empty((MAX_FRONT, len(Resources.__struct_fields__)), np.int64)
+        front: list[_PartialDesign] = []
+        for part in ordered:
+            needs = np.array(msgspec.structs.astuple(part.resources))
+            if not (kept[: len(front)] <= needs).all(axis=1).any():
+                kept[len(front)] = needs
+                front.append(part)
+                if len(front) == MAX_FRONT:
+                    break
+        return front
+
+
+def _divisors(whole: int) -> list[int]:
+    return [part for part in range(1, whole + 1) if whole % part == 0]

@@ -1,0 +1,262 @@
+"""What a folded graph will take of a device, before anything is synthesised.
+
+Multipliers and block RAMs follow rules that `fpga/rtl` and yosys fix, and are counted. Look-up tables and flip-flops
+are sums over what the modules hold (bits of adder trees, accumulators, windows and so on), each kind with a weight
+fitted to synthesised designs: `resources.toml`, written by `python -m tests.bench.fpga.resources`, which also measures
+the error on foldings that took no part in the fit.
+
+Families differ in what their memories can be, and so in the rules and the weights (`resources_ice40.toml`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fpga.compiler.devices import FamilyName, Resources
+from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, beats, dsp_blocks, row_slots
+from hawkvision.integer.ir import KEPT_BITS, MULTIPLIER_BITS, ConvStage, IntegerGraph
+
+TABLES: Final[Mapping[FamilyName, Path]] = {
+    "ecp5": Path(__file__).with_name("resources.toml"),
+    "ice40": Path(__file__).with_name("resources_ice40.toml"),
+}
+MAX_DISTRIBUTED: Final = 20
+"""Blocks of 16 x 4 bits up to which yosys makes a memory of look-up tables: found between 16 and 26."""
+LOGIC_WORDS: Final = 16
+"""A read-only memory of no more words is made of look-up tables (`hv_rom`)."""
+LARGE_BITS: Final = 16
+"""Width of a large RAM."""
+BLOCK_COST: Final = 64
+ROM_BIT_COST: Final = 1 / 16
+"""Of yosys's iCE40 library: a block RAM costs as much as so many flip-flops, a bit that is only read as so many."""
+
+Weight = Annotated[float, Meta(ge=0)]
+
+
+class LogicBits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of each kind of logic there is; or, fitted, what a unit of it takes."""
+
+    stage: Weight
+    """Stages: their counters and control."""
+    products: Weight
+    """Bits behind DSP blocks."""
+    table_products: Weight
+    """Bits of partial products made in look-up tables."""
+    tree: Weight
+    """Bits of the adder trees."""
+    sums: Weight
+    """Bits of accumulators."""
+    lanes: Weight
+    """Bits of requantisers, side by side."""
+    table_lanes: Weight
+    """Requantisers whose multiplier is made of look-up tables."""
+    rows: Weight
+    """Bits that leave the line memory at once, and go on to the multipliers."""
+    window: Weight
+    """Bits of a whole window kept in registers."""
+    weights: Weight
+    """Bits of weights at once."""
+    table_words: Weight
+    """Bits of weights at once that lie in look-up tables."""
+    distributed: Weight
+    """Blocks of 16 x 4 bits of distributed memory."""
+
+
+class ResourceWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The fitted weights."""
+
+    made_by: str
+    luts: LogicBits
+    ffs: LogicBits
+    frame_luts: Weight
+    """The streams in and out."""
+    frame_ffs: Weight
+
+
+@functools.cache
+def model(family: FamilyName = "ecp5") -> ResourceWeights:
+    """From the family's table."""
+    return msgspec.toml.decode(TABLES[family].read_bytes(), type=ResourceWeights)
+
+
+def of_graph(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> Resources:
+    """All that a folded graph is estimated to take."""
+    total, lanes = of_frame(graph, family), graph.input.channels
+    for stage in graph.stages:
+        fold = folding.stages[stage.name]
+        total += of_stage(stage, fold, lanes, family)
+        lanes = fold.lanes
+    return total
+
+
+def of_frame(graph: IntegerGraph, family: FamilyName = "ecp5") -> Resources:
+    """What lies around the stages."""
+    fitted, rules = model(family), RULES[family]
+    memories = [
+        rules.memory("row", graph.input.width, 8 * graph.input.channels),
+        rules.memory("queue", *_queue(graph)),
+    ]
+    return Resources(
+        luts=round(fitted.frame_luts),
+        ffs=round(fitted.frame_ffs),
+        multipliers=0,
+        block_rams=sum(part.block_rams for part in memories),
+    )
+
+
+def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Resources:
+    """One stage, which is given `lanes_in` channels a beat."""
+    memories = _memories(stage, fold, lanes_in, family)
+    found, fitted = _bits(stage, fold, lanes_in, memories), model(family)
+    return Resources(
+        luts=round(weigh(found, fitted.luts)),
+        ffs=round(weigh(found, fitted.ffs)) - sum(part.registers for part in memories),
+        multipliers=dsp_blocks(stage, fold),
+        block_rams=sum(part.block_rams for part in memories),
+        large_rams=sum(part.large_rams for part in memories),
+    )
+
+
+def absorbed(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> int:
+    """Flip-flops that go into block RAMs: counted, not fitted."""
+    total, lanes = 0, graph.input.channels
+    for stage in graph.stages:
+        total += sum(part.registers for part in _memories(stage, folding.stages[stage.name], lanes, family))
+        lanes = folding.stages[stage.name].lanes
+    return total
+
+
+def weigh(found: LogicBits, weights: LogicBits) -> float:
+    """Every kind times its weight."""
+    pairs = zip(msgspec.structs.astuple(found), msgspec.structs.astuple(weights), strict=True)
+    return float(sum(count * weight for count, weight in pairs))
+
+
+class MemoryUse(msgspec.Struct, frozen=True):
+    """What a memory becomes."""
+
+    block_rams: int = 0
+    distributed: int = 0
+    """Blocks of 16 x 4 bits: of distributed memory, or of flip-flops."""
+    logic: int = 0
+    """Bits of look-up tables, each one 16 words of a read-only memory."""
+    registers: int = 0
+    """Flip-flops behind it that become its own (`fpga.compiler.bram_output_registers`)."""
+    large_rams: int = 0
+
+
+MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
+"""What a memory is for: rows of a stage's input; weights or biases; in `hv_pool` a pixel and half a row; the row above;
+logits that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRules:
+    """What a family's memories become."""
+
+    shapes: Sequence[tuple[int, int]]
+    """Words and bits that one block RAM can be."""
+
+    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
+        """Of `words` of `width` bits."""
+        raise NotImplementedError
+
+    def blocks(self, words: int, width: int) -> int:
+        """Block RAMs that hold it."""
+        return min(-(-words // deep) * -(-width // wide) for deep, wide in self.shapes)
+
+
+class _Ecp5Rules(MemoryRules):
+    __slots__ = ()
+
+    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
+        small = -(-words // 16) * -(-width // 4)
+        if role == "rom":
+            if words <= LOGIC_WORDS:
+                return MemoryUse(logic=width)
+        elif role in ("pixel", "queue") or small <= MAX_DISTRIBUTED:
+            return MemoryUse(distributed=small)
+        return MemoryUse(block_rams=self.blocks(words, width), registers=width)
+
+
+class _Ice40Rules(MemoryRules):
+    __slots__ = ()
+
+    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
+        blocks = self.blocks(words, width)
+        if role == "half row":
+            return MemoryUse(large_rams=-(-width // LARGE_BITS))
+        if role == "rom":
+            if words * width * ROM_BIT_COST < BLOCK_COST * blocks:
+                return MemoryUse(logic=-(-words // 16) * width)
+        elif words * width < BLOCK_COST * blocks:
+            return MemoryUse(distributed=-(-words // 16) * -(-width // 4))
+        return MemoryUse(block_rams=blocks)
+
+
+RULES: Final[Mapping[FamilyName, MemoryRules]] = {
+    "ecp5": _Ecp5Rules(((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))),
+    "ice40": _Ice40Rules(((256, 16), (512, 8), (1024, 4), (2048, 2))),
+}
+
+
+def _queue(graph: IntegerGraph) -> tuple[int, int]:
+    """Words and width of the logits that wait, one a word as nobody makes the last stage give more at once."""
+    stage = graph.stages[-1]
+    words = 1 << (OUTPUT_ROOM * graph.classes - 1).bit_length()
+    return words, stage.conv.accumulator_bits(stage.taken.bits)
+
+
+def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName) -> list[MemoryUse]:
+    """Line memory, weights, biases and, where it pools, a pixel and half a row; as `fpga/rtl` lays them out."""
+    conv, taken, become = stage.conv, stage.taken, RULES[family].memory
+    banks = 1 if fold.taps == 1 else conv.kernel
+    word = max(fold.channels, lanes_in)
+    row_words = 1 << (max(taken.width * taken.channels // word, 2) - 1).bit_length()
+    line = become("line", row_slots(stage, fold) // banks * row_words, word * taken.bits)
+    groups = conv.channels // fold.lanes
+    accumulator = conv.accumulator_bits(taken.bits)
+    found = [
+        *[line] * banks,
+        become("rom", beats(stage, fold) * (conv.channels // fold.pe), fold.multipliers * conv.weight_bits),
+        become("rom", groups, fold.lanes * (accumulator + MULTIPLIER_BITS)),
+    ]
+    if stage.pool is not None:
+        width = fold.lanes * stage.given.bits
+        found += [become("pixel", groups, width), become("half row", stage.convolved.width // 2 * groups, width)]
+    return found
+
+
+def bits(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> LogicBits:
+    """The kinds of logic of one stage."""
+    return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in, family))
+
+
+def _bits(stage: ConvStage, fold: StageFolding, lanes_in: int, memories: list[MemoryUse]) -> LogicBits:
+    conv, taken = stage.conv, stage.taken
+    together, accumulator = fold.taps * fold.channels, conv.accumulator_bits(taken.bits)
+    product, levels = conv.weight_bits + taken.bits, (together - 1).bit_length()
+    nodes = [(-(-together // 2**level), product + level) for level in range(1, levels + 1)]
+    rows = (1 if fold.taps == 1 else conv.kernel) * max(fold.channels, lanes_in) * taken.bits
+    lane = 3 * accumulator + 2 * KEPT_BITS + 2 * MULTIPLIER_BITS if stage.requantise is not None else accumulator
+    return LogicBits(
+        stage=1,
+        products=together * (fold.pe - fold.lut_pe) * product,
+        table_products=together * fold.lut_pe * conv.weight_bits * taken.bits,
+        tree=fold.pe * sum(count * width for count, width in nodes),
+        sums=fold.pe * accumulator,
+        lanes=fold.lanes * lane,
+        table_lanes=fold.lanes if fold.lut_requantise else 0,
+        rows=rows,
+        window=together * taken.bits if fold.taps > conv.kernel else 0,
+        weights=fold.multipliers * conv.weight_bits,
+        table_words=sum(part.logic for part in memories),
+        distributed=sum(part.distributed for part in memories),
+    )

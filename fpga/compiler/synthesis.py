@@ -1,0 +1,282 @@
+"""From emitted RTL to a bitstream: yosys, nextpnr for several seeds, a packer; every run bounded in CPU time.
+
+Placement starts from a random seed, and the clock that a design reaches varies with it by several per cent; a report
+therefore states the median of several seeds, and the bitstream is that of the best one. A seed that cannot be routed,
+or not within its CPU time, is recorded as such and the next one tried.
+
+Without a pin file the ports lie wherever the placer likes, and paths to and from them are not constrained: such a
+build shows that the design fits and how fast its inside runs, and says nothing about timing at the pins. A board needs
+a file with its pins (LPF, PCF for iCE40), and mostly a PLL. What the families' tools are called and told lies in
+`fpga.compiler.device_families`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fpga.compiler.device_families import BITSTREAM, FAMILIES, NETLIST
+from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
+from fpga.compiler.toolchain import Say, find
+from fpga.compiler.yosys_netlist import count_cells, read_module
+from hawkvision.command import Ran, run
+from hawkvision.errors import CompileError
+
+SYNTHESIS_CPU_S: Final = 300
+"""The largest design of the reports takes a tenth of it."""
+ROUTE_CPU_S: Final = 600
+"""For one seed; most designs of the reports take a quarter of it, the fullest one more than all of it."""
+PACK_CPU_S: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisResult:
+    """A netlist of the family's cells."""
+
+    netlist: Path
+    """Yosys's JSON."""
+    cells: Mapping[str, int]
+    """How many of each type."""
+    resources: Resources
+    """What the cells amount to."""
+    cpu_s: float
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A seed that led to a whole design."""
+
+    seed: int
+    fmax_mhz: float
+    """By nextpnr's static timing analysis, at the speed grade's slow corner."""
+    resources: Resources
+    cpu_s: float
+    critical_path: tuple[str, ...]
+    """Cells and wires of the slowest path from register to register, with their delays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unrouted:
+    """A seed that did not."""
+
+    seed: int
+    why: str
+    cpu_s: float
+
+
+Attempt = Routed | Unrouted
+
+
+def synthesise(
+    files: Sequence[Path],
+    top: str,
+    folder: Path,
+    *,
+    family: FamilyName = "ecp5",
+    parameters: Mapping[str, int] | None = None,
+    cpu_limit_s: int = SYNTHESIS_CPU_S,
+    say: Say | None = None,
+) -> SynthesisResult:
+    """Map Verilog files, which lie in `folder` beside the memories that they read, to a family's cells.
+
+    `parameters` are the top's, where they are not to be as the files have them.
+
+    Raises:
+        CompileError: if yosys is missing, refuses the files or takes too long.
+    """
+    tool, kind = find("yosys", say), FAMILIES[family]
+    # Names without folders: the WebAssembly build sees /tmp as a folder of its own.
+    script = kind.script([path.name for path in files], top, parameters or {})
+    ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
+    kind.refine(folder / NETLIST, top)
+    module = read_module(folder / NETLIST, top)
+    return SynthesisResult(folder / NETLIST, count_cells(module), kind.made(module), ran.cpu_s, f"yosys -p '{script}'")
+
+
+def place_and_route(
+    made: SynthesisResult,
+    device: FpgaDevice,
+    seeds: Sequence[int],
+    *,
+    target_mhz: float | None = None,
+    cpu_limit_s: int = ROUTE_CPU_S,
+    pins: Path | None = None,
+    say: Say | None = None,
+) -> Iterator[Attempt]:
+    """Try each seed, one after the other; a routed one leaves `seed<N>.config` (iCE40: `.asc`) beside the netlist.
+
+    The placer strives for `target_mhz`, or for what is usual for the device.
+
+    What became of a seed is kept there as well. If the same netlist is placed again in the same way, by the same tool,
+    that is given at once: a build that was interrupted, or is to have more seeds, goes on where it was. A seed that was
+    stopped at a limit of CPU time is tried again under a higher one.
+
+    Raises:
+        CompileError: if nextpnr is missing, or the design is larger than the device.
+    """
+    _check_fits(made.resources, device)
+    kind, folder = FAMILIES[device.family], made.netlist.parent
+    tool = find(kind.placer, say)
+    placed = pins.read_bytes() if pins else kind.clock_pin(device).encode()
+    (folder / kind.pins).write_bytes(placed)
+    content = made.netlist.read_bytes() + placed
+    for seed in seeds:
+        arguments = kind.route(device, seed, target_mhz or device.target_mhz)
+        told_apart = " ".join([tool.version, *arguments]).encode()
+        tried = hashlib.sha256(told_apart + content).hexdigest()
+        kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
+        attempt = kept.read()
+        if attempt is None:
+            kept.path.unlink(missing_ok=True)  # it told of files that are written anew from here on
+            ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
+            attempt = _attempt(ran, seed, made, device)
+            if ran.status >= 0 or ran.stopped_at_limit:  # what somebody killed may route the next time
+                kept.write(attempt, stopped=ran.stopped_at_limit)
+        yield attempt
+
+
+class _SeedRecord(msgspec.Struct):
+    """What became of a seed, and what exactly was tried."""
+
+    tried: str
+    stopped_at_s: int | None = None
+    """The limit of CPU time that ended it."""
+    routed: Routed | None = None
+    unrouted: Unrouted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _SeedStore:
+    """A seed's outcome on disk; a file of another trial, or none that can be read, is as good as none."""
+
+    path: Path
+    tried: str
+    cpu_limit_s: int
+
+    def read(self) -> Attempt | None:
+        try:
+            done = msgspec.json.decode(self.path.read_bytes(), type=_SeedRecord)
+        except (OSError, msgspec.DecodeError):
+            return None
+        if done.tried != self.tried or (done.stopped_at_s or self.cpu_limit_s) < self.cpu_limit_s:
+            return None
+        return done.routed or done.unrouted
+
+    def write(self, attempt: Attempt, *, stopped: bool) -> None:
+        routed_one = attempt if isinstance(attempt, Routed) else None
+        unrouted_one = attempt if isinstance(attempt, Unrouted) else None
+        self.path.write_bytes(
+            msgspec.json.encode(
+                _SeedRecord(self.tried, self.cpu_limit_s if stopped else None, routed_one, unrouted_one)
+            )
+        )
+
+
+def _check_fits(needed: Resources, device: FpgaDevice) -> None:
+    for field in Resources.__struct_fields__:
+        want, has = getattr(needed, field), getattr(device.resources, field)
+        if want > has:
+            raise CompileError(f"{device.name}: the design needs {want} {field}, but there are {has}; fold it more")
+
+
+class _AchievedClock(msgspec.Struct):
+    achieved: float
+
+
+class _UsedCells(msgspec.Struct):
+    used: int
+
+
+class _CellPin(msgspec.Struct):
+    cell: str
+    port: str
+
+
+class _PathStep(msgspec.Struct):
+    delay: float
+    type: str
+    from_: _CellPin = msgspec.field(name="from")
+    to: _CellPin
+
+
+class _TimingPath(msgspec.Struct):
+    from_: str = msgspec.field(name="from")
+    to: str
+    path: list[_PathStep]
+
+
+class _NextpnrReport(msgspec.Struct):
+    fmax: dict[str, _AchievedClock]
+    utilization: dict[str, _UsedCells]
+    critical_paths: list[_TimingPath] = []
+
+
+def _attempt(ran: Ran, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
+    written = made.netlist.parent / f"seed{seed}.json"
+    if not ran.succeeded or not written.exists():
+        return Unrouted(seed, ran.complaint, ran.cpu_s)
+    report = msgspec.json.decode(written.read_bytes(), type=_NextpnrReport)
+    used = {name: entry.used for name, entry in report.utilization.items()}
+    placed = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
+    resources = msgspec.structs.replace(made.resources, **placed)
+    fmax = min((clock.achieved for clock in report.fmax.values()), default=0.0)
+    return Routed(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
+
+
+def _slowest(paths: Sequence[_TimingPath]) -> tuple[str, ...]:
+    inside = [path for path in paths if "async" not in path.from_ and "async" not in path.to and path.path]
+    if not inside:
+        return ()
+    steps = max(inside, key=lambda path: sum(step.delay for step in path.path)).path
+    return tuple(
+        f"{step.delay:.2f} ns {step.type}: {step.from_.cell}.{step.from_.port} to {step.to.cell}.{step.to.port}"
+        for step in steps
+    )
+
+
+def pack(made: SynthesisResult, device: FpgaDevice, best: Routed, say: Say | None = None) -> Path:
+    """The bitstream of a routed seed.
+
+    Raises:
+        CompileError: if the packer is missing or fails.
+    """
+    kind, folder = FAMILIES[device.family], made.netlist.parent
+    tool = find(kind.packer, say)
+    run(tool.command, kind.pack(best.seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
+    return folder / BITSTREAM
+
+
+def routed(attempts: Sequence[Attempt]) -> list[Routed]:
+    """Those that led to a design, best clock first.
+
+    Raises:
+        CompileError: if none did, with every reason.
+    """
+    found = [attempt for attempt in attempts if isinstance(attempt, Routed)]
+    if not found:
+        reasons = "; ".join(attempt.why for attempt in attempts if isinstance(attempt, Unrouted))
+        raise CompileError(f"no seed led to a routed design: {reasons}")
+    return sorted(found, key=lambda attempt: -attempt.fmax_mhz)
+
+
+def median_mhz(attempts: Sequence[Attempt]) -> float:
+    """The clock that half of all seeds reach: one that did not route counts as reaching none.
+
+    Raises:
+        CompileError: if there is none, because most of them did not route.
+    """
+    found = statistics.median(attempt.fmax_mhz if isinstance(attempt, Routed) else 0.0 for attempt in attempts)
+    if not found:
+        failed = [attempt.why for attempt in attempts if isinstance(attempt, Unrouted)]
+        raise CompileError(
+            f"{len(failed)} of {len(attempts)} seeds led to no design, so there is no median clock; fold it more, or "
+            f"try more seeds: {'; '.join(failed)}"
+        )
+    return found

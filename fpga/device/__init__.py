@@ -1,0 +1,1 @@
+"""The line between a host and a device: frames, protocol, links, and an emulated device."""

@@ -1,0 +1,138 @@
+"""A device's end of the protocol with a host: frames in, frames and images out.
+
+The device computes each image once. It drops pixels that it has, and repeats the reply to an image that it has
+answered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.device.device_protocol import MAX_WINDOW, SPAN, graph_digest
+from fpga.device.framing import (
+    DeviceFrame,
+    DeviceRefusal,
+    DeviceWelcome,
+    HostHello,
+    ImageTrouble,
+    LogitsReply,
+    PixelRun,
+    RefusalReason,
+    encode,
+)
+from hawkvision.integer.ir import IntegerGraph
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedImage:
+    """A whole image to classify."""
+
+    session: int
+    sequence: int
+    pixels: NDArray[np.uint8]
+    """(height, width, channels)"""
+    mask: NDArray[np.bool_]
+    """(height, width)"""
+
+
+@dataclass(slots=True)
+class _IncomingImage:
+    pixels: NDArray[np.uint8]
+    mask: NDArray[np.bool_]
+    seen: NDArray[np.bool_]
+    working: bool = False
+
+
+class DeviceSession:
+    """The device's end, one session at a time: the newest greeting with the right model is the one that counts.
+
+    Args:
+        graph: what it was built from.
+        device: what it says of itself.
+    """
+
+    def __init__(self, graph: IntegerGraph, device: DeviceWelcome) -> None:
+        assert 1 <= device.window <= MAX_WINDOW
+        self._model, self._device = graph_digest(graph), device
+        self.session: int | None = None
+        """Of the host that is served."""
+        self._oldest = 0
+        self._images: dict[int, _IncomingImage] = {}
+        self._answers: OrderedDict[int, bytes] = OrderedDict()
+
+    def receive(self, frame: DeviceFrame) -> tuple[list[bytes], ReceivedImage | None]:
+        """What to send back, and the image that has become whole."""
+        match frame.message:
+            case HostHello(model):
+                return [self._greet(frame.session, model)], None
+            case PixelRun() as run if frame.session == self.session:
+                return self._fill(frame, run)
+            case PixelRun():
+                return [self._trouble(frame, RefusalReason.SESSION, "no such session")], None
+        return [], None
+
+    def finish(self, work: ReceivedImage, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
+        """The frame with an image's answer; None if nobody waits for it any more."""
+        if work.session != self.session or self._images.pop(work.sequence, None) is None:
+            return None
+        answer = encode(DeviceFrame(work.session, work.sequence, LogitsReply(cycles, logits)))
+        self._answers[work.sequence] = answer
+        if len(self._answers) > SPAN:
+            self._answers.popitem(last=False)
+        return answer
+
+    def _greet(self, session: int, model: bytes) -> bytes:
+        if model != self._model:
+            return encode(DeviceFrame(session, 0, DeviceRefusal(RefusalReason.MODEL, self._model, "another model")))
+        if session != self.session:
+            self.session, self._oldest = session, 0
+            self._images.clear()
+            self._answers.clear()
+        return encode(DeviceFrame(session, 0, self._device))
+
+    def _fill(self, frame: DeviceFrame, run: PixelRun) -> tuple[list[bytes], ReceivedImage | None]:
+        sequence, device = frame.sequence, self._device
+        if (answer := self._answers.get(sequence)) is not None:
+            return [answer], None
+        self._forget(sequence - run.behind)
+        if sequence < self._oldest:
+            return [], None
+        end = run.start + len(run.pixels)
+        if run.pixels.shape[1] != device.channels or end > device.height * device.width:
+            return [self._trouble(frame, RefusalReason.MALFORMED, "pixels that are none of the image")], None
+        image = self._images.get(sequence)
+        if image is None:
+            if len(self._images) >= device.window:
+                return [self._trouble(frame, RefusalReason.BUSY, f"the queue holds {device.window}")], None
+            image = self._images[sequence] = self._blank()
+        if image.working:
+            return [], None
+        # The first to come counts: a repetition says the same.
+        new = ~image.seen[run.start : end]
+        image.pixels[run.start : end][new] = run.pixels[new]
+        image.mask[run.start : end][new] = True if run.mask is None else run.mask[new]
+        image.seen[run.start : end] = True
+        if not image.seen.all():
+            return [], None
+        image.working = True
+        pixels = image.pixels.reshape(device.height, device.width, device.channels)
+        return [], ReceivedImage(frame.session, sequence, pixels, image.mask.reshape(device.height, device.width))
+
+    def _forget(self, oldest: int) -> None:
+        """The host waits for nothing below that number."""
+        self._oldest = max(self._oldest, oldest)
+        for sequence in [each for each in self._images if each < self._oldest and not self._images[each].working]:
+            del self._images[sequence]
+
+    def _blank(self) -> _IncomingImage:
+        area = self._device.height * self._device.width
+        return _IncomingImage(
+            np.zeros((area, self._device.channels), np.uint8), np.zeros(area, np.bool_), np.zeros(area, np.bool_)
+        )
+
+    def _trouble(self, frame: DeviceFrame, reason: RefusalReason, text: str) -> bytes:
+        return encode(DeviceFrame(frame.session, frame.sequence, ImageTrouble(reason, text)))

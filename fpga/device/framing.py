@@ -1,0 +1,275 @@
+"""Frames between a host and an FPGA that classifies for it: bytes in, bytes out (`fpga/device/FRAMING.md` is the
+contract).
+
+Numbers are unsigned and big-endian unless said otherwise.
+
+     0       2         3      4        6             10                 18                 18+length
+     +-------+---------+------+--------+-------------+------------------+------------------+--------+
+     | "HV"  | version | type | length | session     | sequence         | payload          | CRC-32 |
+     +-------+---------+------+--------+-------------+------------------+------------------+--------+
+
+The CRC is that of IEEE 802.3 over everything before it. It guards against accidents on a cable, not against people.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.errors import BackendError
+
+VERSION: Final = 1
+MAGIC: Final = b"HV"
+MAX_FRAME: Final = 1200
+"""Bytes: what IPv6 over any link carries in one piece (1,280 with headers), as in the lossy transport."""
+_HEAD: Final = struct.Struct("!2sBBHIQ")
+_CRC: Final = struct.Struct("!I")
+MAX_PAYLOAD: Final = MAX_FRAME - _HEAD.size - _CRC.size
+MAX_CLASSES: Final = (MAX_PAYLOAD - 4) // 4
+"""Logits are one frame."""
+MAX_TEXT: Final = 200
+
+
+class RefusalReason(IntEnum):
+    """Why a device says no."""
+
+    MODEL = 1
+    """It was built from another graph."""
+    VERSION = 2
+    BUSY = 3
+    """Its queue is full."""
+    MALFORMED = 4
+    SESSION = 5
+    """It knows of no such session: a greeting comes first."""
+    FAILED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class HostHello:
+    """Host: open a session for the graph of this SHA-256."""
+
+    model: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PixelRun:
+    """Host: some of an image's pixels, in the order of rows.
+
+    `behind`: how many sequence numbers before this frame's the oldest image is that the host still waits for.
+    """
+
+    start: int
+    """Of the first pixel, counted from the image's first."""
+    pixels: NDArray[np.uint8]
+    """(count, channels)"""
+    mask: NDArray[np.bool_] | None = None
+    """(count,): which of them arrived; None for all."""
+    behind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWelcome:
+    """Device: what it is."""
+
+    height: int
+    width: int
+    channels: int
+    classes: int
+    window: int
+    """Images that it holds at once, the one it works on included."""
+    emulated: bool
+    """A program that stands in for a device. It says so itself, so that nobody takes its times for measurements."""
+    clock_hz: int
+    cycles: int
+    """From one image to the next; 0 if it does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRefusal:
+    """Device: no session."""
+
+    reason: int
+    model: bytes
+    """SHA-256 of what it was built from."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitsReply:
+    """Device: the answer to an image."""
+
+    cycles: int
+    """Clock cycles that it took, 0 if not counted."""
+    logits: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTrouble:
+    """Device: there will be no answer to what was sent with this sequence number."""
+
+    reason: int
+    text: str
+
+
+FrameMessage = HostHello | PixelRun | DeviceWelcome | DeviceRefusal | LogitsReply | ImageTrouble
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFrame:
+    """A message, whose session it belongs to and which image it is about (0 for none)."""
+
+    session: int
+    sequence: int
+    message: FrameMessage
+
+
+_WELCOME: Final = struct.Struct("!HHBHBBII")
+_RUN: Final = struct.Struct("!IHBBB")
+_MODEL_BYTES: Final = 32
+
+
+def pixels_of_a_run(channels: int, masked: bool) -> int:
+    """How many fit into a frame."""
+    left = MAX_PAYLOAD - _RUN.size
+    return (left - 1) * 8 // (8 * channels + 1) if masked else left // channels
+
+
+def encode(frame: DeviceFrame) -> bytes:
+    """A frame's bytes.
+
+    Raises:
+        BackendError: if a value does not fit its field.
+    """
+    kind, payload = _encode_message(frame.message)
+    if len(payload) > MAX_PAYLOAD:
+        raise BackendError(f"frame: a payload of at most {MAX_PAYLOAD} bytes fits, got {len(payload)}")
+    try:
+        head = _HEAD.pack(MAGIC, VERSION, kind, len(payload), frame.session, frame.sequence)
+    except struct.error as error:
+        raise BackendError(f"frame: {error}") from None
+    return head + payload + _CRC.pack(zlib.crc32(payload, zlib.crc32(head)))
+
+
+def _encode_message(message: FrameMessage) -> tuple[int, bytes]:
+    try:
+        match message:
+            case HostHello(model):
+                return 1, model
+            case PixelRun(start, pixels, mask, behind):
+                head = _RUN.pack(start, len(pixels), pixels.shape[1], mask is not None, behind)
+                return 2, head + (b"" if mask is None else np.packbits(mask).tobytes()) + pixels.tobytes()
+            case DeviceWelcome():
+                flags = int(message.emulated)
+                sizes = message.height, message.width, message.channels, message.classes, message.window
+                return 3, _WELCOME.pack(*sizes, flags, message.clock_hz, message.cycles)
+            case DeviceRefusal(reason, model, text):
+                return 4, bytes((reason,)) + model + _cut(text)
+            case LogitsReply(cycles, logits):
+                return 5, _CRC.pack(cycles) + logits.astype(">i4").tobytes()
+            case ImageTrouble(reason, text):
+                return 6, bytes((reason,)) + _cut(text)
+    except (struct.error, ValueError) as error:
+        raise BackendError(f"frame: {type(message).__name__}: {error}") from None
+
+
+def _cut(text: str) -> bytes:
+    return text.encode()[:MAX_TEXT]
+
+
+class FrameDecoder:
+    """Frames out of a stream of bytes that may lose, add or change some.
+
+    What is no frame is skipped byte by byte up to the next magic whose CRC is right. It keeps less than `MAX_FRAME`
+    bytes, and a false beginning delays what follows it by no more than that.
+    """
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self.skipped = 0
+        """Bytes that belonged to no frame."""
+
+    def feed(self, data: bytes) -> list[DeviceFrame]:
+        """The frames that `data` completes."""
+        kept, at, found = self._kept + data, 0, []
+        while len(kept) - at >= len(MAGIC):
+            begin = kept.find(MAGIC, at)
+            if begin < 0:
+                begin = len(kept) - (kept[-1:] == MAGIC[:1])
+            self.skipped += begin - at
+            at = begin
+            if (size := _size(kept, at)) > len(kept) - at:
+                break
+            frame = decode(kept[at : at + size]) if size else None
+            if frame is None:
+                at += 1
+                self.skipped += 1
+            else:
+                at += size
+                found.append(frame)
+        self._kept = kept[at:]
+        return found
+
+
+def _size(data: bytes, at: int) -> int:
+    """Bytes of the frame that begins there, as far as is known; 0 if none does."""
+    if len(data) - at < _HEAD.size:
+        return _HEAD.size
+    _, version, _, length, _, _ = _HEAD.unpack_from(data, at)
+    return 0 if version != VERSION or length > MAX_PAYLOAD else _HEAD.size + length + _CRC.size
+
+
+def decode(data: bytes) -> DeviceFrame | None:
+    """The frame that fills `data`, such as a datagram; None if it is none."""
+    if len(data) < _HEAD.size + _CRC.size:
+        return None
+    magic, version, kind, length, session, sequence = _HEAD.unpack_from(data)
+    end = _HEAD.size + length
+    if magic != MAGIC or version != VERSION or len(data) != end + _CRC.size or length > MAX_PAYLOAD:
+        return None
+    if _CRC.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
+        return None
+    message = _decode_message(kind, data[_HEAD.size : end])
+    return None if message is None else DeviceFrame(session, sequence, message)
+
+
+def session_of(frame: bytes) -> int:
+    """The session that an encoded frame belongs to."""
+    return int(_HEAD.unpack_from(frame)[4])
+
+
+def _decode_message(kind: int, payload: bytes) -> FrameMessage | None:
+    match kind:
+        case 1 if len(payload) == _MODEL_BYTES:
+            return HostHello(payload)
+        case 2 if len(payload) > _RUN.size:
+            return _decode_run(payload)
+        case 3 if len(payload) == _WELCOME.size:
+            height, width, channels, classes, window, flags, clock_hz, cycles = _WELCOME.unpack(payload)
+            return DeviceWelcome(height, width, channels, classes, window, bool(flags & 1), clock_hz, cycles)
+        case 4 if 1 + _MODEL_BYTES <= len(payload) <= 1 + _MODEL_BYTES + MAX_TEXT:
+            text = payload[1 + _MODEL_BYTES :].decode(errors="replace")
+            return DeviceRefusal(payload[0], payload[1 : 1 + _MODEL_BYTES], text)
+        case 5 if len(payload) >= 8 and not len(payload) % 4:
+            return LogitsReply(_CRC.unpack_from(payload)[0], np.frombuffer(payload, ">i4", offset=4).astype(np.int32))
+        case 6 if 1 <= len(payload) <= 1 + MAX_TEXT:
+            return ImageTrouble(payload[0], payload[1:].decode(errors="replace"))
+    return None
+
+
+def _decode_run(payload: bytes) -> PixelRun | None:
+    start, count, channels, masked, behind = _RUN.unpack_from(payload)
+    mask_bytes = (count + 7) // 8 if masked else 0
+    at = _RUN.size + mask_bytes
+    if masked > 1 or not count or not channels or len(payload) != at + count * channels:
+        return None
+    mask = None
+    if masked:
+        bits = np.frombuffer(payload, np.uint8, mask_bytes, _RUN.size)
+        mask = np.unpackbits(bits, count=count).astype(np.bool_)
+    return PixelRun(start, np.frombuffer(payload, np.uint8, offset=at).reshape(count, channels), mask, behind)

@@ -1,0 +1,327 @@
+"""The host's end of the protocol with a device: frames and the time in, frames and events out.
+
+The host numbers its images and sends each as runs of pixels. It sends an image again when no reply arrives in time, a
+bounded number of times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fpga.device.device_protocol import MAX_WINDOW, SPAN, graph_digest
+from fpga.device.framing import (
+    MAX_CLASSES,
+    DeviceFrame,
+    DeviceRefusal,
+    DeviceWelcome,
+    HostHello,
+    ImageTrouble,
+    LogitsReply,
+    PixelRun,
+    RefusalReason,
+    encode,
+    pixels_of_a_run,
+)
+from hawkvision.errors import BackendError
+from hawkvision.integer.ir import IntegerGraph
+
+FIRST_TIMEOUT_S: Final = 0.25
+"""Before the first repetition; doubled for each that follows."""
+WINDOWS: Final = 2
+"""An image is not sent again before the device had time to compute this many full windows."""
+MAX_ATTEMPTS: Final = 6
+"""For a greeting or an image: 0.25 + 0.5 + … + 8 s; for a slow device at most 96 s (`MAX_PAUSE_S` each)."""
+MAX_PAUSE_S: Final = 16.0
+"""Between two pieces of an image, and between two attempts."""
+
+Rows: TypeAlias = NDArray[np.uint8]
+"""(count, channels): pixels in row order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """The device is there and holds the right graph."""
+
+    device: DeviceWelcome
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRefused:
+    """There is no session: the device will not have us, or there is none."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageAnswered:
+    """An image's logits and, if the device counts them, its cycles."""
+
+    sequence: int
+    cycles: int
+    logits: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFailed:
+    """An image will have no answer."""
+
+    sequence: int
+    why: str
+    for_now: bool = True
+    """Whether there was nobody to answer; else the device, or the caller, has spoilt this very image."""
+
+
+HostEvent = SessionOpened | SessionRefused | ImageAnswered | ImageFailed
+
+
+@dataclass(slots=True)
+class _OutgoingImage:
+    """An image that has no answer yet."""
+
+    runs: list[PixelRun] = field(default_factory=list)
+    pixels: int = 0
+    due: float | None = None
+    """When to send it again, or to give it up if it is not whole; None while there is no session."""
+    attempts: int = 0
+    """How often it was sent, as far as there was any of it."""
+
+
+class HostSession:
+    """The host's end. It opens by itself with the first image, and again if the device has forgotten it.
+
+    Args:
+        graph: what the device must hold.
+        session: a number that no recent session has had; a random one will do.
+        attempts: how often an image is sent at most.
+    """
+
+    def __init__(self, graph: IntegerGraph, session: int, attempts: int = MAX_ATTEMPTS) -> None:
+        if graph.classes > MAX_CLASSES:
+            raise BackendError(f"{graph.name}: {graph.classes} classes; a device answers at most {MAX_CLASSES}")
+        self._no_answer = f"no answer after {attempts} attempts"
+        self._input, self._classes = graph.input, graph.classes
+        self._area = graph.input.height * graph.input.width
+        self._model, self._session, self._attempts = graph_digest(graph), session, attempts
+        self._out: deque[bytes] = deque()
+        self._images: dict[int, _OutgoingImage] = {}
+        self._next = 1
+        self._hello_due: float | None = None
+        self._hellos = 0
+        self._answered_at = -math.inf
+        self.device: DeviceWelcome | None = None
+        """What greeted us, while the session is open."""
+        self.repeated = 0
+        """Images sent again."""
+
+    @property
+    def room(self) -> bool:
+        """Whether another image may begin. Before the device has said how many it holds, one may."""
+        window = 1 if self.device is None else self.device.window
+        return len(self._images) < window and self._next - self._oldest < SPAN
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `advance` has something to do, if nothing comes."""
+        times = [image.due for image in self._images.values() if image.due is not None]
+        if self._hello_due is not None:
+            times.append(self._hello_due)
+        return min(times, default=None)
+
+    def take(self) -> list[bytes]:
+        """What is to be sent now."""
+        taken = list(self._out)
+        self._out.clear()
+        return taken
+
+    def open(self, now: float) -> None:
+        """Greet the device, unless that is being done."""
+        if self.device is None and self._hello_due is None:
+            self._hellos = 0
+            self._hello(now)
+
+    def begin(self, now: float) -> int:
+        """A new image's sequence number. Its pixels follow with `add`.
+
+        Raises:
+            BackendError: if there is no `room`.
+        """
+        if not self.room:
+            raise BackendError("fpga-device: no room for another image")
+        sequence = self._next
+        self._next += 1
+        self._images[sequence] = image = _OutgoingImage()
+        if self.device is not None:
+            image.attempts = 1
+            self._arm(image, now)
+        self.open(now)
+        return sequence
+
+    def add(self, sequence: int, pixels: Rows, mask: NDArray[np.bool_] | None, now: float) -> None:
+        """The image's next pixels (count, channels), of which `mask` (count,) says which arrived; None: all.
+
+        An image that has failed meanwhile takes them and does nothing.
+
+        Raises:
+            BackendError: if they are more than are left of the image, or of another kind.
+        """
+        image = self._images.get(sequence)
+        if image is None:
+            return
+        fits = pixels.ndim == 2 and pixels.shape[1] == self._input.channels and pixels.dtype == np.uint8
+        if not fits or image.pixels + len(pixels) > self._area:
+            raise BackendError(
+                f"fpga-device: {pixels.dtype} pixels of shape {pixels.shape} after {image.pixels} of {self._area} "
+                f"with {self._input.channels} channels"
+            )
+        if mask is not None and (mask.shape != pixels.shape[:1] or mask.dtype != np.bool_):
+            raise BackendError(
+                f"fpga-device: the mask is {mask.dtype} of shape {mask.shape}; expected bool of {pixels.shape[:1]}"
+            )
+        most = pixels_of_a_run(self._input.channels, mask is not None)
+        for start in range(0, len(pixels), most):
+            part = slice(start, start + most)
+            run = PixelRun(image.pixels + start, pixels[part], None if mask is None else mask[part])
+            image.runs.append(run)
+            if self.device is not None:
+                self._send(sequence, run)
+        image.pixels += len(pixels)
+        if self.device is not None:
+            self._arm(image, now)
+
+    def drop(self, sequence: int) -> None:
+        """Nobody waits for that image any more."""
+        self._images.pop(sequence, None)
+
+    def receive(self, frame: DeviceFrame, now: float) -> list[HostEvent]:
+        """What a frame from the device means: nothing if it is of another session, or answers what was not asked."""
+        if frame.session != self._session:
+            return []
+        match frame.message:
+            case DeviceWelcome() as device:
+                return self._welcomed(device, now)
+            case DeviceRefusal(reason, model, text):
+                return self._refused(reason, model, text)
+            case LogitsReply(cycles, logits):
+                image = self._images.get(frame.sequence)
+                asked = self.device is not None and image is not None and image.pixels == self._area
+                if not asked or len(logits) != self._classes:
+                    return []
+                del self._images[frame.sequence]
+                self._answered_at = now
+                return [ImageAnswered(frame.sequence, cycles, logits)]
+            case ImageTrouble(reason, text):
+                return self._troubled(frame.sequence, reason, text, now)
+        return []
+
+    def advance(self, now: float) -> list[HostEvent]:
+        """Send again what is overdue, and give up what was sent often enough."""
+        events: list[HostEvent] = []
+        if self._hello_due is not None and self._hello_due <= now:
+            if self._hellos >= MAX_ATTEMPTS:
+                self._hello_due = None
+                why = f"no device answers {MAX_ATTEMPTS} greetings"
+                events += [SessionRefused(why), *self._fail_all(why)]
+            else:
+                self._hello(now)
+        for sequence, image in list(self._images.items()):
+            if image.due is None or image.due > now:
+                continue
+            if image.pixels < self._area:
+                del self._images[sequence]
+                events.append(ImageFailed(sequence, f"no more of its pixels came within {MAX_PAUSE_S:g} s", False))
+                continue
+            if image.attempts < self._attempts:
+                self.repeated += 1
+                self._resend(sequence, image, now)
+                continue
+            if self._answered_at < image.due - self._wait_s(self._attempts):
+                # Nor did others since: those that wait would only do so for as long again, one window after another.
+                self.device = None
+                return [*events, SessionRefused(self._no_answer), *self._fail_all(self._no_answer)]
+            del self._images[sequence]
+            events.append(ImageFailed(sequence, self._no_answer))
+        return events
+
+    @property
+    def _oldest(self) -> int:
+        return min(self._images, default=self._next)
+
+    def _hello(self, now: float) -> None:
+        self._out.append(encode(DeviceFrame(self._session, 0, HostHello(self._model))))
+        self._hellos += 1
+        self._hello_due = now + self._wait_s(self._hellos)
+
+    def _wait_s(self, attempt: int) -> float:
+        """For an answer to the first, second, … attempt."""
+        slowest_s, device = 0.0, self.device
+        if device is not None and device.clock_hz:
+            slowest_s = min(MAX_PAUSE_S, WINDOWS * device.window * device.cycles / device.clock_hz)
+        return max(slowest_s, FIRST_TIMEOUT_S * float(1 << (attempt - 1)))
+
+    def _send(self, sequence: int, run: PixelRun) -> None:
+        message = PixelRun(run.start, run.pixels, run.mask, sequence - self._oldest)
+        self._out.append(encode(DeviceFrame(self._session, sequence, message)))
+
+    def _resend(self, sequence: int, image: _OutgoingImage, now: float) -> None:
+        image.attempts += 1
+        for run in image.runs:
+            self._send(sequence, run)
+        self._arm(image, now)
+
+    def _arm(self, image: _OutgoingImage, now: float) -> None:
+        """Expect an answer if the whole image has been sent, else its next pixels."""
+        whole = image.pixels == self._area
+        image.due = now + (self._wait_s(image.attempts) if whole else MAX_PAUSE_S)
+
+    def _welcomed(self, device: DeviceWelcome, now: float) -> list[HostEvent]:
+        if self.device is not None:
+            return []
+        self._hello_due = None
+        expected = (self._input.height, self._input.width, self._input.channels, self._classes)
+        found = (device.height, device.width, device.channels, device.classes)
+        if found != expected or not 1 <= device.window <= MAX_WINDOW:
+            why = f"the device says {found} and a window of {device.window}; expected {expected} and 1..{MAX_WINDOW}"
+            return [SessionRefused(why), *self._fail_all(why)]
+        self.device = device
+        events: list[HostEvent] = [SessionOpened(device)]
+        for sequence, image in list(self._images.items()):
+            # A device that forgets its session again and again makes no timer run out.
+            if image.attempts < self._attempts:
+                self._resend(sequence, image, now)
+            else:
+                del self._images[sequence]
+                events.append(ImageFailed(sequence, self._no_answer))
+        return events
+
+    def _refused(self, reason: int, model: bytes, text: str) -> list[HostEvent]:
+        self._hello_due = self.device = None
+        text = repr(text)  # a stranger's: no line breaks into the log
+        if reason == RefusalReason.MODEL:
+            text = f"it holds the model {model.hex()[:16]}…, expected {self._model.hex()[:16]}…"
+        why = f"the device refuses: {text}"
+        return [SessionRefused(why), *self._fail_all(why)]
+
+    def _troubled(self, sequence: int, reason: int, text: str, now: float) -> list[HostEvent]:
+        if reason == RefusalReason.SESSION:
+            # It was switched off and on. Images stay, and are sent again when it has greeted us.
+            if self.device is not None:
+                self.device = None
+                for image in self._images.values():
+                    image.due = None
+                self.open(now)
+            return []
+        if reason == RefusalReason.BUSY or sequence not in self._images:
+            return []  # its timer sends the image again
+        del self._images[sequence]
+        return [ImageFailed(sequence, f"the device says: {text!r}", False)]
+
+    def _fail_all(self, why: str) -> list[HostEvent]:
+        events: list[HostEvent] = [ImageFailed(sequence, why) for sequence in self._images]
+        self._images.clear()
+        return events

@@ -1,0 +1,191 @@
+"""How many images go to the FPGA, decided while they come: a schedule made by the planner, corrected by what is seen.
+
+*Feed forward.* The schedule says which share is best at which arrival rate, so all that is left is to know the rate: an
+average over `RATE_TIME_S`, thrown away when a quarter of a second differs from it by more than chance explains.
+
+*Feedback, twice.* Answers that come one behind the other, while more are waiting, come as fast as the device can: their
+distance tells its true speed, and a device that is κ times slower than modelled at rate r is treated as one at rate κr.
+Whatever else makes images late is seen by counting late ones: if clearly more than one in a hundred is late, the
+share shrinks by `TRIM_DOWN`; after `PATIENCE_S` in which hardly any was, it grows by `TRIM_UP`. A growth that has to be
+taken back doubles the patience, so the share comes to rest where the deadline lies.
+
+*Hysteresis.* The share stays where it is until the target is `DEAD_BAND` away; then it goes there, at most `STEP_DOWN`
+or `STEP_UP` per step. Down is faster: a queue that is too long grows with every image, one too short costs CPU time.
+
+*Failure.* The share is 0 at once, and the FPGA is asked again after `FIRST_PROBE_S`, twice that, and so on to
+`LAST_PROBE_S`; once it gives the right answer, the share rises from 0 as it would after any change.
+
+No clock, no randomness, no threads: `step` is given what was seen and the time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from fpga.offload.plan_search import ShareSchedule
+
+STEP_S: Final = 0.25
+"""Between two decisions: at 300 images per second, 75 of them, ± 9."""
+RATE_TIME_S: Final = 2.0
+"""Time constant of the arrival rate: ± 3 % at 300 per second."""
+SURPRISE: Final = 4.0
+"""Standard deviations of a Poisson count: once in 16,000 quiet steps, an hour, by chance."""
+SPEED_PICTURES: Final = 50.0
+"""Images over which the device's speed is averaged: at a tenth of its load, one in ten tells it."""
+SPEED_BAND: Final = 0.08
+"""A change of its speed that is acted upon."""
+SPEED_RANGE: Final = (0.5, 20.0)
+LATE_SHARE: Final = 0.01
+"""Of images, those that a 99th percentile allows to be late."""
+LATE_SLACK: Final = 1.5
+LATE_BURST: Final = 8
+"""More late ones than the first times those allowed, and the second, are not chance: late images come in bursts."""
+PATIENCE_S: Final = 5.0
+MOST_PATIENCE_S: Final = 64 * PATIENCE_S
+TRIM_DOWN: Final = 0.85
+TRIM_UP: Final = 1.15
+LEAST_TRIM: Final = 0.05
+"""Never none: without images nothing is seen."""
+DEAD_BAND: Final = 0.03
+STEP_DOWN: Final = 0.25
+STEP_UP: Final = 0.05
+FIRST_PROBE_S: Final = 1.0
+LAST_PROBE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What happened since the last step."""
+
+    arrivals: int
+    """Images that came, whichever side they went to."""
+    fpga_done: int = 0
+    fpga_late: int = 0
+    """Of those done, answered after the deadline."""
+    spaced: int = 0
+    """Of those done, answered when the device had been busy since the answer before."""
+    spacing_s: float = 0.0
+    """The time between these and the answers before them, summed."""
+
+
+@dataclass
+class ShareController:
+    """Decides the share of one workload.
+
+    Args:
+        schedule: the best share by arrival rate, as planned.
+        service_s: the modelled time from one image to the next.
+    """
+
+    schedule: ShareSchedule
+    service_s: float
+    share: float = 0.0
+    rate_hz: float = 0.0
+    slowness: float = 1.0
+    """κ, measured; acted upon in steps of `SPEED_BAND`."""
+    trim: float = 1.0
+    failed: bool = False
+    _then: float | None = None
+    _moving: bool = False
+    _steps: int = 0
+    """Since the rate's average was begun."""
+    _acted_slowness: float = 1.0
+    _seen: int = 0
+    _late: int = 0
+    _watched_s: float = 0.0
+    _patience_s: float = PATIENCE_S
+    _grown: bool = False
+    _probe_at: float = field(default=math.inf)
+    _probe_after_s: float = FIRST_PROBE_S
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for a step."""
+        return self._then is None or now - self._then >= STEP_S
+
+    def step(self, seen: Observation, now: float) -> float:
+        """The share from now on; `now` in seconds on any clock that does not go back."""
+        elapsed_s = now - self._then if self._then is not None else 0.0
+        self._then = now
+        if elapsed_s > 0:
+            self._watch_rate(seen.arrivals, elapsed_s)
+        elif self._steps == 0:
+            self.share = self.schedule.share(0.0)
+        self._watch_speed(seen)
+        self._watch_deadline(seen, elapsed_s)
+        if not self.failed and self._steps:
+            self._move()
+        return self.share
+
+    def fail(self, now: float) -> None:
+        """The FPGA gave an error, or a wrong answer: nothing goes there until a probe succeeds."""
+        if not self.failed:
+            self._probe_after_s = FIRST_PROBE_S
+        self.failed, self.share, self._moving = True, 0.0, True
+        self._probe_at = now + self._probe_after_s
+
+    def probe_due(self, now: float) -> bool:
+        """Whether to ask a failed FPGA again; true once for each time."""
+        if not self.failed or now < self._probe_at:
+            return False
+        self._probe_after_s = min(LAST_PROBE_S, self._probe_after_s * 2)
+        self._probe_at = now + self._probe_after_s
+        return True
+
+    def recover(self) -> None:
+        """A probe succeeded."""
+        self.failed = False
+        self._probe_at = math.inf
+
+    def _watch_rate(self, arrivals: int, elapsed_s: float) -> None:
+        found = arrivals / elapsed_s
+        # At least one image's worth of doubt: from a rate of 0, the first one is no surprise.
+        deviation = math.sqrt(max(self.rate_hz, 1 / elapsed_s) / elapsed_s)
+        if self._steps and abs(found - self.rate_hz) > SURPRISE * deviation:
+            self._steps = 0
+        self._steps += 1
+        weight = max(1 / self._steps, 1 - math.exp(-elapsed_s / RATE_TIME_S))
+        self.rate_hz += weight * (found - self.rate_hz)
+
+    def _watch_speed(self, seen: Observation) -> None:
+        if not seen.spaced:
+            return
+        found = seen.spacing_s / seen.spaced / self.service_s
+        weight = 1 - math.exp(-seen.spaced / SPEED_PICTURES)
+        self.slowness += weight * (found - self.slowness)
+        self.slowness = min(max(self.slowness, SPEED_RANGE[0]), SPEED_RANGE[1])
+        if abs(self.slowness / self._acted_slowness - 1) > SPEED_BAND:
+            # What was late may have been so because of this: begin from the plan.
+            self._acted_slowness, self.trim = self.slowness, 1.0
+            self._forget()
+
+    def _watch_deadline(self, seen: Observation, elapsed_s: float) -> None:
+        self._seen += seen.fpga_done
+        self._late += seen.fpga_late
+        self._watched_s += elapsed_s if seen.fpga_done else 0.0
+        allowed = LATE_SHARE * self._seen
+        if self._late > LATE_SLACK * allowed + LATE_BURST:
+            self.trim = max(LEAST_TRIM, self.trim * TRIM_DOWN)
+            if self._grown:
+                self._patience_s, self._grown = min(MOST_PATIENCE_S, self._patience_s * 2), False
+            self._forget()
+        elif self._watched_s >= self._patience_s:
+            if self._late <= allowed / 2 and self.trim < 1:
+                self.trim, self._grown = min(1.0, self.trim * TRIM_UP), True
+            self._forget()
+
+    def _forget(self) -> None:
+        """Begin to count late images anew: those before a change tell nothing of what comes after it."""
+        self._seen = self._late = 0
+        self._watched_s = 0.0
+
+    def _move(self) -> None:
+        target = self.schedule.share(self.rate_hz * self._acted_slowness) * self.trim
+        if not self._moving and abs(target - self.share) <= DEAD_BAND:
+            return
+        before = self.share
+        self.share = min(max(target, self.share - STEP_DOWN), self.share + STEP_UP)
+        self._moving = self.share != target
+        if abs(self.share - before) > DEAD_BAND:
+            self._forget()

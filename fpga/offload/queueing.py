@@ -1,0 +1,240 @@
+"""Waiting times, from queueing theory: what the planner predicts latencies with.
+
+*One server, Poisson arrivals* (M/G/1; M/D/1 where the service is constant). The work V in the system has an atom p₀ of
+being empty and a density v with
+
+    v(x) = λ p₀ P(S > x) + λ ∫₀ˣ v(y) P(S > x − y) dy
+
+(level crossing; Brill and Posner, Operations Research 1977), whose solution is the geometric sum of equilibrium service
+times of Pollaczek and Khinchine. Arrivals see this V, and on a grid it is a recursion, that of Panjer (ASTIN Bulletin
+1981), exact but for the width of the grid, for any distribution of service times.
+
+*A bounded queue* takes images only while V ≤ B, which for constant service is a bound on their number. Below B the
+same equation holds, so V keeps its shape there, for loads above one as well, and only p₀ changes: that everything taken
+is served, (1 − p₀) = λ E[S] P(V ≤ B), gives it.
+
+*Several servers* (M/G/c): an image waits with the probability of Erlang's C formula (1917), and one that waits does so
+as in an M/G/1 queue that serves c times as fast (Nozaki and Ross, J. Applied Probability 1978; its mean is that of Lee
+and Longton 1959). This one is an approximation; exact for c = 1.
+
+`tests/fpga/offload/test_queueing.py` holds all three against simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CELLS: Final = 8
+"""Of the grid, in a mean service time: M/D/1's 99th percentile moves by less than 0.5 % with twice as many."""
+MAX_CELLS: Final = 2048
+"""Waits are followed up to 256 service times; what waits longer counts as never served."""
+MAX_ATOMS: Final = 200
+_LARGE: Final = 1e200
+
+
+@dataclass(frozen=True)
+class ServiceTime:
+    """A distribution of service times: equally likely values in seconds, sorted; one value if it is constant."""
+
+    atoms: tuple[float, ...]
+
+    @classmethod
+    def constant(cls, seconds: float) -> ServiceTime:
+        """Always the same."""
+        return cls((seconds,))
+
+    @classmethod
+    def measured(cls, seconds: Sequence[float]) -> ServiceTime:
+        """Quantiles of a sample, its mean kept."""
+        ordered = np.sort(np.asarray(seconds, np.float64))
+        if len(ordered) <= MAX_ATOMS:
+            return cls(tuple(ordered.tolist()))
+        groups = np.array_split(ordered, MAX_ATOMS)
+        atoms = np.array([group.mean() for group in groups])
+        return cls(tuple((atoms * (ordered.mean() / atoms.mean())).tolist()))
+
+    @classmethod
+    def spread(cls, mean_s: float, variation: float) -> ServiceTime:
+        """Log-normal, of the given mean and coefficient of variation: what is assumed where only these are known."""
+        if variation == 0:
+            return cls.constant(mean_s)
+        sigma, normal = math.sqrt(math.log1p(variation**2)), NormalDist()
+        atoms = np.exp([sigma * normal.inv_cdf((i + 0.5) / MAX_ATOMS) for i in range(MAX_ATOMS)])
+        return cls(tuple((atoms * (mean_s / atoms.mean())).tolist()))
+
+    @property
+    def mean_s(self) -> float:
+        """The mean."""
+        return math.fsum(self.atoms) / len(self.atoms)
+
+    @property
+    def variation(self) -> float:
+        """Standard deviation ÷ mean."""
+        return float(np.std(self.atoms)) / self.mean_s if self.mean_s else 0.0
+
+    def scaled(self, factor: float) -> ServiceTime:
+        """All of it `factor` times as long."""
+        return ServiceTime(tuple(atom * factor for atom in self.atoms))
+
+
+def mixed(parts: Sequence[tuple[float, ServiceTime]]) -> ServiceTime:
+    """One stream made of several, by their rates (any unit, not all zero)."""
+    total = math.fsum(rate for rate, _ in parts)
+    values = np.concatenate([np.array(service.atoms) for _, service in parts])
+    weights = np.concatenate([np.full(len(s.atoms), rate / total / len(s.atoms)) for rate, s in parts])
+    order = np.argsort(values)
+    values, weights = values[order], weights[order]
+    at = (np.cumsum(weights) - weights / 2).clip(0.0, 1.0)
+    atoms = np.interp((np.arange(MAX_ATOMS) + 0.5) / MAX_ATOMS, at, values)
+    return ServiceTime(tuple((atoms * (float(weights @ values) / atoms.mean())).tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class WaitingTime:
+    """Distribution of the time that an image waits before it is served."""
+
+    step_s: float
+    below: Floats
+    """P(wait ≤ (k + ½) · step), k from 0; what is missing to 1 at the end waits longer than the grid reaches."""
+    taken: float = 1.0
+    """Share of arrivals that find a place; the rest do not wait at all, for they are turned away."""
+
+    def cdf(self, seconds: Floats) -> Floats:
+        """P(wait ≤ t) of those taken."""
+        edges = (np.arange(len(self.below)) + 0.5) * self.step_s
+        found: Floats = np.where(seconds < 0, 0.0, np.interp(seconds, edges, self.below))
+        return found
+
+    @property
+    def mean_s(self) -> float:
+        """Mean wait of those taken; infinite if the queue is not stable."""
+        if self.below[-1] < 0.999:
+            return math.inf
+        return float((1.0 - self.below).sum()) * self.step_s
+
+
+NO_WAITING: Final = WaitingTime(1e-9, np.ones(1))
+ENDLESS: Final = WaitingTime(1.0, np.zeros(1))
+"""Of a queue that grows without bound."""
+
+
+@lru_cache(maxsize=4096)
+def one_server(rate_hz: float, service: ServiceTime, places: int | None = None) -> WaitingTime:
+    """Poisson arrivals at one server; with `places`, at most so many are in the system, the one served included."""
+    mean = service.mean_s
+    load = rate_hz * mean
+    if load == 0:
+        return NO_WAITING
+    if places is None and load >= 1:
+        return ENDLESS
+    step = mean / CELLS
+    residual = _residual(service, step)
+    cells = MAX_CELLS if places is None else min(MAX_CELLS, (places - 1) * CELLS + 1)
+    if load * residual[0] >= 1:
+        # More than the grid can tell, and only possible with `places`: they are all taken again as soon as one is free.
+        return WaitingTime(step, np.where(np.arange(cells) < cells - 1, 0.0, 1.0), taken=1 / load)
+    work, empty = _work(load, residual, cells, 1 / (1 - load) if places is None else math.inf)
+    if places is None:
+        return WaitingTime(step, np.cumsum(work) * (1 - load) / empty)
+    # The last cell straddles the bound: half of it is taken. The atom of an empty system is in the first.
+    work[-1] = empty if cells == 1 else work[-1] / 2
+    total = work.sum()
+    return WaitingTime(step, np.cumsum(work) / total, taken=float(total / (empty + load * total)))
+
+
+def several_servers(rate_hz: float, service: ServiceTime, servers: int) -> WaitingTime:
+    """Poisson arrivals at `servers` of a kind with one queue."""
+    if servers == 1:
+        return one_server(rate_hz, service)
+    load = rate_hz * service.mean_s / servers
+    if load >= 1:
+        return ENDLESS
+    if load == 0:
+        return NO_WAITING
+    fast = one_server(rate_hz, service.scaled(1 / servers))
+    later = np.clip((1 - fast.below) / load, 0.0, 1.0)
+    return WaitingTime(fast.step_s, 1 - erlang_c(servers, load * servers) * later)
+
+
+def erlang_c(servers: int, erlangs: float) -> float:
+    """Probability that all of `servers` are busy under a load of `erlangs` < servers (A. K. Erlang 1917)."""
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = erlangs * blocked / (n + erlangs * blocked)
+    return blocked / (1 - erlangs / servers * (1 - blocked))
+
+
+def _residual(service: ServiceTime, step: float) -> Floats:
+    """Equilibrium service time: P(it lies within half a step of k · step), k from 0 while there is any."""
+    cells = min(MAX_CELLS, math.ceil(service.atoms[-1] / step + 0.5) + 1)
+    edges = np.maximum((np.arange(cells + 1) - 0.5) * step, 0.0)
+    whole = np.minimum(np.array(service.atoms)[:, None], edges).mean(axis=0)
+    found: Floats = np.diff(whole) / service.mean_s
+    return found
+
+
+def _work(load: float, residual: Floats, cells: int, total: float) -> tuple[Floats, float]:
+    """The work in the system by cell, and the atom of an empty system, which is in the first; both up to a factor.
+
+    Ends early where all of `total`, the sum for an atom of 1, is found but for a millionth.
+    """
+    work, empty = np.zeros(cells), 1.0
+    factor = load / (1 - load * residual[0])
+    work[0] = 1 / (1 - load * residual[0])
+    backwards = residual[:0:-1]
+    missing = total * (1 - 1e-6) - work[0]
+    for k in range(1, cells):
+        first = max(0, k - len(backwards))
+        work[k] = factor * (backwards[len(backwards) - (k - first) :] @ work[first:k])
+        missing -= work[k]
+        if missing < 0:
+            return work[: k + 1], empty
+        if work[k] > _LARGE:
+            work /= _LARGE
+            empty /= _LARGE
+    return work, empty
+
+
+@dataclass(frozen=True, eq=False)
+class LatencyDistribution:
+    """Distribution of the time from arrival to answer: delay + wait + service, the three independent."""
+
+    delay_s: float
+    waiting: WaitingTime
+    service: ServiceTime
+
+    def cdf(self, seconds: float) -> float:
+        """P(latency ≤ t)."""
+        return float(self.waiting.cdf(seconds - self.delay_s - np.array(self.service.atoms)).mean())
+
+    @property
+    def mean_s(self) -> float:
+        """The mean."""
+        return self.delay_s + self.waiting.mean_s + self.service.mean_s
+
+
+def quantile(parts: Sequence[tuple[float, LatencyDistribution]], probability: float) -> float:
+    """Of images that take one of several ways, with weights that sum to one; infinite if too many never arrive."""
+    parts = [(weight, latency) for weight, latency in parts if weight > 0]
+    low = 0.0
+    high = max(p.delay_s + p.service.atoms[-1] + len(p.waiting.below) * p.waiting.step_s for _, p in parts)
+
+    def reached(seconds: float) -> bool:
+        return math.fsum(weight * latency.cdf(seconds) for weight, latency in parts) >= probability - 1e-9
+
+    if not reached(high):
+        return math.inf
+    for _ in range(26):  # halving: to 10⁻⁸ of the range
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high

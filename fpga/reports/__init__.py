@@ -1,0 +1,1 @@
+"""What builds came to: report files, their pages, and the energy estimate."""

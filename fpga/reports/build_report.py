@@ -1,0 +1,161 @@
+"""What a build came to, as JSON for programs and Markdown for people; every figure says how it was come by.
+
+Counted by the tools: resources, clock. Simulated: cycles, logits of the netlist, switching. Estimated: energy, with its
+range. Nothing here ran on a board.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fpga.compiler.devices import FamilyName, Resources, devices
+from fpga.compiler.folding import Folding
+from fpga.reports.energy import EnergyEstimate
+from hawkvision.errors import CompileError
+from hawkvision.integer.ir import IntegerGraph
+
+Positive = Annotated[float, Meta(gt=0)]
+Cycles = Annotated[int, Meta(ge=1)]
+
+
+class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the placer."""
+
+    seed: int
+    mhz: float | None
+    """None: it led to no design."""
+    why_not: str | None = None
+    cpu_s: float
+
+
+class NetlistProof(msgspec.Struct, frozen=True, kw_only=True):
+    """The synthesised netlist against the integer reference."""
+
+    images: int
+    images_from: str
+    logits: int
+    differing: int
+    cycles_per_image: float
+    """Simulated, from image to image."""
+    cells: dict[str, int]
+
+
+class SwitchingCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Activity per inference, counted in the netlist on those images."""
+
+    inferences: int
+    net_toggles: float
+    branch_toggles: float
+    multiplications: float
+    memory_accesses: float
+
+
+class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All of one build."""
+
+    format: Literal[1] = 1
+    task: str
+    variant: str
+    graph_sha256: str
+    device: str
+    command: str
+    tools: dict[str, str]
+    folding: Folding
+    multipliers_in_use: int
+    """Multiply-accumulates a cycle when all stages are busy."""
+    multiplications: int
+    """Multiply-accumulates per inference."""
+    available: Resources
+    estimated: Resources
+    """By `fpga.compiler.resource_model`, before synthesis."""
+    synthesised: Resources
+    placed: Resources
+    """Of the best seed, as nextpnr counts."""
+    target_mhz: float
+    seeds: tuple[SeedResult, ...]
+    median_mhz: Positive
+    best_mhz: Positive
+    critical_path: tuple[str, ...]
+    pins: str
+    stage_cycles: dict[str, Cycles]
+    estimated_cycles: Cycles
+    """From one image to the next."""
+    simulated_cycles: Cycles
+    """The same, measured in the RTL simulation."""
+    latency_cycles: Cycles
+    """From an image's first pixel to its last logit, measured in the RTL simulation on an idle device."""
+    proof: NetlistProof
+    switching: SwitchingCounts
+    energy: EnergyEstimate
+    """At the median clock and full load."""
+    synthesis_cpu_s: float
+
+    def __post_init__(self) -> None:
+        if set(self.stage_cycles) != set(self.folding.stages):
+            raise ValueError("stage_cycles: expected the stages of folding")
+
+    @property
+    def rate(self) -> float:
+        """Inferences a second at the median clock."""
+        return self.median_mhz * 1e6 / self.simulated_cycles
+
+    @property
+    def family(self) -> FamilyName:
+        """The device's; a report may be older than the table of devices."""
+        device = devices().get(self.device)
+        return "ecp5" if device is None else device.family
+
+    @property
+    def latency_us(self) -> float:
+        """At the median clock, pixels coming one a cycle."""
+        return self.latency_cycles / self.median_mhz
+
+
+def read(path: Path) -> BuildReport:
+    """A report that `write` has written.
+
+    Raises:
+        CompileError: if it is something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BuildReport)
+    except OSError as error:
+        raise CompileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CompileError(f"{path}: not a report: {error}") from None
+
+
+def check_graph(report: BuildReport, graph: IntegerGraph, where: str) -> None:
+    """Refuse a report about another graph; `where` names it.
+
+    Raises:
+        CompileError: if it is about another.
+    """
+    if report.graph_sha256 != graph.sha256:
+        raise CompileError(
+            f"{where}: it is about the graph {report.graph_sha256[:16]}…, the model's is {graph.sha256[:16]}…"
+        )
+
+
+def encode_report(report: BuildReport) -> bytes:
+    """A report as indented JSON, numbers rounded to five digits."""
+    return msgspec.json.format(msgspec.json.encode(_rounded(report)), indent=2) + b"\n"
+
+
+def _rounded(report: BuildReport) -> object:
+    """More than five digits say more than is known."""
+
+    def shorten(value: object) -> object:
+        if isinstance(value, float):
+            return float(f"{value:.5g}")
+        if isinstance(value, dict):
+            return {key: shorten(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [shorten(item) for item in value]
+        return value
+
+    return shorten(msgspec.to_builtins(report))

@@ -1,0 +1,56 @@
+"""The settings that FPGA backends add to an edge node: `fpga_*` in its section, `HAWKVISION_EDGE_FPGA_*`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from hawkvision.config import EdgeConfig, Millis, Word
+from hawkvision.errors import ConfigError
+from hawkvision.feature_settings import SettingsGroup
+
+
+class FpgaSettings(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"fpga_{name}"
+):
+    """What an FPGA backend is told beside the model."""
+
+    device: Word | None = None
+    """Address of the device for `fpga-device` and `fpga-offload`: `udp://HOST:PORT` or `serial:/dev/NAME[?baud=N]`."""
+    report: Path | None = None
+    """Report of the device's build (`hawkvision fpga build`): its folding, clock and estimated energy are used."""
+    folding: Path | None = None
+    """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
+    clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
+    """A clock in place of the report's; without both, cycles are not converted to seconds."""
+    deadline_ms: Millis | None = None
+    """With `fpga-offload`: the time within which 99 of 100 images are answered; None: 50. A device that misses it
+    gets fewer images."""
+
+
+def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:
+    has_device = config.backend in ("fpga-device", "fpga-offload")
+    if has_device and fpga.device is None:
+        raise ConfigError(
+            f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME"
+        )
+    if not has_device and fpga.device is not None:
+        raise ConfigError(
+            f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"
+        )
+    if config.backend.startswith("fpga-") and config.policy == "infaas":
+        raise ConfigError(
+            f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"
+        )
+    for key in ("report", "folding", "clock_mhz"):
+        if getattr(fpga, key) is not None and not config.backend.startswith("fpga-"):
+            raise ConfigError(f"edge.fpga_{key} belongs to an FPGA backend, got edge.backend = {config.backend!r}")
+    if fpga.deadline_ms is not None and config.backend != "fpga-offload":
+        raise ConfigError(f"edge.fpga_deadline_ms belongs to edge.backend = 'fpga-offload', got {config.backend!r}")
+
+
+SETTINGS: Final = SettingsGroup(section="edge", kind=FpgaSettings, check=_check)
+"""Named by the entry point `fpga` of `hawkvision.settings`."""

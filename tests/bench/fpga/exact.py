@@ -1,0 +1,160 @@
+"""Is the RTL what the integer reference says? Images through the simulation, every logit held against NumPy's.
+
+    python -m tests.bench.fpga.exact --task fashion_mnist --data /usr/share/datasets/fashion-mnist
+
+The network is read from its committed weights, folded (by the search, for --device; or as --folding says), emitted
+and simulated cycle by cycle. Test images come first; where a set has fewer than --images, others follow. A third
+goes through streams that never pause, a third through random pauses on both sides, a third through pauses and with
+pixels that did not arrive. Goals: no logit differs, and the cycles from image to image are within 1 % of the
+model's; else the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fpga.compiler.devices import device
+from fpga.compiler.folding import Folding, check_folding, interval, parse_folding
+from fpga.compiler.folding_search import fastest
+from fpga.simulation.rtl_simulation import Simulation, Stalls
+from hawkvision.errors import HawkVisionError
+from hawkvision.integer import reference
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.qonnx import read_qonnx
+from hawkvision.manifest import load_labels, load_manifest, models_dir
+from hawkvision.pictures import read_pictures
+from hawkvision.types import Pixels
+from hawkvision.vision.image import load_input
+
+BATCH: Final = 250
+MAX_PIXELS: Final = 1_000_000
+CYCLES_GOAL: Final = 0.01
+MISSING: Final = 0.3
+"""Share of the pixels that do not arrive, where some do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one way of streaming came to."""
+
+    name: str
+    images: int
+    logits: int
+    differing: int
+    interval: float | None
+    """Cycles from image to image; None where pauses make them longer."""
+
+
+def main() -> int:
+    """Run the benchmark; see the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--data", type=Path, required=True, help="labelled images, as calibrate takes them")
+    parser.add_argument("--variant", default="tiny_w4")
+    parser.add_argument("--device", default="lfe5u-85f", help="whose fastest folding is taken")
+    parser.add_argument("--folding", type=Path, help="a folding file instead")
+    parser.add_argument("--images", type=int, default=10_000)
+    given = parser.parse_args()
+    try:
+        graph = graph_of(given.task, given.variant)
+        folding = chosen_folding(graph, given.device, given.folding)
+        images, tests = load(given.task, given.variant, given.data, given.images)
+        began = time.perf_counter()
+        parts = measure(graph, folding, images)
+    except HawkVisionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{given.task} {given.variant} {graph.sha256[:16]}: {len(images):,} images, {tests:,} of the test set")
+    show(parts, interval(graph, folding))
+    print(f"{time.perf_counter() - began:.0f} s")
+    failures = missed(parts, interval(graph, folding))
+    print("\n".join(failures) or "every goal is met")
+    return 1 if failures else 0
+
+
+def graph_of(task: str, variant: str) -> IntegerGraph:
+    """A rung's network, from its committed weights."""
+    path = models_dir(None) / task / "weights" / f"{variant}.onnx"
+    return read_qonnx(path.read_bytes(), str(path))
+
+
+def chosen_folding(graph: IntegerGraph, name: str, file: Path | None) -> Folding:
+    """A file's, else the fastest that fits the device."""
+    if file is None:
+        return fastest(graph, device(name)).folding
+    folding = parse_folding(file.read_bytes(), str(file))
+    check_folding(graph, folding)
+    return folding
+
+
+def load(task: str, variant: str, data: Path, most: int) -> tuple[Pixels, int]:
+    """At most so many images (n, height, width, 3), those of the test set first, and how many these are."""
+    models = models_dir(None)
+    manifest = load_manifest(task, models)
+    spec = next(member.input for name in manifest.ladder.edge for member in manifest.members(name) if name == variant)
+    read = read_pictures(data, load_labels(manifest, models))
+    order = np.argsort(~read.is_test, kind="stable")[:most]
+    pixels = np.stack([load_input(read.bodies[at], spec, max_pixels=MAX_PIXELS)[0] for at in order])
+    return pixels, int(read.is_test[order].sum())
+
+
+def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> list[Part]:
+    """All images, a third in each way."""
+    simulation = Simulation(graph, folding)
+    rng = np.random.default_rng(0)
+    ways = [
+        ("without pauses", None, 0.0),
+        ("random pauses", Stalls(96, 96), 0.0),
+        ("and pixels missing", Stalls(96, 96), MISSING),
+    ]
+    parts = []
+    for (name, stalls, missing), share in zip(ways, np.array_split(reference.planes(graph, images), 3), strict=True):
+        differing, spent = 0, []
+        for at in track(range(0, len(share), BATCH), name, console=Console(stderr=True), transient=True):
+            batch = share[at : at + BATCH]
+            mask = rng.random(batch.shape[:3]) >= missing if missing else None
+            pauses = None if stalls is None else Stalls(stalls.into, stalls.out_of, at)
+            run = simulation.run(batch, mask, stalls=pauses)
+            shown = batch if mask is None else reference.filled(graph, batch, mask)
+            differing += int((run.logits != reference.logits(graph, shown)).sum())
+            if len(batch) > 4:
+                spent.append((run.last_out[-1] - run.last_out[3]) / (len(batch) - 4))
+        measured = float(np.mean(spent)) if stalls is None and spent else None
+        parts.append(Part(name, len(share), len(share) * graph.classes, differing, measured))
+    return parts
+
+
+def missed(parts: Sequence[Part], estimate: int) -> list[str]:
+    """What falls short of the goals."""
+    wrong = [f"{part.name}: {part.differing} logits differ" for part in parts if part.differing]
+    return wrong + [
+        f"{part.name}: {part.interval:,.1f} cycles an image, estimated {estimate:,}"
+        for part in parts
+        if part.interval is not None and abs(part.interval - estimate) > CYCLES_GOAL * estimate
+    ]
+
+
+def show(parts: Sequence[Part], estimate: int) -> None:
+    """Print what was found."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("streams", "images", "logits", "differing", "cycles an image, simulated", "estimated"):
+        table.add_column(title, justify="left" if title == "streams" else "right")
+    for part in parts:
+        cycles = ("", "") if part.interval is None else (f"{part.interval:,.1f}", f"{estimate:,}")
+        table.add_row(part.name, f"{part.images:,}", f"{part.logits:,}", f"{part.differing:,}", *cycles)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

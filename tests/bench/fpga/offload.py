@@ -1,0 +1,243 @@
+"""`python -m tests.bench.fpga.offload`: the offload planner's prediction against what then happens, under a rate step.
+
+One process serves a network of 162 million multiply-accumulates with `OffloadBackend`: one side is the compiled integer
+kernel on one core, the other `fpga-device` over UDP on the loopback. **The device is emulated** (`python -m
+fpga.device.emulator`, another process on the same machine): it computes with the same kernel and answers when the
+performance model says that a design found by search and clocked at 120 MHz, would. Its weights are random. So what is
+held against the prediction here is the queueing, the sharing and the controller, with a real link, real threads and
+real CPU work; not the hardware. (The tasks' own rungs are a hundred times smaller: a core computes one in less time
+than it needs to send its pixels, and the planner leaves all of them on the CPU.)
+
+First each side is measured by itself: how long an image takes when idle, and at a few rates how much CPU time. Then
+images arrive at random (open loop; latencies count from when an image was due) at a low rate, one above what the
+FPGA can do, and the low one again. Of each spell, the first `SETTLE_S` are the controller's, the rest is compared. It
+needs a machine that does nothing else, and says where it had none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fpga.backends.device import DeviceBackend
+from fpga.backends.reference import ReferenceBackend
+from fpga.compiler.devices import device
+from fpga.compiler.folding import format_folding
+from fpga.compiler.folding_search import slowest_that_keeps_up
+from fpga.offload.calibration import measure_work
+from fpga.offload.cost_model import (
+    EstimateRange,
+    FpgaProfile,
+    LinkModel,
+    Machine,
+    PlacementChoice,
+    PlacementForecast,
+    Workload,
+    forecast,
+    service_s,
+)
+from fpga.offload.fpga_profiles import way_of_folding
+from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
+from fpga.offload.queueing import ServiceTime
+from fpga.offload.runtime import OffloadBackend, OffloadSettings, offload_of
+from fpga.reports.design_info import DesignInfo
+from hawkvision.clock import MonotonicClock
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.integer.onnx_writer import write
+from hawkvision.types import Pixels
+from tests.hawkvision.integer.graphs import random_graph
+
+CLOCK_HZ: Final = 120e6
+FPGA_RATE_HZ: Final = 30.0
+"""What the design is to do: so slow that what else a shared machine of two cores does is little beside it."""
+CHANNELS: Final = (64, 128, 128, 128, 128)
+SETTLE_S: Final = 10.0
+PLACES: Final = 24
+IDLE_RATE_HZ: Final = 6.0
+IDLE_S: Final = 20.0
+WORK_LOADS: Final = (0.15, 0.3, 0.6, 0.85)
+"""Of what the FPGA can do, the rates at which both sides' CPU-seconds are measured; none is that of a spell."""
+WORK_S: Final = 12.0
+LOOPBACK_BYTES_PER_S: Final = 1e9
+"""Of no consequence beside the device."""
+VOID: Final = 0.05
+"""Of the predicted P99, how late images may be handed over; beyond it, other work on the machine is measured."""
+NO_WATTS: Final = EstimateRange(0.0, 0.0, 0.0)
+
+
+@dataclass
+class Samples:
+    """Of one spell, after it has settled."""
+
+    latency_s: list[float] = field(default_factory=list)
+    fpga: int = 0
+    cpu: int = 0
+    cpu_s: float = 0.0
+    seconds: float = 0.0
+    late_start_s: list[float] = field(default_factory=list)
+    """How long after its time each image was handed over: the load generator's own error."""
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--seconds", type=float, default=90.0, help="of each spell")
+    parser.add_argument("--deadline-ms", type=float, default=240.0)
+    parser.add_argument("--low", type=float, default=0.4, help="rate, as a part of what the FPGA can do")
+    parser.add_argument("--high", type=float, default=1.2)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    graph = random_graph(side=32, planes=3, channels=CHANNELS, pools=(1, 3, 4), classes=10, name="wide")
+    found = slowest_that_keeps_up(graph, device("lfe5u-85f"), FPGA_RATE_HZ, CLOCK_HZ / 1e6)
+    way = way_of_folding(graph, found.folding, "wide", CLOCK_HZ)
+    way = dataclasses.replace(way, latency_cycles=way.interval_cycles)  # the emulator has no pipeline
+    with tempfile.TemporaryDirectory() as folder:
+        model, folding = Path(folder) / "wide.onnx", Path(folder) / "folding.json"
+        model.write_bytes(write(graph))
+        folding.write_bytes(format_folding(found.folding))
+        with emulator(model, folding) as address:
+            run(graph, way, address, DesignInfo(found.folding, CLOCK_HZ), given)
+    return 0
+
+
+@contextmanager
+def emulator(model: Path, folding: Path) -> Iterator[str]:
+    """The address of a device that is none."""
+    words = ("--model", str(model), "--folding", str(folding), "--clock-mhz", f"{CLOCK_HZ / 1e6:g}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fpga.device.emulator", *words], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("ready: "):
+                yield line.removeprefix("ready: ").strip()
+                return
+        raise SystemExit("the emulator did not start")
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def run(graph: IntegerGraph, way: FpgaProfile, address: str, build: DesignInfo, given: argparse.Namespace) -> None:
+    """Measure both sides idle, plan, run the three spells, print."""
+    cpu = ReferenceBackend(graph)
+    fpga = DeviceBackend(graph, address, build)
+    images = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
+    rng = np.random.default_rng(given.seed)
+    device_s, deadline_s = way.interval_cycles / way.clock_hz, given.deadline_ms / 1e3
+    sides = [one_side(fpga, cpu, share, device_s, deadline_s) for share in (1.0, 0.0)]
+    there, here = (spell(side, images, IDLE_RATE_HZ, IDLE_S, 2.0, rng) for side in sides)
+    host, work = (measure_work(side, [load / device_s for load in WORK_LOADS], WORK_S) for side in sides)
+    around_s = max(0.0, float(np.median(there.latency_s)) - device_s - host.at(0.0))
+    link = LinkModel(LOOPBACK_BYTES_PER_S, around_s / 2, host)
+    machine = Machine(1, NO_WATTS, link, places=PLACES)
+    capacity = 1 / service_s(way, link)
+    low, high = given.low * capacity, given.high * capacity
+    alone = ServiceTime.measured(here.latency_s)
+    workload = Workload("wide", low, deadline_s, alone, (way,), work)
+    offload = offload_of(search([workload], machine), machine)
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} at the start")
+    print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.kernel} kernel")
+    print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}")
+    print(
+        f"FPGA, emulated: {way.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
+        f"{link.latency_s * 1e3:.3f} ms each way"
+    )
+    for what, each in (("sent to the FPGA", host), ("computed on the CPU", work)):
+        shown = ", ".join(f"{s * 1e3:.3f} at {r:.1f}/s" for r, s in zip(each.rates_hz, each.seconds, strict=True))
+        print(f"CPU-ms of an image {what}: {shown}")
+    both = OffloadBackend(fpga, cpu, offload, MonotonicClock(), given.seed)
+    titles = ("P50 ms", "P99 ms", "per s", "CPU-s/s")
+    print(f"{'spell':27}{'share':>8}" + "".join(f"{title:>9}" for title in titles) + f"{'n':>8}{'late start':>12}")
+    try:
+        for name, rate in (("low", low), ("high", high), ("low again", low)):
+            samples = spell(both, images, rate, given.seconds, SETTLE_S, rng)
+            show(name, rate, samples, predict(workload, rate, offload, machine), both)
+    finally:
+        both.close()
+
+
+def one_side(
+    fpga: DeviceBackend, cpu: ReferenceBackend, share: float, device_s: float, deadline_s: float
+) -> OffloadBackend:
+    """All on the one side or the other, on the same way through threads and locks as later."""
+    fixed = OffloadSettings(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
+    return OffloadBackend(fpga, cpu, fixed, MonotonicClock())
+
+
+def spell(
+    both: OffloadBackend, images: Pixels, rate: float, seconds: float, settle_s: float, rng: np.random.Generator
+) -> Samples:
+    """Images at random times, in threads of their own while they are on their way."""
+    arrivals = np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds)))
+    samples, lock = Samples(seconds=seconds - settle_s), threading.Lock()
+
+    def one(number: int, due: float, counted: bool) -> None:
+        begun = time.perf_counter()
+        both.infer(images[number % 256 : number % 256 + 1])
+        done = time.perf_counter()
+        if counted:
+            with lock:
+                samples.latency_s.append(done - due)
+                samples.late_start_s.append(begun - due)
+
+    begin, settled = time.perf_counter() + 0.1, None
+    with ThreadPoolExecutor(PLACES + 40) as pool:
+        for number, arrival in enumerate(arrivals.tolist()):
+            wait = begin + arrival - time.perf_counter()
+            if wait > 0:
+                time.sleep(wait)
+            if settled is None and arrival >= settle_s:
+                settled = (both.offloaded(), time.process_time(), time.thread_time())
+            pool.submit(one, number, begin + arrival, arrival >= settle_s)
+        now = both.offloaded(), time.process_time(), time.thread_time()
+    assert settled is not None
+    samples.fpga, samples.cpu = now[0].fpga - settled[0].fpga, now[0].cpu - settled[0].cpu
+    samples.cpu_s = (now[1] - settled[1]) - (now[2] - settled[2])  # the load generator's own left out
+    return samples
+
+
+def predict(workload: Workload, rate: float, offload: OffloadSettings, machine: Machine) -> PlacementForecast:
+    """Of the settled part of a spell."""
+    choice = PlacementChoice(workload.ways[0], offload.schedule.share(rate))
+    return forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine)
+
+
+def show(name: str, rate: float, samples: Samples, predicted: PlacementForecast, both: OffloadBackend) -> None:
+    """Three lines: predicted, measured, the difference."""
+    (prediction,), cpu_load = predicted.workloads, predicted.cpu_load
+    n = samples.fpga + samples.cpu
+    p50, p99 = np.percentile(samples.latency_s, (50, 99))
+    first = (prediction.fpga_share, prediction.p50_s * 1e3, prediction.p99_s * 1e3, rate, cpu_load)
+    second = (samples.fpga / n, p50 * 1e3, p99 * 1e3, n / samples.seconds, samples.cpu_s / samples.seconds)
+    for label, values in (("predicted", first), ("measured", second)):
+        share, *others, load = values
+        print(f"{name:16}{label:11}{share:8.3f}" + "".join(f"{v:9.2f}" for v in others) + f"{load:9.3f}", end="")
+        print(f"{n:8}{np.percentile(samples.late_start_s, 99) * 1e3:9.2f} ms" if label == "measured" else "")
+    apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
+    print(f"{name:16}{'apart, %':11}{apart[0]:8.1f}" + "".join(f"{v:9.1f}" for v in apart[1:]))
+    if (own_s := float(np.percentile(samples.late_start_s, 99))) > VOID * prediction.p99_s:
+        print(f"{'':16}VOID: images were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
+    seen = both.offloaded()
+    print(f"{'':16}so far: no place {seen.no_place}, late {seen.late}, failures {seen.failures}")
+    print(f"{'':16}distance of answers, measured ÷ modelled: {seen.slowness:.3f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

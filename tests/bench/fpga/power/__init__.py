@@ -1,0 +1,1 @@
+"""Circuits whose current somebody measured, written anew for `tests.bench.fpga.power_calibration`."""

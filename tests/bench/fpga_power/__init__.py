@@ -1,1 +1,0 @@
-"""Circuits whose current somebody measured, written anew for `tests.bench.fpga_power_calibration`."""

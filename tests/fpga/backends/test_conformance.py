@@ -1,0 +1,182 @@
+"""The FPGA backends keep the contract, give the same integers, and tell cycles, times and joules apart."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from fpga.backends.base import FpgaBackend
+from fpga.backends.device import DeviceBackend
+from fpga.backends.factory import FpgaKind, open_fpga
+from fpga.backends.metrics import FpgaCollector, FpgaCounts
+from fpga.backends.reference import ReferenceBackend
+from fpga.backends.simulated import SimulatedBackend
+from fpga.compiler.devices import Resources
+from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
+from fpga.offload.factory import open_offload
+from fpga.offload.plan_search import SchedulePoint, ShareSchedule
+from fpga.offload.runtime import OffloadBackend, OffloadSettings
+from fpga.reports.build_report import BuildReport, NetlistProof, SwitchingCounts
+from fpga.reports.design_info import DesignFiles, DesignInfo, read_design
+from fpga.reports.energy import EnergyEstimate, ImageEnergy
+from hawkvision.clock import ManualClock, MonotonicClock
+from hawkvision.errors import BackendError, CompileError, ConfigError
+from hawkvision.integer import reference
+from hawkvision.metrics import EdgeMetrics
+from hawkvision.testing import BackendConformance
+from hawkvision.vision.backend import Backend
+from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images
+from tests.hawkvision.integer.graphs import random_graph
+
+COLOUR = random_graph(side=24, planes=3)
+BUILD = DesignInfo(FOLDING, 100e6, 2e-6)
+
+
+class TestReferenceBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: ReferenceBackend(GRAPH)
+
+
+class TestReferenceBackendWithoutCompiler(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: ReferenceBackend(COLOUR, kernel="numpy")
+
+
+class TestSimulatedBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: SimulatedBackend(GRAPH, BUILD)
+
+
+@pytest.mark.parametrize("kind", ["fpga-ref", "fpga-sim", "fpga-device"])
+def test_all_give_the_reference_logits_whole_or_in_part(kind: FpgaKind, model: Path, udp: str, tmp_path: Path) -> None:
+    folding = tmp_path / "folding.json"
+    folding.write_bytes(format_folding(FOLDING))
+    files = DesignFiles(folding=folding, clock_mhz=50.0)
+    batch, mask = images(4), np.random.default_rng(1).random((4, 8, 8)) < 0.8
+    backend: FpgaBackend = open_fpga(kind, model, udp, files)
+    with contextlib.closing(backend):
+        grey = reference.planes(GRAPH, batch)
+        np.testing.assert_array_equal(backend.infer(batch), expected(grey))
+        np.testing.assert_array_equal(backend.infer_masked(batch, mask), expected(reference.filled(GRAPH, grey, mask)))
+        assert backend.counts().images == 8
+        with pytest.raises(BackendError, match="the mask is"):
+            backend.infer_masked(batch, mask[:, 1:])
+
+
+def test_the_reference_counts_what_the_model_says() -> None:
+    backend = ReferenceBackend(GRAPH, BUILD)
+    backend.infer(images(3))
+    cycles, counts = 3 * interval(GRAPH, FOLDING), backend.counts()
+    assert counts.cycles == {"modelled": cycles}
+    assert counts.seconds == {"modelled": pytest.approx(cycles / 100e6)}
+    assert counts.joules == pytest.approx(6e-6)
+    assert counts.emulated is None
+
+
+def built(chip_uj: float) -> BuildReport:
+    """A report of which only folding, clock and energy mean something."""
+    none = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
+    parts = dict.fromkeys(("nets_uj", "multipliers_uj", "memories_uj", "clock_uj", "static_uj", "chip_w"), 0.0)
+    energy = ImageEnergy(**parts, chip_uj=chip_uj, with_board_uj=0.0)
+    return BuildReport(
+        task="", variant="", graph_sha256=GRAPH.sha256, device="", command="", tools={}, folding=FOLDING,
+        multipliers_in_use=1, multiplications=1, available=none, estimated=none, synthesised=none, placed=none,
+        target_mhz=80.0, seeds=(), median_mhz=80.0, best_mhz=80.0, critical_path=(), pins="",
+        stage_cycles=dict.fromkeys(FOLDING.stages, 1),
+        estimated_cycles=1, simulated_cycles=1, latency_cycles=1,
+        proof=NetlistProof(images=1, images_from="", logits=1, differing=0, cycles_per_image=1.0, cells={}),
+        switching=SwitchingCounts(
+            inferences=1, net_toggles=0.0, branch_toggles=0.0, multiplications=0.0, memory_accesses=0.0
+        ),
+        energy=EnergyEstimate(low=energy, mid=energy, high=energy), synthesis_cpu_s=0.0,
+    )  # fmt: skip
+
+
+def test_a_report_says_folding_clock_and_energy_and_a_file_or_clock_overrides_it(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(msgspec.json.encode(built(chip_uj=1.0)))
+    assert read_design(GRAPH, DesignFiles(report=path)) == DesignInfo(FOLDING, 80e6, 1e-6)
+    assert read_design(GRAPH, DesignFiles(report=path, clock_mhz=60.0)) == DesignInfo(FOLDING, 60e6, 1e-6)
+    folding = tmp_path / "folding.json"
+    folding.write_bytes(format_folding(FOLDING))
+    assert read_design(GRAPH, DesignFiles(report=path, folding=folding)) == DesignInfo(FOLDING, 80e6, None)
+    with pytest.raises(CompileError, match=r"it is about the graph"):
+        read_design(COLOUR, DesignFiles(report=path))
+
+
+def test_metrics_tell_estimates_from_counts() -> None:
+    metrics = EdgeMetrics()
+    counts = FpgaCounts(2, {"reported": 7}, {"round_trip": 0.5}, 1e-5, False)
+    metrics.registry.register(FpgaCollector(lambda: counts))
+    page = metrics.exposition().decode()
+    assert 'hawkvision_fpga_cycles_total{basis="reported"} 7.0' in page
+    assert "hawkvision_fpga_round_trip_seconds_total 0.5" in page
+    assert "hawkvision_fpga_estimated_joules_total Estimate:" in page
+    assert "hawkvision_fpga_estimated_joules_total 1e-05" in page
+    assert "hawkvision_fpga_emulated 0.0" in page
+
+
+def test_compiled_code_lies_in_the_given_cache(model: Path, tmp_path: Path) -> None:
+    open_fpga("fpga-ref", model, cache=tmp_path).close()
+    assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
+
+
+def test_offload_compiles_into_the_given_cache_too(model: Path, udp: str, tmp_path: Path) -> None:
+    open_offload(model, udp, DesignFiles(), 0.05, 1, MonotonicClock(), tmp_path).close()
+    assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
+
+
+def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> None:
+    everything = OffloadSettings(ShareSchedule((SchedulePoint(1.0, 1.0, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, 8, 2)
+    clock, right = ManualClock(), ReferenceBackend(GRAPH).infer(images(3))
+    with contextlib.ExitStack() as stack:
+        with emulated(model) as process:
+            sides = DeviceBackend(GRAPH, process.url, attempts=1), ReferenceBackend(GRAPH)
+            both = stack.enter_context(contextlib.closing(OffloadBackend(*sides, everything, clock)))
+            while both.offloaded().share < 1.0:
+                clock.advance(0.25)
+                both.infer(images(1))
+            np.testing.assert_array_equal(both.infer(images(3)), right)
+            answered = both.offloaded().fpga
+        np.testing.assert_array_equal(both.infer(images(3)), right)
+        counts = both.offloaded()
+    assert counts.fpga == answered >= 3
+    assert (counts.failed, counts.fpga_up) == (3, False)
+
+
+def test_what_is_not_known_is_not_counted() -> None:
+    backend = ReferenceBackend(GRAPH)
+    backend.infer(images(1))
+    counts = backend.counts()
+    assert (counts.images, dict(counts.cycles), dict(counts.seconds), counts.joules) == (1, {}, {}, None)
+
+
+def test_the_simulation_counts_cycles_of_the_rtl() -> None:
+    backend = SimulatedBackend(GRAPH, BUILD)
+    backend.infer(images(4))
+    counts = backend.counts()
+    assert 4 * interval(GRAPH, FOLDING) <= counts.cycles["simulated"] < 6 * interval(GRAPH, FOLDING)
+    assert counts.seconds == {"simulated": pytest.approx(counts.cycles["simulated"] / 100e6)}
+
+
+def test_backends_say_what_they_miss(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="missing its address"):
+        open_fpga("fpga-device", model)
+    with pytest.raises(CompileError, match="needs a folding"):
+        SimulatedBackend(GRAPH, DesignInfo())
+    with pytest.raises(CompileError, match="cannot be read"):
+        read_design(GRAPH, DesignFiles(report=tmp_path / "none.json"))
+    with pytest.raises(CompileError, match="cannot be read: No such file"):
+        read_design(GRAPH, DesignFiles(folding=tmp_path / "none.json"))
+    other = tmp_path / "folding.json"
+    other.write_bytes(format_folding(Folding(stages={"x": StageFolding()})))
+    with pytest.raises(CompileError, match="expected the stages"):
+        read_design(GRAPH, DesignFiles(folding=other))

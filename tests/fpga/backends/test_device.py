@@ -1,0 +1,345 @@
+"""A device on a line: it keeps the contract, and no caller, other device or broken line takes it from the others."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import select
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fpga.backends.device import DeviceBackend
+from fpga.backends.reference import ReferenceBackend
+from fpga.device.device_link import UdpLink, open_link
+from fpga.device.device_session import DeviceSession
+from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
+from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
+from hawkvision.errors import BackendError, BackendUnavailable, ConfigError
+from hawkvision.integer import reference
+from hawkvision.testing import BackendConformance
+from hawkvision.vision.backend import Backend
+from tests.fpga.small_model import GRAPH, emulated, expected, images
+from tests.hawkvision.integer.graphs import random_graph
+
+
+@contextlib.contextmanager
+def not_emulated(window: int = 2, begun: threading.Event | None = None) -> Iterator[int]:
+    """The port of a device that does not say that it is a program; its logits are all 0. `begun`: it has pixels."""
+    at, link, stop = GRAPH.input, UdpLink.at("127.0.0.1", 0), threading.Event()
+    session = DeviceSession(GRAPH, DeviceWelcome(at.height, at.width, at.channels, GRAPH.classes, window, False, 0, 7))
+
+    def answer() -> None:
+        while not stop.is_set():
+            select.select((link,), (), (), 0.05)
+            for frame in link.receive():
+                replies, work = session.receive(frame)
+                if begun is not None and isinstance(frame.message, PixelRun):
+                    begun.set()
+                done = None if work is None else session.finish(work, 7, np.zeros(GRAPH.classes, np.int32))
+                for reply in [*replies, *([] if done is None else [done])]:
+                    link.send(reply)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield link.port
+    finally:
+        stop.set()
+        thread.join()
+        link.close()
+
+
+@pytest.fixture(scope="module")
+def serial(model: Path) -> Iterator[tuple[str, str]]:
+    """Two lines, for a line has one host."""
+    with emulated(model, "--pty") as one, emulated(model, "--pty") as other:
+        yield one.url, other.url
+
+
+class TestBoardBackendOverUdp(BackendConformance):
+    # A device has one session: the newer host takes it from the older, which greets it again for its next image.
+    @pytest.fixture
+    def make_backend(self, udp: str) -> Callable[[], Backend]:
+        return lambda: DeviceBackend(GRAPH, udp)
+
+
+class TestBoardBackendOverSerial(BackendConformance):
+    @pytest.fixture
+    def make_backend(self, serial: tuple[str, str]) -> Callable[[], Backend]:
+        lines = itertools.cycle(serial)
+        return lambda: DeviceBackend(GRAPH, next(lines))
+
+
+def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> None:
+    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+        backend.infer(images(2))
+        counts = backend.counts()
+    # The emulator was told of no folding: a multiplication a cycle.
+    assert counts.cycles == {"modelled": 2 * GRAPH.multiplications}
+    assert counts.seconds["modelled"] == pytest.approx(2 * GRAPH.multiplications / 100e6)
+    assert counts.seconds["round_trip"] >= counts.seconds["modelled"]
+    assert counts.emulated is True
+
+
+def test_rows_go_to_the_device_as_they_come(udp: str) -> None:
+    (image,) = reference.planes(GRAPH, images(1))
+    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+        rows = ((image[row], None) for row in range(8))
+        np.testing.assert_array_equal(backend.infer_pieces(rows), expected(image[None])[0])
+        # The last three rows never come.
+        mask = np.repeat(np.arange(8) < 5, 8).reshape(1, 8, 8)
+        early = ((image[row], None) for row in range(5))
+        shown = reference.filled(GRAPH, image[None], mask)
+        np.testing.assert_array_equal(backend.infer_pieces(early), expected(shown)[0])
+
+
+def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) -> None:
+    (image,) = reference.planes(GRAPH, images(1))
+    row = np.empty_like(image[0])
+
+    def camera() -> Iterator[tuple[np.ndarray, None]]:
+        for each in image:
+            row[:] = each
+            yield row, None
+        row[:] = 0
+
+    in_line = threading.Event()
+    with (
+        emulated(model, "--window", "1", "--clock-mhz", "0.05") as process,
+        ThreadPoolExecutor() as pool,
+        contextlib.closing(DeviceBackend(GRAPH, process.url)) as backend,
+    ):
+        before = pool.submit(backend.infer_pieces, whole(image, in_line))
+        assert in_line.wait(10)
+        np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(image[None])[0])
+        before.result()
+
+
+def whole(image: np.ndarray, in_line: threading.Event) -> Iterator[tuple[np.ndarray, None]]:
+    """An image in one piece; says when it has its place in the line."""
+    yield image.reshape(64, 1), None
+    in_line.set()
+
+
+def test_a_round_trip_begins_when_an_image_is_sent_not_when_it_gets_in_line(model: Path) -> None:
+    # So slow a clock that a stalled machine does not pass for a line of images.
+    with (
+        emulated(model, "--window", "1", "--clock-mhz", "0.1") as process,
+        contextlib.closing(DeviceBackend(GRAPH, process.url)) as backend,
+    ):
+        backend.infer(images(1))
+        before = backend.counts().seconds
+        backend.infer(images(8))
+        after = backend.counts().seconds
+    took, worked = (after[kind] - before[kind] for kind in ("round_trip", "modelled"))
+    assert took < 3 * worked, "eight in line would make (1 + 2 + … + 8) / 8 of it"
+
+
+def test_a_device_that_takes_anothers_place_is_called_what_it_is(model: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with not_emulated() as port:
+            backend = stack.enter_context(contextlib.closing(DeviceBackend(GRAPH, f"udp://127.0.0.1:{port}")))
+            backend.infer(images(1))
+        assert backend.counts().emulated is False
+        assert set(backend.counts().cycles) == {"reported"}
+        with emulated(model, "--port", str(port)):
+            backend.infer(images(1))
+            assert backend.counts().emulated is True
+            assert set(backend.counts().cycles) == {"reported", "modelled"}
+
+
+def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> None:
+    def broken() -> Iterator[tuple[np.ndarray, None]]:
+        yield np.zeros((8, 1), np.uint8), None
+        raise OSError("the camera is gone")
+
+    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+        for _ in range(5):  # more than the window of 3
+            with pytest.raises(OSError, match="camera"):
+                backend.infer_pieces(broken())
+        with pytest.raises(BackendError, match="of 64 with 1 channels"):
+            backend.infer_pieces([(np.zeros((8, 3), np.uint8), None)])
+        with pytest.raises(BackendError, match="8 pixels more than an image's 64"):
+            backend.infer_pieces([(np.zeros((8, 1), np.uint8), None)] * 9)
+        assert backend.infer(images(1)).shape == (1, 5)
+
+
+def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
+    begun, in_line, (image,) = threading.Event(), threading.Event(), reference.planes(GRAPH, images(1))
+
+    def turned_away(backend: DeviceBackend, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, None]]:
+        yield np.zeros((8, 1), np.uint8), None
+        assert begun.wait(10), "the device has its first pixels, so it has the only place"
+        others.append(pool.submit(backend.infer_pieces, whole(image, in_line)))
+        assert in_line.wait(10), "another image waits, and no more than one may"
+        yield np.zeros((8, 1), np.uint8), None
+
+    others: list[Future[np.ndarray]] = []
+    with (
+        not_emulated(window=1, begun=begun) as port,
+        ThreadPoolExecutor() as pool,
+        contextlib.closing(DeviceBackend(GRAPH, f"udp://127.0.0.1:{port}", max_waiting=1)) as backend,
+    ):
+        with pytest.raises(BackendUnavailable, match="1 images are waiting for the device"):
+            backend.infer_pieces(turned_away(backend, pool))
+        # Long before the first, if it were still in its place, would have to leave it.
+        assert others[0].result(MAX_PAUSE_S / 2).shape == (5,)
+
+
+def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:
+    with pytest.raises(BackendError, match=f"holds the model {GRAPH.sha256[:16]}"):
+        DeviceBackend(random_graph(9), udp)
+
+
+def test_a_device_that_goes_away_fails_its_callers_and_a_new_one_is_found(model: Path) -> None:
+    with emulated(model) as process:
+        backend, port = DeviceBackend(GRAPH, process.url), process.port
+        backend.infer(images(1))
+    with contextlib.closing(backend), emulated(model, "--port", str(port)):
+        np.testing.assert_array_equal(backend.infer(images(1)), ReferenceBackend(GRAPH).infer(images(1)))
+
+
+def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    with contextlib.ExitStack() as connections:
+        connections.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while (opened := os.dup(0)) < 1024:
+            connections.callback(os.close, opened)
+        connections.callback(os.close, opened)
+        with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
+            assert backend.infer(images(1)).shape == (1, 5)
+
+
+def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -> None:
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), [os.dup(0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 2, limits[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        os.close(taken.pop())  # one is enough for the socket, not for what wakes its thread
+        with pytest.raises(BackendError, match=f"{udp}: Too many open files"):
+            DeviceBackend(GRAPH, udp)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
+    with emulated(model, "--pty") as process:
+        backend = DeviceBackend(GRAPH, process.url)
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match=r"fpga-device: the line broke|serial:"):
+            backend.infer(images(1))
+    backend.close()
+
+
+def test_a_device_that_falls_silent_is_unavailable_not_a_defect(model: Path) -> None:
+    with emulated(model) as process:
+        backend = DeviceBackend(GRAPH, process.url, attempts=1)
+    with contextlib.closing(backend), pytest.raises(BackendUnavailable, match="no answer after 1 attempts"):
+        backend.infer(images(1))
+
+
+def test_a_backend_that_is_given_up_waits_for_no_device() -> None:
+    given_up: Future[None] = Future()
+    with contextlib.closing(UdpLink.at("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(DeviceBackend, GRAPH, f"udp://127.0.0.1:{silent.port}", given_up=given_up)
+        assert select.select((silent,), (), (), 10)[0]
+        given_up.set_result(None)
+        with pytest.raises(BackendUnavailable, match="the backend is closed"):
+            opening.result()
+        assert len(silent.receive()) < MAX_ATTEMPTS
+
+
+def test_a_serial_line_has_one_host(serial: tuple[str, str]) -> None:
+    with contextlib.closing(DeviceBackend(GRAPH, serial[0])), pytest.raises(BackendError, match="another has it"):
+        DeviceBackend(GRAPH, serial[0])
+
+
+def test_closing_ends_the_thread(udp: str) -> None:
+    DeviceBackend(GRAPH, udp).close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "hawkvision-fpga-device"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "udp://host",
+        "udp://h:99999",
+        "udp://h:1/x",
+        "serial:tty",
+        "serial:/dev/x?baud=fast",
+        "serial:/d?x=1",
+        "serial:/\0",
+    ],
+)
+def test_addresses_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected udp://HOST:PORT or serial:/dev/NAME"):
+        open_link(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("serial:/nowhere/tty", "No such file"),
+        ("serial:/dev/null", "Inappropriate ioctl"),
+        ("serial:/dev/null?baud=12345", "12345 baud is no speed"),
+        ("serial:/dev/null?baud=0", "0 baud is no speed"),
+        ("udp://no-such-host.invalid:1", "udp://no-such-host.invalid:1"),
+        (f"udp://{'a' * 64}.net:1", "udp://a+.net:1: .*label"),
+    ],
+)
+def test_lines_that_cannot_be_opened_are_errors(url: str, says: str) -> None:
+    with pytest.raises(BackendError, match=says):
+        open_link(url)
+
+
+def test_a_device_answers_the_host_whose_session_it_is_not_the_last_to_speak() -> None:
+    device = UdpLink.at("127.0.0.1", 0)
+    hosts = [UdpLink.to("127.0.0.1", device.port) for _ in range(2)]
+    for session, host in enumerate(hosts):
+        host.send(encode(DeviceFrame(session, 0, HostHello(bytes(32)))))
+    found: list[DeviceFrame] = []
+    while len(found) < 2:
+        found += device.receive()
+    device.send(encode(DeviceFrame(0, 1, ImageTrouble(RefusalReason.FAILED, "for the first"))))
+    device.send(encode(DeviceFrame(1, 1, ImageTrouble(RefusalReason.FAILED, "for the second"))))
+    for session, host in enumerate(hosts):
+        assert select.select((host,), (), (), 10)[0]
+        assert [frame.session for frame in host.receive()] == [session]
+    for link in (device, *hosts):
+        link.close()
+
+
+def test_a_serial_line_is_8n1_without_flow_control_whatever_it_was_before() -> None:
+    ours, theirs = os.openpty()
+    mode = termios.tcgetattr(theirs)
+    mode[2] |= termios.CSTOPB | termios.CRTSCTS
+    termios.tcsetattr(theirs, termios.TCSANOW, mode)
+    with contextlib.closing(open_link(f"serial:{os.ttyname(theirs)}")):
+        kept = termios.tcgetattr(theirs)[2]
+    assert kept & termios.CSIZE == termios.CS8
+    assert not kept & (termios.CSTOPB | termios.CRTSCTS | termios.PARENB)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_links_receive_nothing_when_nothing_came() -> None:
+    udp = UdpLink.at("127.0.0.1", 0)
+    assert udp.receive() == []
+    with pytest.raises(BackendError, match="in use"):
+        UdpLink.at("127.0.0.1", udp.port)
+    udp.send(b"nobody has asked yet")
+    udp.close()

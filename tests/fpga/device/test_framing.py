@@ -1,0 +1,132 @@
+"""Frames: what is encoded comes back, out of a stream that loses and adds bytes too; what is broken is nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpga.device.framing import (
+    MAX_CLASSES,
+    MAX_FRAME,
+    MAX_TEXT,
+    DeviceFrame,
+    DeviceRefusal,
+    DeviceWelcome,
+    FrameDecoder,
+    FrameMessage,
+    HostHello,
+    ImageTrouble,
+    LogitsReply,
+    PixelRun,
+    decode,
+    encode,
+    pixels_of_a_run,
+)
+from hawkvision.errors import BackendError
+
+U8, U16, U32 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32))
+MODELS = st.binary(min_size=32, max_size=32)
+TEXTS = st.text("abc é", max_size=MAX_TEXT // 2)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> PixelRun:
+    channels, masked = draw(st.sampled_from([1, 3])), draw(st.booleans())
+    count = draw(st.integers(1, pixels_of_a_run(channels, masked)))
+    bits = np.random.default_rng(draw(U32))
+    mask = bits.random(count) < 0.5 if masked else None
+    return PixelRun(draw(U32), bits.integers(0, 256, (count, channels), dtype=np.uint8), mask, draw(U8))
+
+
+LOGITS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=1, max_size=MAX_CLASSES)
+MESSAGES = st.one_of(
+    st.builds(HostHello, MODELS),
+    runs(),
+    st.builds(DeviceWelcome, U16, U16, U8, U16, U8, st.booleans(), U32, U32),
+    st.builds(DeviceRefusal, U8, MODELS, TEXTS),
+    st.builds(LogitsReply, U32, LOGITS.map(lambda values: np.array(values, np.int32))),
+    st.builds(ImageTrouble, U8, TEXTS),
+)
+FRAMES = st.builds(DeviceFrame, U32, st.integers(0, (1 << 64) - 1), MESSAGES)
+
+
+def fields(message: FrameMessage) -> list[object]:
+    values = [getattr(message, field.name) for field in dataclasses.fields(message)]
+    return [type(message), *(value.tolist() if isinstance(value, np.ndarray) else value for value in values)]
+
+
+def same(found: DeviceFrame, expected: DeviceFrame) -> bool:
+    head = (found.session, found.sequence) == (expected.session, expected.sequence)
+    return head and fields(found.message) == fields(expected.message)
+
+
+@given(FRAMES)
+def test_a_frame_comes_back_as_it_was(frame: DeviceFrame) -> None:
+    data = encode(frame)
+    assert len(data) <= MAX_FRAME
+    found = decode(data)
+    assert found is not None
+    assert same(found, frame)
+
+
+@given(FRAMES, st.data())
+def test_a_changed_byte_makes_no_frame(frame: DeviceFrame, data: st.DataObject) -> None:
+    content = bytearray(encode(frame))
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    assert decode(bytes(content)) is None
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_taken(data: bytes) -> None:
+    assert decode(data) is None
+    decoder = FrameDecoder()
+    decoder.feed(data)
+    assert decode(b"HV\x01" + data) is None
+
+
+@given(st.lists(FRAMES, max_size=4), U32)
+def test_a_stream_cut_anywhere_gives_the_frames(frames: list[DeviceFrame], seed: int) -> None:
+    draw, stream, decoder, found = random.Random(seed), b"".join(map(encode, frames)), FrameDecoder(), []
+    while stream:
+        size = draw.randint(1, 400)
+        found += decoder.feed(stream[:size])
+        stream = stream[size:]
+    assert len(found) == len(frames)
+    assert all(map(same, found, frames))
+    assert decoder.skipped == 0
+
+
+@given(st.binary(max_size=50), FRAMES, st.binary(max_size=50))
+def test_noise_around_a_frame_is_skipped(before: bytes, frame: DeviceFrame, after: bytes) -> None:
+    decoder = FrameDecoder()
+    # A false beginning waits for as many bytes as its length says: a frame at most.
+    found = decoder.feed(before + encode(frame) + after + bytes(MAX_FRAME))
+    assert len(found) == 1
+    assert same(found[0], frame)
+
+
+def test_lost_bytes_cost_the_frame_they_belong_to() -> None:
+    frame = DeviceFrame(1, 2, ImageTrouble(3, "text"))
+    data, decoder = encode(frame), FrameDecoder()
+    assert len(decoder.feed(data[:-5] + data + data[3:] + data)) == 2
+    assert decoder.skipped == 2 * len(data) - 8
+
+
+@pytest.mark.parametrize(
+    "message", [LogitsReply(0, np.zeros(MAX_CLASSES + 1, np.int32)), DeviceWelcome(1, 1, 1, 1 << 16, 1, False, 1, 1)]
+)
+def test_what_does_not_fit_is_refused(message: FrameMessage) -> None:
+    with pytest.raises(BackendError, match="frame: "):
+        encode(DeviceFrame(0, 0, message))
+
+
+def test_a_frame_is_laid_out_as_documented() -> None:
+    run = PixelRun(5, np.array([[1, 2, 3], [4, 5, 6]], np.uint8), np.array([True, False]), 7)
+    head = b"HV\x01\x02" + bytes.fromhex("0010 00000009 000000000000000a")
+    body = bytes.fromhex("00000005 0002 03 01 07 80 010203040506")
+    assert encode(DeviceFrame(9, 10, run))[:-4] == head + body

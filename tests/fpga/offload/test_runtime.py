@@ -1,0 +1,335 @@
+"""The backend of two twins: every image is answered, with the same bits, whichever side computes it or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fpga.offload.calibration import (
+    LEAST_PICTURES,
+    TURNS,
+    WARM_UP_RUNS,
+    BatchTiming,
+    Calibration,
+    load_calibration,
+    measure,
+    measure_link,
+    measure_work,
+    parse_calibration,
+    save_calibration,
+)
+from fpga.offload.cost_model import CpuWork
+from fpga.offload.plan_search import SchedulePoint, ShareSchedule
+from fpga.offload.runtime import OffloadBackend, OffloadSettings
+from hawkvision.clock import ManualClock
+from hawkvision.errors import BackendError, ConfigError
+from hawkvision.integer import reference
+from hawkvision.integer.ir import IntegerGraph
+from hawkvision.testing import BackendConformance, random_pictures
+from hawkvision.types import Logits, Pixels
+from hawkvision.vision.backend import Backend, check_batch, check_open
+from tests.hawkvision.integer.graphs import random_graph
+
+GRAPH = random_graph(side=8, planes=3)
+
+
+class Twin:
+    """The reference as a backend; every `fails_each`-th call fails, and so do all while it is `dead`."""
+
+    def __init__(self, graph: IntegerGraph = GRAPH, fails_each: int = 0) -> None:
+        self._graph, self._fails_each = graph, fails_each
+        self.dead = self.closed = False
+        self.calls = self.images = 0
+        self.wrong_by = 0.0
+        self.hold: threading.Event | None = None
+        self.closing = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return (self._graph.input.height, self._graph.input.width, 3)
+
+    @property
+    def classes(self) -> int:
+        return self._graph.classes
+
+    def infer(self, batch: Pixels) -> Logits:
+        check_open("twin", self.closed)
+        check_batch(batch, self.input_shape)
+        with self._lock:
+            self.calls += 1
+            failing = self.dead or (self._fails_each and self.calls % self._fails_each == 0)
+        if self.hold is not None:
+            assert self.hold.wait(10)
+        if failing:
+            raise BackendError("the line broke")
+        with self._lock:
+            self.images += len(batch)
+        found = reference.logits(self._graph, batch) * np.float32(self._graph.logit_scale)
+        return np.asarray(found + np.float32(self.wrong_by), np.float32)
+
+    def close(self) -> None:
+        self.closed = True
+        self.closing.set()
+
+
+def plan(share: float, places: int = 8) -> OffloadSettings:
+    return OffloadSettings(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, places, 2)
+
+
+class Running:
+    """An offload backend, its sides and its clock; a share is reached after a few simulated seconds."""
+
+    def __init__(self, share: float, places: int = 8, fails_each: int = 0) -> None:
+        self.fpga, self.cpu, self.clock = Twin(fails_each=fails_each), Twin(), ManualClock()
+        self.both = OffloadBackend(self.fpga, self.cpu, plan(share, places), self.clock)
+        self.images = random_pictures(self.both, 1)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds * 4)):
+            self.clock.advance(0.25)
+            self.both.infer(self.images)
+
+
+class TestOffloadConforms(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture(params=[0.0, 0.5, 1.0])
+    def make_backend(self, request: pytest.FixtureRequest) -> Callable[[], Backend]:
+        return lambda: OffloadBackend(Twin(), Twin(), plan(request.param), ManualClock())
+
+
+def test_batch_is_split_by_share_and_put_together_in_order() -> None:
+    run = Running(0.5, places=200)
+    run.pass_time(20)
+    before = run.both.offloaded()
+    batch = random_pictures(run.both, 200)
+    np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
+    after = run.both.offloaded()
+    assert 60 < after.fpga - before.fpga < 140
+    assert after.fpga - before.fpga + after.cpu - before.cpu == 200
+
+
+def test_images_without_a_place_are_computed_by_the_cpu() -> None:
+    run = Running(1.0, places=3)
+    run.pass_time(10)
+    before = run.both.offloaded()
+    run.both.infer(random_pictures(run.both, 10))
+    after = run.both.offloaded()
+    assert (after.fpga - before.fpga, after.cpu - before.cpu, after.no_place - before.no_place) == (3, 7, 7)
+
+
+@pytest.mark.parametrize("fails_each", [1, 2, 3, 7])
+def test_every_nth_failure_loses_no_image(fails_each: int) -> None:
+    run = Running(1.0, fails_each=fails_each)
+    batches = [random_pictures(run.both, 1 + i % 3, i) for i in range(60)]
+    for batch in batches:
+        run.clock.advance(0.3)
+        np.testing.assert_array_equal(run.both.infer(batch), Twin().infer(batch))
+    counts = run.both.offloaded()
+    assert counts.fpga + counts.cpu == sum(map(len, batches))
+    assert min(counts.failures, counts.failed) > 0
+
+
+def test_failed_fpga_gets_nothing_until_a_probe_agrees(caplog: pytest.LogCaptureFixture) -> None:
+    run = Running(1.0)
+    run.pass_time(10)
+    run.fpga.dead = True
+    with caplog.at_level(logging.WARNING, "hawkvision.fpga"):
+        run.both.infer(run.images)
+    assert "the FPGA failed, all images go to the CPU" in caplog.text
+    before = run.both.offloaded()
+    run.pass_time(0.75)
+    assert not run.both.offloaded().fpga_up
+    assert run.both.offloaded().cpu - before.cpu == 3
+    run.fpga.dead = False
+    wait_until_up(run)
+    run.pass_time(10)
+    assert run.both.offloaded().fpga > before.fpga
+    assert run.both.offloaded().share == 1.0
+
+
+def wait_until_up(run: Running) -> None:
+    """Until a probe, which another thread makes, has succeeded."""
+    for _ in range(2_000):
+        run.pass_time(1)
+        if run.both.offloaded().fpga_up:
+            return
+    raise AssertionError("no probe succeeded")
+
+
+def test_fpga_that_answers_a_probe_wrongly_stays_out() -> None:
+    run = Running(1.0)
+    run.pass_time(10)
+    run.fpga.dead = True
+    run.both.infer(run.images)
+    run.fpga.dead, run.fpga.wrong_by = False, 1.0
+    answered = run.both.offloaded().fpga
+    for _ in range(2_000):
+        run.pass_time(1)
+        if run.both.offloaded().failures >= 3:
+            break
+    assert not run.both.offloaded().fpga_up
+    assert run.both.offloaded().fpga == answered
+    assert run.both.offloaded().failures >= 3
+
+
+def test_many_threads_and_a_failing_fpga_lose_nothing() -> None:
+    run = Running(0.7, places=4, fails_each=11)
+    run.pass_time(20)
+    before = run.both.offloaded()
+    batches = [random_pictures(run.both, 1 + seed % 4, seed) for seed in range(300)]
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(run.both.infer, batches))
+    for batch, logits in zip(batches, found, strict=True):
+        np.testing.assert_array_equal(logits, Twin().infer(batch))
+    after = run.both.offloaded()
+    assert after.fpga + after.cpu - before.fpga - before.cpu == sum(map(len, batches))
+
+
+def test_no_more_images_are_on_their_way_than_there_are_places() -> None:
+    run = Running(1.0, places=2)
+    run.pass_time(10)
+    run.fpga.hold = threading.Event()
+    calls = run.fpga.calls
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(run.both.infer, run.images) for _ in range(6)]
+        for _, future in zip(range(4), as_completed(waiting, timeout=10), strict=False):
+            assert future.result() is not None
+        assert run.fpga.calls - calls == 2
+        run.fpga.hold.set()
+    assert all(future.result() is not None for future in waiting)
+
+
+def test_sides_that_are_no_twins_are_refused() -> None:
+    other = Twin(random_graph(side=8, planes=3, classes=7))
+    with pytest.raises(BackendError, match="expected twins"):
+        OffloadBackend(Twin(), other, plan(1.0), ManualClock())
+
+
+def test_closing_closes_both_sides() -> None:
+    run = Running(1.0)
+    run.both.close()
+    assert run.fpga.closed
+    assert run.cpu.closed
+
+
+def test_closing_does_not_wait_for_a_probe_of_a_device_that_says_nothing() -> None:
+    run = Running(1.0)
+    run.pass_time(10)
+    run.fpga.dead = True
+    run.both.infer(run.images)
+    run.fpga.hold = run.fpga.closing
+    run.pass_time(2)
+    began = time.monotonic()
+    run.both.close()
+    assert time.monotonic() - began < 5
+    assert run.cpu.closed
+
+
+def test_calibration_reads_back_as_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    found = measure(Twin(), "twin", 0.02)
+    save_calibration(found, path)
+    assert load_calibration(path) == found
+    assert found.one("here").service.mean_s == pytest.approx(found.timings[0].mean_s, rel=0.01)
+
+
+def compute(cpu_s: float) -> None:
+    """Take a core for so long."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+
+
+def test_work_is_the_cpu_time_of_images_that_come_at_random_several_at_once() -> None:
+    class Busy(Twin):
+        """Takes a core for a while, and then waits far longer without one; tells how many it had at once."""
+
+        at_once = most_at_once = 0
+
+        def infer(self, batch: Pixels) -> Logits:
+            with self._lock:
+                self.at_once += 1
+                self.most_at_once = max(self.most_at_once, self.at_once)
+            compute(4e-3)
+            threading.Event().wait(300e-3)
+            with self._lock:
+                self.at_once -= 1
+            return np.zeros((len(batch), self.classes), np.float32)
+
+    busy = Busy()
+    found = measure_work(busy, (100.0, 20.0), 0.5)
+    assert found.rates_hz == tuple(sorted(found.rates_hz))
+    # A clock of a stalled machine counts what others took as well; waits would be 300 ms.
+    assert all(4e-3 < each < 150e-3 for each in found.seconds)
+    assert busy.most_at_once > 1
+
+
+def test_a_machine_that_slows_down_meanwhile_slows_the_work_at_all_rates_alike() -> None:
+    images = 2 * TURNS
+
+    class Slowing(Twin):
+        """Takes a core for each image of the second half, and next to nothing before."""
+
+        def infer(self, batch: Pixels) -> Logits:
+            with self._lock:
+                self.calls += 1
+                slow = self.calls > WARM_UP_RUNS + images
+            if slow:
+                compute(5e-3)
+            return np.zeros((len(batch), self.classes), np.float32)
+
+    for _ in range(5):  # what a machine that stands still adds falls on either; one after the other would never do
+        slowing = Slowing()
+        once, again = measure_work(slowing, (1e3, 1e3), 1.0, most=images).seconds
+        assert slowing.calls == WARM_UP_RUNS + 2 * images
+        if 0.2 < once / again < 5.0:
+            return
+    pytest.fail("one rate after the other, which leaves all of it to the second")
+
+
+def test_a_machine_that_stands_still_once_does_not_make_a_slow_link() -> None:
+    still_s = 1.0
+
+    class Standing(Twin):
+        """Answers at once, but for one image."""
+
+        def infer(self, batch: Pixels) -> Logits:
+            self.calls += 1
+            if self.calls == WARM_UP_RUNS + 2:
+                compute(still_s)
+            return np.zeros((len(batch), self.classes), np.float32)
+
+    found = measure_link(Standing(), 0.0, 1e12, CpuWork.always(0.0), seconds=still_s)
+    assert found.latency_s < 0.1 * still_s / 2 / LEAST_PICTURES, "far less than that image's share of a mean"
+
+
+@given(st.binary(max_size=100), st.integers(0, 2_000), st.integers(0, 255))
+@settings(max_examples=200, deadline=None)
+def test_broken_calibrations_are_refused_or_still_sound(noise: bytes, at: int, value: int) -> None:
+    timing = BatchTiming(batch=1, runs=2, mean_s=1e-3, variation=0.1, cpu_s=1e-3, quantiles_s=(1e-3, 2e-3))
+    whole = bytearray(msgspec.json.encode(Calibration(backend="b", machine="m", timings=(timing,))))
+    whole[at % len(whole)] = value
+    for content in (noise, bytes(whole), bytes(whole[: at % len(whole)])):
+        with contextlib.suppress(ConfigError):
+            assert parse_calibration(content, "here").one("here").service.mean_s > 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1, "backend": "a", "machine": "b", "timings": []}'])
+def test_other_calibration_files_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not a calibration"):
+        load_calibration(path)
