@@ -15,10 +15,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from edge.app import EdgeApp
 from edge.fields import with_stream
@@ -28,7 +30,7 @@ from hawkvision.config import EdgeConfig
 from hawkvision.errors import NotReady, Overloaded, TooLarge
 from hawkvision.hop import LossyOffer
 from hawkvision.logs import about
-from hawkvision.metrics import EdgeMetrics, LossyCounts
+from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
@@ -37,7 +39,9 @@ from hawkvision.transport.endpoint.offer import Offered
 from hawkvision.transport.endpoint.receiver import Patience, Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.metrics import LossyDoorCounts
 from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import Answer, ClassifyRequest, Received
 
 log = logging.getLogger("hawkvision.edge")
@@ -86,7 +90,8 @@ class LossyDoor:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
         door = cls(app, metrics, config.max_body_bytes, keys)
-        files = config.lossy_certificate, config.lossy_key
+        datagrams = config.feature(DatagramSettings)
+        files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
         door._server = await LossyServer.start(
             config.host,
@@ -94,15 +99,15 @@ class LossyDoor:
             identity,
             door.answer,
             keys=keys,
-            takes_sent_keys=config.lossy_accept_sent_keys,
+            takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
             patience=PATIENCE,
-            congestion=controller_class(config.datagram_congestion_control),
+            congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, and may take as much memory.
         door._server.budget.limit = min(door._server.budget.limit, app.bodies.limit_bytes)
         door.offered = Offered(door._server, *files, identity)
-        metrics.watch_lossy(door._counts)
+        metrics.watch(door)
         return door
 
     @property
@@ -187,8 +192,9 @@ class LossyDoor:
             body["retry_after_s"] = ours.retry_after_s
         return _encode(body)
 
-    def _counts(self) -> LossyCounts:
-        return self._server.counts(self._outcomes)
+    def collectors(self) -> Iterable[Collector]:
+        """See `Instrumented`."""
+        return (LossyDoorCounts("hawkvision", lambda: self._server.counts(self._outcomes)),)
 
 
 def _request(incoming: Incoming) -> ClassifyRequest:

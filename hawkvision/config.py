@@ -132,17 +132,6 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     min_on_time_probability: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
     """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits
     until the deadline."""
-    lossy_port: Port | None = None
-    """UDP port of the lossy transport, at `host` and with the same key; 0 takes a free one, None listens to none."""
-    lossy_certificate: Path | None = None
-    lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the node
-    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
-    datagram_congestion_control: Word = "loss_tolerant"
-    """Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds."""
-    lossy_accept_sent_keys: bool = False
-    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
-    time of an update only."""
     drain_timeout_s: Seconds = 20.0
     log_level: LogLevel = "info"
     """From which level on our own lines are logged; other libraries' are from `warning` on, or `info` with `debug`."""
@@ -227,18 +216,6 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     are loaded, cgroup limits included, divided by all replicas there may be."""
     request_memory_bytes: Memory | None = None
     """Of that, for one picture; None takes half."""
-    lossy_port: Port | None = None
-    """UDP port of the lossy transport, at `host`; 0 takes a free one, None listens to none. On one machine only: behind
-    a cluster's HTTP proxies there is no one process that datagrams could go to."""
-    lossy_certificate: Path | None = None
-    lossy_key: Path | None = None
-    """PEM files of the lossy transport's certificate and its key, read again when they change; without them the tier
-    makes its own at each start. Callers compare the certificate: its dates and names do not matter to them."""
-    datagram_congestion_control: Word = "loss_tolerant"
-    """Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds."""
-    lossy_accept_sent_keys: bool = False
-    """Also lets in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
-    time of an update only."""
     address: Word | None = None
     """An existing Ray cluster; None starts Ray on this machine."""
     log_level: LogLevel = "info"
@@ -301,7 +278,6 @@ def load_config(
         _check_policy(config)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
-    together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)

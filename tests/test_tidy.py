@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     PROTOCOL: L0 | L1,
     CONGESTION: L0 | L1,
     CODING: L0 | L1 | {PROTOCOL},
-    "hawkvision.transport.endpoint": L0 | L1 | {PROTOCOL, CONGESTION, CODING},
+    "hawkvision.transport.endpoint": L0 | L1 | {PROTOCOL, CONGESTION, CODING, "hawkvision.transport.metrics"},
     "hawkvision.transport.client": L0 | L1 | L2,
     "hawkvision.client_question": L0,
     "hawkvision.client_batch": L0 | {"hawkvision.client_question"},

@@ -11,9 +11,11 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog
@@ -29,7 +31,9 @@ from hawkvision.transport.endpoint.offer import Offered
 from hawkvision.transport.endpoint.receiver import Patience, Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.metrics import LossyDoorCounts
 from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,8 @@ class LossyDoor:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
         door = cls(tier, config.max_body_bytes, keys)
-        files = config.lossy_certificate, config.lossy_key
+        datagrams = config.feature(DatagramSettings)
+        files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
         door._server = await LossyServer.start(
             config.host,
@@ -74,16 +79,21 @@ class LossyDoor:
             identity,
             door.answer,
             keys=keys,
-            takes_sent_keys=config.lossy_accept_sent_keys,
+            takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(tier.catalog),
             patience=Patience(reserve_s=RESERVE_S),
-            congestion=controller_class(config.datagram_congestion_control),
+            congestion=controller_class(datagrams.congestion_control),
             bound=bound,
         )
         door.offered = Offered(door._server, *files, identity)
-        server = door._server
-        tier.metrics.watch_lossy(lambda: server.counts({}))
+        tier.metrics.watch(door)
         return door
+
+    def collectors(self) -> Iterable[Collector]:
+        """See `Instrumented`."""
+        assert self._server is not None, "made by open"
+        server = self._server
+        return (LossyDoorCounts("hawkvision_dc", lambda: server.counts({})),)
 
     @property
     def offer(self) -> LossyOffer:

@@ -25,6 +25,7 @@ from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.registry import DEFAULT
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import OnMiss
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import ANSWER_CLASS, Peer
@@ -66,7 +67,7 @@ async def door(
     async with bench(peer, lead, conditions=True, max_pixels=max_pixels) as it:
         if peer is not None:
             await known(it.node)
-        config = EdgeConfig(max_body_bytes=max_body_bytes, datagram_congestion_control=congestion)
+        config = EdgeConfig(max_body_bytes=max_body_bytes, features=(DatagramSettings(congestion_control=congestion),))
         app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
         app.open_door(it.node)
         lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))

@@ -26,7 +26,6 @@ from aioquic.quic.events import ConnectionTerminated, QuicEvent, StreamDataRecei
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 from hawkvision.errors import ConfigError
-from hawkvision.metrics import LossyCounts
 from hawkvision.servers.keys import INFER, Caller, Keys
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
@@ -35,6 +34,7 @@ from hawkvision.transport.endpoint.quic import ControlProtocol, server_configura
 from hawkvision.transport.endpoint.receiver import STRICT, Budget, Patience
 from hawkvision.transport.endpoint.session import Handler, Session
 from hawkvision.transport.endpoint.udp import bind
+from hawkvision.transport.metrics import LossyCounts
 from hawkvision.transport.protocol.control import (
     MAX_HELLO,
     MAX_MESSAGE,

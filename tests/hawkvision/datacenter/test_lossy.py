@@ -31,6 +31,7 @@ from hawkvision.transport.endpoint.connection import LossyClient
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import Score
 from loadgen.link import UdpRelay
 from loadgen.link_spec import LinkSpec
@@ -124,7 +125,9 @@ def test_a_picture_is_answered_as_over_http(config: DatacenterConfig) -> None:
 
 def test_the_setting_names_the_congestion_controller(config: DatacenterConfig) -> None:
     async def scenario(name: str) -> object:
-        async with open_door(msgspec.structs.replace(config, datagram_congestion_control=name)) as (door, _, _):
+        async with open_door(
+            msgspec.structs.replace(config, features=(DatagramSettings(congestion_control=name),))
+        ) as (door, _, _):
             assert door._server is not None
             return door._server.congestion
 
@@ -258,7 +261,7 @@ def test_the_useful_side_is_that_of_the_most_demanding_variant(config: Datacente
 
 def test_a_cluster_does_not_offer_the_lossy_transport(config: DatacenterConfig) -> None:
     with pytest.raises(ConfigError, match=r"lossy_port.*one machine"):
-        application(msgspec.structs.replace(config, lossy_port=0))
+        application(msgspec.structs.replace(config, features=(DatagramSettings(port=0),)))
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
@@ -270,7 +273,7 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
     config: DatacenterConfig, tmp_path: Path
 ) -> None:
     certificate, key = files(tmp_path, [x509.DNSName("tier.example")])
-    config = msgspec.structs.replace(config, lossy_certificate=certificate, lossy_key=key)
+    config = msgspec.structs.replace(config, features=(DatagramSettings(certificate=certificate, key=key),))
     request = HopRequest()
 
     async def scenario() -> list[str]:

@@ -6,15 +6,15 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from hawkvision.config import DatacenterConfig, EdgeConfig
 from hawkvision.errors import ConfigError
 from hawkvision.transport.congestion import registry
 from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.registry import CONTROLLERS, DEFAULT, controller_class
+from hawkvision.transport.settings import DatagramSettings
 
 
 def test_the_settings_default_is_a_controller() -> None:
-    assert {EdgeConfig().datagram_congestion_control, DatacenterConfig().datagram_congestion_control} == {DEFAULT}
+    assert DatagramSettings().congestion_control == DEFAULT
     assert controller_class(DEFAULT) is CONTROLLERS[DEFAULT]
 
 
