@@ -35,18 +35,18 @@ from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.endpoint.offer import Offered
-from hawkvision.transport.endpoint.receiver import Patience, Status
+from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.metrics import LossyDoorCounts
+from hawkvision.transport.offer import Offered
 from hawkvision.transport.protocol.identity import identity_for
 from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import Answer, ClassifyRequest, Received
 
 log = logging.getLogger("hawkvision.edge")
 
-PATIENCE: Final = Patience(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
+RECEIVE_TIMEOUTS: Final = ReceiveTimeouts(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
 """A look takes 3 to 10 ms on two cores, and answers leave 5 ms before the deadline. What a picture's first fragments
 show is a guess, and little earlier. Holding whole pictures leaves 0.23 % of answers later than 225 ms, not 0.32,
 outside held spells of a simulated busy wireless LAN (40 rounds, 13,619 answers)."""
@@ -101,7 +101,7 @@ class LossyDoor:
             keys=keys,
             takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
-            patience=PATIENCE,
+            timeouts=RECEIVE_TIMEOUTS,
             congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, and may take as much memory.
@@ -229,6 +229,6 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     # Bounded here, too: the picture that is there is better than none.
     until = incoming.started + MISSING_S
     if incoming.deadline is not None:
-        until = max(incoming.deadline, incoming.started + PATIENCE.grace_s)
+        until = max(incoming.deadline, incoming.started + RECEIVE_TIMEOUTS.grace_s)
     await asyncio.wait((incoming.better,), timeout=max(0.0, until - time.monotonic()))
     return incoming.better.result() if incoming.better.done() else incoming

@@ -31,7 +31,7 @@ from hawkvision.trace import TraceContext
 from hawkvision.transport.client.datagram_client import LinkView, LossyLink
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import ConnectionLost, unheard
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
 from hawkvision.transport.endpoint.receiver import Status
 
 log = logging.getLogger("hawkvision.edge")
@@ -111,7 +111,7 @@ class LossyHop:
         timeout_s: float,
         *,
         exact: bool,
-        hear: Callable[[bytes], None] = unheard,
+        hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
 
@@ -126,7 +126,7 @@ class LossyHop:
             deadline_s=deadline_s,
             timeout_s=timeout_s,
             exact=exact or deadline_s is None,
-            hear=hear,
+            on_interim=hear,
         )
         try:
             status, payload = await asking

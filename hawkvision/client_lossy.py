@@ -17,7 +17,7 @@ from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
 from hawkvision.transport.client.datagram_client import LossyLink
 from hawkvision.transport.coding.jpeg_header import cut
-from hawkvision.transport.endpoint.connection import ConnectionLost
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.types import Pixels
 

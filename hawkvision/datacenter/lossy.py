@@ -27,11 +27,11 @@ from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import start_trace
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
-from hawkvision.transport.endpoint.offer import Offered
-from hawkvision.transport.endpoint.receiver import Patience, Status
+from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.metrics import LossyDoorCounts
+from hawkvision.transport.offer import Offered
 from hawkvision.transport.protocol.identity import identity_for
 from hawkvision.transport.settings import DatagramSettings
 
@@ -81,7 +81,7 @@ class LossyDoor:
             keys=keys,
             takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(tier.catalog),
-            patience=Patience(reserve_s=RESERVE_S),
+            timeouts=ReceiveTimeouts(reserve_s=RESERVE_S),
             congestion=controller_class(datagrams.congestion_control),
             bound=bound,
         )

@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.transport.coding.image_coding import Plan, encode
-from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming

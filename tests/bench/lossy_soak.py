@@ -29,7 +29,8 @@ from pathlib import Path
 import uvloop
 
 from hawkvision.transport.coding.image_coding import Complete, opaque
-from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import LossyServer
 from hawkvision.transport.endpoint.session import Incoming

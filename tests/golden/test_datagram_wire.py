@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from hawkvision.transport.coding.image_coding import opaque
-from hawkvision.transport.coding.interleaving import disperse
+from hawkvision.transport.coding.interleaving import interleave
 from hawkvision.transport.coding.jpeg import standard_layout
 from hawkvision.transport.protocol.control import (
     Hello,
@@ -114,7 +114,7 @@ def test_symbols_of_a_body_keep_their_bytes() -> None:
 
 def test_interleaved_segments_keep_their_bytes() -> None:
     layout = standard_layout(256, 256, 4)
-    symbols = disperse([bytes([i + 1]) * (i * 7 % 40 + 3) for i in range(layout.segments)], layout, 300)
+    symbols = interleave([bytes([i + 1]) * (i * 7 % 40 + 3) for i in range(layout.segments)], layout, 300)
     assert symbols is not None
     assert (
         hashlib.sha256(b"".join(symbols)).hexdigest()

@@ -15,8 +15,9 @@ from hawkvision.transport.client.connection_manager import Connection
 from hawkvision.transport.client.datagram_client import LossyLink
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
-from hawkvision.transport.endpoint.channel import Path
-from hawkvision.transport.endpoint.connection import LossyClient, unheard
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.path import Path
+from hawkvision.transport.endpoint.pending_responses import ignore_interim
 from hawkvision.transport.endpoint.receiver import Status
 from loadgen.link_model import Pipe
 from loadgen.links import LinkProfile
@@ -82,7 +83,7 @@ class SimulatedClient:
         meta: bytes = b"",
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
-        hear: Callable[[bytes], None] = unheard,
+        on_interim: Callable[[bytes], None] = ignore_interim,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
         """See `LossyClient.ask`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge.lossy import PATIENCE
+from edge.lossy import RECEIVE_TIMEOUTS
 from hawkvision.errors import DeadlineMissed
 from hawkvision.transport.client.datagram_client import MAX_LATE, MOST_TWICE, LossyLink
 from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, Partial
@@ -40,7 +40,7 @@ class Edge(LinkWorld):
     """A node at the other end that takes 8 ms for a look, one picture after the other."""
 
     def __init__(self, seed: int, link: str = CALM) -> None:
-        super().__init__([(link, link)], seed, PATIENCE)
+        super().__init__([(link, link)], seed, RECEIVE_TIMEOUTS)
         self.arrived: dict[bytes, Arrived] = {}
         self.coded: list[Coded] = []
         self._free_at = self.now

@@ -247,15 +247,15 @@ def test_a_path_that_was_never_heard_wakes_its_sender_rarely() -> None:
     world = World([(LINK, LINK)], 1)
     world.routes[0].cut(True)
     world.run(world.now + 2.0)
-    assert world.pumps["client"] < 20
+    assert world.flushes["client"] < 20
 
 
 def test_an_idle_session_wakes_rarely() -> None:
     world = World([(LINK, LINK)], 1)
     run(world, 5, 0.1, 1.0)
-    before = world.pumps.total()
+    before = world.flushes.total()
     world.run(world.now + 60.0)
-    assert world.pumps.total() - before < 10
+    assert world.flushes.total() - before < 10
 
 
 def test_a_session_whose_peer_vanished_does_not_spin() -> None:
@@ -264,6 +264,6 @@ def test_a_session_whose_peer_vanished_does_not_spin() -> None:
     world.routes[0].cut(True)
     world.ask(PICTURE)
     world.run(world.now + 30.0)
-    before = world.pumps.total()
+    before = world.flushes.total()
     world.run(world.now + 60.0)
-    assert world.pumps.total() - before < 50 * 60
+    assert world.flushes.total() - before < 50 * 60

@@ -1,8 +1,8 @@
 """A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by `loadgen.link_model` pipes.
 
 No sockets, no wall clock; time moves from event to event, so a minute of link takes a second or two of one core. Both
-ends are driven as `client` and `session` of `hawkvision.transport` drive them: pumped once after what arrived together,
-and by their timers, half a millisecond apart at least.
+ends are driven as `connection` and `session` drive them: flushed once after what arrived together, and by their timers,
+half a millisecond apart at least.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.receiver import STRICT, Budget, Patience, Picture, Receiver, Status
+from hawkvision.transport.endpoint.receiver import STRICT, Budget, Picture, Receiver, ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.sender import Sender
 from hawkvision.transport.protocol.packet_protection import Secret, peek
 from loadgen.link import UDP_OVERHEAD_BYTES
@@ -74,7 +74,7 @@ class World:
         self,
         links: Sequence[tuple[str, str]],
         seed: int,
-        patience: Patience = STRICT,
+        timeouts: ReceiveTimeouts = STRICT,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
         rng = random.Random(seed)
@@ -88,7 +88,7 @@ class World:
         self.sender = Sender(Channel[Any](7, client, server, self.now, congestion))
         self.budget = Budget(MANY_BYTES)
         self.receiver = Receiver(Channel[Any](7, server, client, self.now, congestion), self.budget)
-        self.receiver.patience = patience
+        self.receiver.timeouts = timeouts
         self.receiver.register_template(0, TEMPLATE)
         self.asked: dict[int, Asked] = {}
         self.answer_partial = False
@@ -98,13 +98,13 @@ class World:
         """How long QUIC's stream takes to deliver over a bad link."""
         self.by_stream = 0
         self.sent = Counter[str]()
-        self.pumps = Counter[str]()
+        self.flushes = Counter[str]()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._wake = {"client": self.now, "server": self.now}
         for number in range(len(links)):
             self.sender.channel.path(number, self.now, proven=True)
-        self.sender.greet(self.now)
+        self.sender.ping(self.now)
 
     def at(self, time: float, event: Callable[[], None]) -> None:
         """Do something then."""
@@ -156,13 +156,13 @@ class World:
                 if self.sender.receive(peek(datagram), datagram, now):
                     self._wake["client"] = now
         if self._wake["server"] <= now:
-            self._pump_server()
+            self._flush_server()
         if self._wake["client"] <= now:
-            self._pump_client()
+            self._flush_client()
 
-    def _pump_client(self) -> None:
+    def _flush_client(self) -> None:
         now = self.now
-        self.pumps["client"] += 1
+        self.flushes["client"] += 1
         for path, datagram in self.sender.poll(now):
             self._up(path, datagram)
         while self.sender.answered:
@@ -173,15 +173,15 @@ class World:
             self.when_answered(answer.picture)
         self._wake["client"] = max(self.sender.next_timer(now), now + TICK_S)
 
-    def _pump_server(self) -> None:
+    def _flush_server(self) -> None:
         now = self.now
-        self.pumps["server"] += 1
+        self.flushes["server"] += 1
         for path, datagram in self.receiver.poll(now):
             self._down(path, datagram)
         while self.receiver.events:
             self._handed(self.receiver.events.popleft())
-        while self.receiver.unheard:
-            self.at(now + self.stream_s, partial(self._by_stream, *self.receiver.unheard.popleft()))
+        while self.receiver.unconfirmed:
+            self.at(now + self.stream_s, partial(self._by_stream, *self.receiver.unconfirmed.popleft()))
         self._wake["server"] = max(self.receiver.next_timer(now), now + TICK_S)
 
     def _up(self, path: int, datagram: bytes) -> None:

@@ -19,7 +19,8 @@ from typing import Final, TypeAlias
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.hop import LossyOffer
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.control import VERSION
 
@@ -163,7 +164,7 @@ class Connections:
             raise ConnectionLost("the link was closed at this end")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(_heard)
+            self._connecting.add_done_callback(_retrieve_error)
         return self._connecting
 
     async def _connect(self) -> None:
@@ -214,7 +215,7 @@ def is_gone(silent_s: float, rtt_s: float | None) -> bool:
     return silent_s > max(SILENCE_S, SILENT_RTTS * (rtt_s or 0.0))
 
 
-def _heard(task: asyncio.Task[None]) -> None:
+def _retrieve_error(task: asyncio.Task[None]) -> None:
     """Nobody may be waiting for an attempt any more; its error is not to be logged as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -30,10 +30,11 @@ from hawkvision.transport.client.encoding_plan import (
 )
 from hawkvision.transport.coding.fec import parity_count
 from hawkvision.transport.coding.image_coding import Coded, Plan
-from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, LinkState, incomplete
+from hawkvision.transport.coding.rate_fec_control import FINE, SELDOM, LinkState, incomplete_probability
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.connection import ConnectionLost, Exhausted, LossyClient, unheard
+from hawkvision.transport.endpoint.connection import Exhausted, LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.sender import BURSTY, PARITY_SPREAD_S
 from hawkvision.transport.protocol.frames import MAX_META, fragment_room
@@ -42,7 +43,7 @@ from hawkvision.vision.image import probe
 
 MAX_ASKS: Final = 3
 """Connections that one question is asked on, one after the other."""
-LOOK_S: Final = 0.25
+SILENCE_CHECK_S: Final = 0.25
 """Between looks for silence."""
 LATE_S: Final = 0.5
 """How long after its deadline an answer is still waited for, unless even late ones are wanted."""
@@ -103,7 +104,7 @@ class _Asked:
     exact: bool
     deadline: float | None
     until: float
-    hear: Callable[[bytes], None]
+    on_interim: Callable[[bytes], None]
 
 
 class LossyLink:
@@ -152,7 +153,7 @@ class LossyLink:
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
         exact: bool = False,
-        hear: Callable[[bytes], None] = unheard,
+        on_interim: Callable[[bytes], None] = ignore_interim,
         insist: bool = False,
     ) -> tuple[Status, bytes]:
         """Send a picture and wait for its answer.
@@ -164,7 +165,7 @@ class LossyLink:
             deadline_s: of the answer, counted from when there is a connection: preparing the picture takes of it.
             timeout_s: how long to wait at most, for everything.
             exact: see `prepare`.
-            hear: called with what the peer says before its answer, if it does and that arrives.
+            on_interim: called with what the peer says before its answer, if it does and that arrives.
             insist: want an answer even after the deadline, if only to a small picture: see `_insisted`.
 
         Raises:
@@ -185,7 +186,7 @@ class LossyLink:
                 deadline = loop.time() + deadline_s
                 until = until if insist else min(until, deadline + LATE_S)
 
-            heard = unheard if attempt else hear  # nothing less than was heard already
+            heard = ignore_interim if attempt else on_interim  # nothing less than was heard already
             asked = _Asked(template, picture, meta, exact, deadline, until, heard)
             insisting = insist and deadline is not None
             asking = self._insisted(connection, asked) if insisting else self._sent(connection, asked)
@@ -315,7 +316,9 @@ class LossyLink:
             return client.spare_s(math.ceil(size * (1.0 + parity)) + client.queued_bytes)
 
         def mends(parity: float) -> bool:
-            return carry_s(parity) <= most_s and incomplete(k, k + parity_count(k, parity), link) <= may_miss
+            return (
+                carry_s(parity) <= most_s and incomplete_probability(k, k + parity_count(k, parity), link) <= may_miss
+            )
 
         enough = next(filter(mends, SOME_PARITY), None)
         if enough is not None:
@@ -343,7 +346,7 @@ class LossyLink:
                 meta=asked.meta,
                 deadline_s=None if deadline is None else max(0.0, deadline - now),
                 timeout_s=max(0.0, asked.until - now),
-                hear=asked.hear,
+                on_interim=asked.on_interim,
                 late_s=asked.until - deadline if small and deadline is not None else 0.0,
             )
         finally:
@@ -393,7 +396,7 @@ class LossyLink:
         """The answer; meanwhile another connection is tried if the peer falls silent on this one."""
         try:
             while True:
-                done, _ = await asyncio.wait({asking}, timeout=LOOK_S)
+                done, _ = await asyncio.wait({asking}, timeout=SILENCE_CHECK_S)
                 if done:
                     return asking.result()
                 self._connections.begin_anew_if_gone(connection)

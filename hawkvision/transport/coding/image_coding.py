@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from hawkvision.errors import TooLarge
 from hawkvision.transport.coding.concealment import blocks, copied, decoded, redrawn
 from hawkvision.transport.coding.fec import parity_count, protect, recover
-from hawkvision.transport.coding.interleaving import MAX_COUNT, disperse, gather
+from hawkvision.transport.coding.interleaving import MAX_COUNT, deinterleave, interleave
 from hawkvision.transport.coding.jpeg import Layout, assemble, compress, standard_header, standard_layout
 from hawkvision.transport.coding.jpeg_header import MAX_HEADER_BYTES, cut, parse_header
 from hawkvision.transport.protocol.image_format import (
@@ -126,7 +126,7 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
             fragments = sum(map(len, segments)) / room * (1 + plan.parity)
             base = _slices(small, max(math.ceil(fragments * BASE_PORTION), math.ceil(2 * len(small) / room)))
             left -= _SHARE.size + len(base[0])
-        data = disperse(segments, standard_layout(width, height, interval), left)
+        data = interleave(segments, standard_layout(width, height, interval), left)
         if data is not None:
             break
     else:
@@ -156,7 +156,7 @@ def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None
     if found is None or found.layout.width * found.layout.height > MAX_PIXELS or len(found.header) > MAX_HEADER_BYTES:
         return None
     layout = found.layout
-    data = disperse(found.segments, layout, room)
+    data = interleave(found.segments, layout, room)
     if data is None:
         return None
     n = len(data) + parity_count(len(data), parity)
@@ -211,7 +211,7 @@ def decode(format: PictureFormat, symbols: Mapping[int, bytes], tables: bytes = 
     shares: dict[int, bytes] = {}
     if format.base_k:
         shares, symbols = _unshared(symbols)
-    segments = gather(recover(symbols, format.k, format.n), layout)
+    segments = deinterleave(recover(symbols, format.k, format.n), layout)
     quality = None if format.tables else format.quality
     came = np.fromiter((segment is not None for segment in segments), np.bool_, layout.segments)
     if came.all():

@@ -30,7 +30,7 @@ _SYMBOL: Final = struct.Struct(">HHB")
 _BAYER: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
 
 
-def disperse(segments: Sequence[bytes], layout: Layout, room: int) -> list[bytes] | None:
+def interleave(segments: Sequence[bytes], layout: Layout, room: int) -> list[bytes] | None:
     """Data symbols with all segments; as few as possible, and among those the shortest longest one.
 
     None if a segment does not fit `room` bytes, or all together do not fit `MAX_SYMBOLS`. Parity symbols are as long as
@@ -40,12 +40,12 @@ def disperse(segments: Sequence[bytes], layout: Layout, room: int) -> list[bytes
     # What a run of units takes is the difference of two sums, less the separator that its last unit does not need.
     sums = [0, *itertools.accumulate(len(unit) + len(SEPARATOR) for unit in units)]
     low, high = max(map(len, units)), room - _SYMBOL.size
-    bounds = _cut(sums, high) if low <= high else None
+    bounds = _boundaries(sums, high) if low <= high else None
     if bounds is None:
         return None
     while low < high:
         middle = (low + high) // 2
-        tighter = _cut(sums, middle)
+        tighter = _boundaries(sums, middle)
         if tighter is not None and len(tighter) == len(bounds):
             high, bounds = middle, tighter
         else:
@@ -57,7 +57,7 @@ def disperse(segments: Sequence[bytes], layout: Layout, room: int) -> list[bytes
     return symbols
 
 
-def gather(symbols: Mapping[int, bytes], layout: Layout) -> list[bytes | None]:
+def deinterleave(symbols: Mapping[int, bytes], layout: Layout) -> list[bytes | None]:
     """Segments in their places; None where none came. Unsound symbols are passed over, first claims win."""
     order = _order(layout)
     placed: list[bytes | None] = [None] * layout.segments
@@ -86,7 +86,7 @@ def _order(layout: Layout) -> tuple[int, ...]:
     return tuple(np.lexsort((column, row, _BAYER[row % 4, column % 4])).tolist())
 
 
-def _cut(sums: Sequence[int], most: int) -> list[int] | None:
+def _boundaries(sums: Sequence[int], most: int) -> list[int] | None:
     """Bounds of runs of at most `most` bytes, each as long as it can be; None if that takes too many runs."""
     bounds = [0]
     units = len(sums) - 1

@@ -149,13 +149,13 @@ def _cost(shares: NDArray[np.float64], table: tuple[tuple[float, ...], tuple[flo
     return np.asarray(np.interp(shares, *table))
 
 
-def incomplete(k: int, n: int, state: LinkState) -> float:
+def incomplete_probability(k: int, n: int, state: LinkState) -> float:
     """Probability that fewer than k of n datagrams arrive, n ≤ `MAX_SYMBOLS`; no link counts as better than 1 %."""
     lost = _lost(MAX_SYMBOLS, *_rounded(state.loss, state.burst))
     return float(lost[n, n - k + 1 : n + 1].sum())
 
 
-def lost_of(n: int, loss: float, burst: float) -> NDArray[np.float64]:
+def loss_distribution(n: int, loss: float, burst: float) -> NDArray[np.float64]:
     """Probabilities (n + 1) that 0, 1, … n of n datagrams in a row are lost.
 
     Gilbert's chain, from its stationary state. Runs cannot be shorter than those of independent losses, 1 / (1 − loss).

@@ -107,7 +107,7 @@ class _Train:
         return self.received_size * (1 - 1 / self.received) / span
 
 
-class Trains:
+class PacketTrains:
     """The datagrams in flight, grouped into trains, and the link's speed that their spacing tells."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from hawkvision.transport.congestion.delays import INITIAL_RTT_S, RoundTrip, StandingQueue
 from hawkvision.transport.congestion.loss_meter import LossMeter
-from hawkvision.transport.congestion.packet_trains import Arrival, Trains
+from hawkvision.transport.congestion.packet_trains import Arrival, PacketTrains
 
 DATAGRAM: Final = 1_200
 """Bytes; the largest that is sent."""
@@ -33,7 +33,7 @@ class PathMeasurement:
         self.round_trip = RoundTrip()
         self.queue = StandingQueue()
         self.loss = LossMeter()
-        self.trains = Trains()
+        self.trains = PacketTrains()
         self.held_back_at = -math.inf
         """When the sender last had something to send and had to wait for its rate or window."""
 

@@ -2,8 +2,8 @@
 
 The control connection carries the handshake, keys, request templates and answers: small messages that must not wait.
 aioquic's own controllers take every loss for congestion; at 5 % their window falls to a few packets, and a message
-waits for many round trips. QUIC's acknowledgements tell less than our own reports (`pacing`): no arrival times, so no
-one-way delay and no dispersion. What remains is BBR's model (Cardwell et al., ACM Queue 2016): the largest recent
+waits for many round trips. QUIC's acknowledgements tell less than our own reports: no arrival times, so no one-way
+delay and no dispersion. What remains is BBR's model (Cardwell et al., ACM Queue 2016): the largest recent
 delivery rate and the least round trip. The window is
 
     rate × (least round trip + QUEUE_GOAL_S) / (1 − loss)
@@ -14,7 +14,7 @@ packets fill the window until they are found lost. Loss while the round trip has
 congestion: the rate is cut to 0.7, once per round trip (CUBIC's factor, RFC 9438).
 
 Beside TCP that fills a deep queue this yields down to the initial window per round trip (RFC 9002 §7.2), which is
-enough for what it carries; pictures go by `pacing`, which holds its ground.
+enough for what it carries; pictures go by `rate_control`, which holds its ground.
 """
 
 from __future__ import annotations

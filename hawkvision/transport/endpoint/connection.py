@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from aioquic.quic.connection import QuicConnection
 
-from hawkvision.errors import BadField, HawkVisionError, Unauthorized
+from hawkvision.errors import BadField, Unauthorized
 from hawkvision.servers.keys import prove
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost, PendingResponses, ignore_interim
 from hawkvision.transport.endpoint.quic import ClientProtocol, QuicWay, client_configuration
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.sender import Sender
@@ -52,35 +53,68 @@ SILENT_S: Final = 5.0
 the old session and says nothing to it."""
 
 
-def unheard(_: bytes) -> None:
-    """For those who want the answer only."""
-
-
-class ConnectionLost(HawkVisionError):
-    """The connection ended; the message says why. Whoever asked may connect again."""
-
-    code = "unreachable"
-
-
 class Exhausted(ConnectionLost):
     """The connection carries no further kind of request; what is under way on it goes on."""
 
 
-class LossyClient:
+class PathEstimates:
+    """What a connection knows of its paths now."""
+
+    _sender: Sender | None
+
+    @property
+    def sender(self) -> Sender:
+        """The sans-I/O half."""
+        assert self._sender is not None, "made by connect"
+        return self._sender
+
+    def loss(self) -> LossEstimate:
+        """What the paths lose, as far as is known."""
+        return self.sender.loss(monotonic())
+
+    def rtt_s(self) -> float | None:
+        """The best living path's round trip, smoothed unless it has just grown."""
+        return self.sender.channel.best(monotonic()).rate.latest_rtt_s
+
+    def repair_s(self) -> float:
+        """How long it may take over the best living path until what is asked for again is there."""
+        return self.sender.channel.best(monotonic()).rate.repair_s()
+
+    @property
+    def behind(self) -> bool:
+        """Whether reports are late on every path: the link may have become slower than it was measured to be."""
+        now = monotonic()
+        return all(path.behind(now) for path in self.sender.channel.paths.values())
+
+    def silent_s(self) -> float:
+        """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
+        since = [path.waiting_since for path in self.sender.channel.paths.values()]
+        waiting = [at for at in since if at is not None]
+        return monotonic() - max(waiting) if len(waiting) == len(since) else 0.0
+
+    def spare_s(self, size: int) -> float:
+        """How long that many bytes take."""
+        return self.sender.spare_s(size, monotonic())
+
+    @property
+    def queued_bytes(self) -> int:
+        """What has not left yet."""
+        return self.sender.queued_bytes
+
+
+class LossyClient(PathEstimates):
     """A connection to a `LossyServer`. Made by `connect`; of no use once `lost` is set."""
 
     def __init__(self, congestion: CongestionFactory = LossTolerant) -> None:
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._sockets: list[PathSocket] = []
-        self._sender: Sender | None = None
+        self._sender = None
         self._protocol: ClientProtocol | None = None
         self._ready: asyncio.Future[Welcome] = self._loop.create_future()
-        self._waiting: dict[int, asyncio.Future[tuple[Status, bytes]]] = {}
-        self._hearing: dict[int, Callable[[bytes], None]] = {}
+        self._pending = PendingResponses()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
-        self._room = asyncio.Event()
         self._quic_socket = 0
         self._api_key: str | None = None
         self._keepalive: asyncio.Task[None] | None = None
@@ -160,55 +194,16 @@ class LossyClient:
         self._sender = Sender(channel)
         self.useful_side = welcome.useful_side
         self._keepalive = asyncio.create_task(self._keep_alive())
-        self._sender.greet(now)
-        self._soon()
+        self._sender.ping(now)
+        self._schedule_flush()
 
     # ----------------------------------------------------------------------------------------- asking
-
-    @property
-    def sender(self) -> Sender:
-        """The sans-I/O half."""
-        assert self._sender is not None, "made by connect"
-        return self._sender
-
-    def loss(self) -> LossEstimate:
-        """What the paths lose, as far as is known."""
-        return self.sender.loss(monotonic())
-
-    def rtt_s(self) -> float | None:
-        """The best living path's round trip, smoothed unless it has just grown."""
-        return self.sender.channel.best(monotonic()).rate.latest_rtt_s
-
-    def repair_s(self) -> float:
-        """How long it may take over the best living path until what is asked for again is there."""
-        return self.sender.channel.best(monotonic()).rate.repair_s()
-
-    @property
-    def behind(self) -> bool:
-        """Whether reports are late on every path: the link may have become slower than it was measured to be."""
-        now = monotonic()
-        return all(path.behind(now) for path in self.sender.channel.paths.values())
-
-    def silent_s(self) -> float:
-        """For how long datagrams have gone unanswered on every path; 0 if nothing is waited for on one of them."""
-        since = [path.waiting_since for path in self.sender.channel.paths.values()]
-        waiting = [at for at in since if at is not None]
-        return monotonic() - max(waiting) if len(waiting) == len(since) else 0.0
 
     def probe(self) -> None:
         """Send one small datagram on every path that asks for a report: losses and round trips stay known by it."""
         if self.lost is None:
-            self.sender.greet(monotonic())
-            self._soon()
-
-    def spare_s(self, size: int) -> float:
-        """How long that many bytes take."""
-        return self.sender.spare_s(size, monotonic())
-
-    @property
-    def queued_bytes(self) -> int:
-        """What has not left yet."""
-        return self.sender.queued_bytes
+            self.sender.ping(monotonic())
+            self._schedule_flush()
 
     async def ask(
         self,
@@ -218,7 +213,7 @@ class LossyClient:
         meta: bytes = b"",
         deadline_s: float | None = None,
         timeout_s: float = 30.0,
-        hear: Callable[[bytes], None] = unheard,
+        on_interim: Callable[[bytes], None] = ignore_interim,
         late_s: float = 0.0,
     ) -> tuple[Status, bytes]:
         """Send a picture, and wait for its answer.
@@ -229,7 +224,7 @@ class LossyClient:
             meta: what belongs to this picture alone, at most `MAX_META` bytes.
             deadline_s: from now; what would arrive later is not sent.
             timeout_s: how long to wait at most.
-            hear: called with what the server says before the answer, if it does.
+            on_interim: called with what the server says before the answer, if it does.
             late_s: for how long after its deadline it is worth sending.
 
         Raises:
@@ -247,24 +242,19 @@ class LossyClient:
         try:
             async with asyncio.timeout(timeout_s):
                 while sender.full:
-                    self._room.clear()
-                    await self._room.wait()
+                    await self._pending.fewer()
                     if self.lost is not None:
                         raise ConnectionLost(self.lost)
                 now = monotonic()
                 deadline = None if deadline_s is None else started + deadline_s
                 number = sender.submit(self._template(template), coded, deadline, meta, now, late_s)
-                future: asyncio.Future[tuple[Status, bytes]] = self._loop.create_future()
-                self._waiting[number], self._hearing[number] = future, hear
-                self._pump()
+                future = self._pending.add(number, on_interim)
+                self._flush()
                 return await future
         finally:
-            if number is not None:
-                self._hearing.pop(number, None)
-            if number is not None and self._waiting.pop(number, None) is not None and self.lost is None:
+            if number is not None and self._pending.remove(number) and self.lost is None:
                 sender.cancel(number)
-                self._soon()
-            self._room.set()
+                self._schedule_flush()
 
     def tables_number(self, header: bytes) -> int | None:
         """The number under which the server knows a JPEG header; None when there are too many."""
@@ -280,9 +270,7 @@ class LossyClient:
 
     async def settled(self) -> None:
         """Return when nobody waits for an answer."""
-        while self._waiting:
-            self._room.clear()
-            await self._room.wait()
+        await self._pending.all_ended()
 
     # ----------------------------------------------------------------------------------------- sockets
 
@@ -299,8 +287,8 @@ class LossyClient:
         except WireError:
             return
         if header.path < len(self._sockets) and self._sender.receive(header, data, monotonic()):
-            self._deliver()
-            self._soon()
+            self._pending.deliver(self._sender)
+            self._schedule_flush()
 
     def send_quic(self, data: bytes) -> None:
         """Over the socket QUIC uses now: another one when its path is dead; the server follows (RFC 9000 §9)."""
@@ -319,7 +307,7 @@ class LossyClient:
             assert self._protocol is not None
             self._protocol.nudge()
 
-    def message(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Take a control message in."""
         match message:
             case Welcome():
@@ -328,29 +316,29 @@ class LossyClient:
             case StreamAnswer(picture, status, body):
                 if self._sender is not None:
                     self._sender.answer(picture, status, body)
-                    self._deliver()
+                    self._pending.deliver(self._sender)
             case _:
                 raise WireError(f"a {type(message).__name__} message is out of place here")
 
-    def secured(self) -> None:
+    def on_secured(self) -> None:
         """The handshake with the server that was expected is over: nobody else hears what is said now."""
         assert self._protocol is not None
         proof = None
         if self._api_key is not None:
             proof = prove(self._api_key.rstrip(), self._protocol.exporter.export(KEY_PROOF))
-        self._protocol.tell(Hello(VERSION, proof))
+        self._protocol.send_message(Hello(VERSION, proof))
 
-    def ended(self, code: int, reason: str) -> None:
+    def on_closed(self, code: int, reason: str) -> None:
         """QUIC is over."""
         self.unauthorized = code == CloseCode.UNAUTHORIZED
         self._end(reason or f"the connection was closed with code {code}")
 
-    def _soon(self) -> None:
+    def _schedule_flush(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._flush)
 
-    def _pump(self) -> None:
+    def _flush(self) -> None:
         self._scheduled = False
         if self._sender is None or self.lost is not None:
             return
@@ -359,34 +347,15 @@ class LossyClient:
             self.sent_bytes += sum(map(len, burst))
             self._sockets[path].send(burst)
         self._follow(now)
-        if self._sender.channel.worn_out:
-            self._close(CloseCode.WORN_OUT, "the key has sealed all it may")
+        if self._sender.channel.key_exhausted:
+            self._close(CloseCode.KEY_EXHAUSTED, "the key has sealed all it may")
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         at = self._sender.next_timer(now)
         if at < math.inf:
-            self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
-
-    def _deliver(self) -> None:
-        while self.sender.said:
-            said = self.sender.said.popleft()
-            hear = self._hearing.get(said.picture)
-            if hear is not None:
-                try:
-                    hear(said.body)
-                except Exception:  # the next picture's answer must not wait for it
-                    log.exception("what was said of a picture could not be heard")
-        while self.sender.answered:
-            answer = self.sender.answered.popleft()
-            future = self._waiting.pop(answer.picture, None)
-            if future is not None and not future.done():
-                try:
-                    future.set_result((Status(answer.status), answer.body))
-                except ValueError:
-                    future.set_exception(ConnectionLost(f"answer status {answer.status} is not known"))
-            self._room.set()
+            self._timer = self._loop.call_later(max(at - now, TICK_S), self._flush)
 
     def _close(self, code: int, why: str) -> None:
         """Tell the server, which would wait for the connection to go idle, and end."""
@@ -400,13 +369,10 @@ class LossyClient:
         self.lost = why
         if self._timer is not None:
             self._timer.cancel()
-        waiting: list[asyncio.Future[Any]] = [*self._waiting.values(), self._ready]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(ConnectionLost(why))
-                future.exception()  # nobody may be waiting any more
-        self._waiting.clear()
-        self._room.set()
+        if not self._ready.done():
+            self._ready.set_exception(ConnectionLost(why))
+            self._ready.exception()  # nobody may be waiting any more
+        self._pending.fail(why)
 
     async def _keep_alive(self) -> None:
         """Keep addresses and QUIC alive, and notice when nobody is there any more, long before QUIC does."""
@@ -420,8 +386,8 @@ class LossyClient:
                 self._close(CloseCode.NONE, f"nothing was heard from the server for {SILENT_S:g} s")
             elif now >= greet_at:
                 greet_at = now + KEEPALIVE_S
-                self.sender.greet(now)
-                self._soon()
+                self.sender.ping(now)
+                self._schedule_flush()
                 self._protocol.nudge()
 
     async def close(self) -> None:

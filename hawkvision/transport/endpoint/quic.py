@@ -95,7 +95,7 @@ class ControlProtocol(QuicConnectionProtocol):
         stream = self._quic._streams.get(0)  # aioquic has no public way to ask
         return 0 if stream is None else len(stream.sender._buffer)
 
-    def tell(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Send a message."""
         self._quic.send_stream_data(0, encode_message(message))
         self.transmit()
@@ -104,13 +104,13 @@ class ControlProtocol(QuicConnectionProtocol):
 class Owner(Protocol):
     """Whom a client's connection tells what happens on it."""
 
-    def message(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         """Take a control message in."""
 
-    def secured(self) -> None:
+    def on_secured(self) -> None:
         """The handshake is over."""
 
-    def ended(self, code: int, reason: str) -> None:
+    def on_closed(self, code: int, reason: str) -> None:
         """QUIC is over."""
 
 
@@ -136,24 +136,24 @@ class ClientProtocol(ControlProtocol):
             case StreamDataReceived(data=data, stream_id=0) if self._known:
                 try:
                     for message in self._reader.feed(data):
-                        self._client.message(message)
+                        self._client.on_message(message)
                 except WireError as error:
                     self.close(CloseCode.PROTOCOL, str(error)[:200])
             case HandshakeCompleted():
                 self._compare()
             case ConnectionTerminated(error_code=code, reason_phrase=reason):
-                self._client.ended(code, reason)
+                self._client.on_closed(code, reason)
 
     def _compare(self) -> None:
         shown = shown_certificate(self._quic)
         if shown is not None and hmac.compare_digest(fingerprint(shown), self._pin):
             self._known = True
-            self._client.secured()
+            self._client.on_secured()
             return
         found = "none" if shown is None else fingerprint(shown).hex()
         why = f"the server shows another certificate: expected SHA-256 {self._pin.hex()}, got {found}"
         self.close(CloseCode.UNTRUSTED, why)
-        self._client.ended(CloseCode.UNTRUSTED, why)
+        self._client.on_closed(CloseCode.UNTRUSTED, why)
 
     def nudge(self) -> None:
         """Keep the connection from going idle; unlike `ping`, without waiting for what may never come."""
@@ -177,7 +177,7 @@ class ClientProtocol(ControlProtocol):
                 return None
             self._registered_bytes += len(content)
             number = known[content] = len(known) + first
-            self.tell(message(number))
+            self.send_message(message(number))
         return number
 
 

@@ -4,7 +4,7 @@
                                   ├─ last one is overdue ─► NACK, if a repair fits ─► provisional event (Partial), then
                                   └─ no repair fits, or the deadline nears ────────────► final event (Partial, Expired)
 
-An answer ends a picture, whatever still arrives of it; `answering.py` brings it to the peer.
+An answer ends a picture, whatever still arrives of it; `response_delivery.py` brings it to the peer.
 
 Bounds: `MAX_ASSEMBLING` pictures and `MAX_SESSION_BYTES` per session, a `Budget` of bytes for all sessions together.
 A picture beyond them is answered with `Status.OVERLOADED`, never dropped in silence.
@@ -23,7 +23,7 @@ import msgspec
 
 from hawkvision.transport.coding.image_coding import Arrived, Complete, Expired, decode, missing
 from hawkvision.transport.endpoint.channel import Channel
-from hawkvision.transport.endpoint.response_delivery import MAX_ANSWER_BYTES, Answering, Interims, Part
+from hawkvision.transport.endpoint.response_delivery import MAX_ANSWER_BYTES, Interims, Part, ResponseDelivery
 from hawkvision.transport.protocol.addresses import Address
 from hawkvision.transport.protocol.frames import Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.protocol.image_format import Kind, PictureFormat
@@ -89,7 +89,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ReceiveTimeouts:
     """How long pictures with a deadline are let come in."""
 
     reserve_s: float = 0.01
@@ -101,7 +101,7 @@ class Patience:
     sending another picture."""
 
 
-STRICT: Final = Patience()
+STRICT: Final = ReceiveTimeouts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class Receiver:
         self.channel = channel
         self.events: deque[Picture] = deque()
         self.cancelled: deque[int] = deque(maxlen=MAX_ASSEMBLING)
-        self.patience = STRICT
-        self._answering = Answering(channel)
-        self.unheard = self._answering.unheard
+        self.timeouts = STRICT
+        self._responses = ResponseDelivery(channel)
+        self.unconfirmed = self._responses.unconfirmed
         self._budget = budget
         self._templates: dict[int, bytes] = {}
         self._tables: dict[int, bytes] = {}
@@ -187,17 +187,17 @@ class Receiver:
             return False
         for frame in frames:
             self._take(frame, now)
-        self._answering.take_reports()
+        self._responses.on_reports()
         return True
 
     def answer(self, number: int, status: Status, body: bytes, now: float) -> None:
         """Answer a picture, once; what is still missing of it is not wanted any more."""
-        if self._answering.knows(number):
+        if self._responses.knows(number):
             return
         self._forget(number)
         if len(body) > MAX_ANSWER_BYTES:
             status, body = Status.BROKEN, _error_body("the answer is too long for this transport", "too_large")
-        self._answering.answer(number, status, body, now)
+        self._responses.answer(number, status, body, now)
 
     def interim(self, number: int, body: bytes, now: float) -> None:
         """Say what is known of a picture that was handed over, before its answer; a later one takes its place.
@@ -206,29 +206,29 @@ class Receiver:
         """
         assembly = self._assembling.get(number)
         if assembly is not None:
-            self._answering.say(assembly.interims, body, now)
+            self._responses.send_interim(assembly.interims, body, now)
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams to send now, each with its path."""
         self.channel.expire(now)
-        self._answering.take_reports()
+        self._responses.on_reports()
         for number, assembly in list(self._assembling.items()):
             if assembly.check_at <= now:
                 yield from self._check(number, assembly, now)
-            yield from self._answering.poll_interims(assembly.interims, now)
-        yield from self._answering.poll(now)
+            yield from self._responses.poll_interims(assembly.interims, now)
+        yield from self._responses.poll(now)
         yield from self.channel.due(now)
 
     def next_timer(self, now: float) -> float:
         """When `poll` has something to do again; +∞ for never."""
-        times = [self._answering.next_timer(), *self.channel.timers(now)]
+        times = [self._responses.next_timer(), *self.channel.timers(now)]
         times.extend(min(a.check_at, *a.interims.copies, math.inf) for a in self._assembling.values())
         return min(times)
 
     @property
     def settled(self) -> bool:
         """Whether no picture is under way, and the peer has every answer."""
-        return not self._assembling and self._answering.settled
+        return not self._assembling and self._responses.settled
 
     def close(self) -> None:
         """Give back what the session holds."""
@@ -247,14 +247,14 @@ class Receiver:
                 if number in self._assembling:
                     self.cancelled.append(number)
                     self._forget(number)
-                self._answering.end(number)  # or what is still on its way would start it anew
+                self._responses.finish(number)  # or what is still on its way would start it anew
             case _:
                 pass  # authentic, but of no use at this end
 
     def _take_fragment(self, fragment: Fragment, now: float) -> None:
         number = fragment.picture
-        if self._answering.knows(number):
-            self._answering.asked_again(number, now)
+        if self._responses.knows(number):
+            self._responses.on_repeated_fragment(number, now)
             return
         assembly = self._assembling.get(number)
         if assembly is None:
@@ -297,9 +297,9 @@ class Receiver:
         """When a picture with a deadline is handed over, however little there is of it."""
         if assembly.deadline is None:
             return math.inf
-        patience = self.patience
-        latest = max(assembly.deadline - patience.reserve_s, assembly.started + patience.grace_s)
-        return latest + patience.hold_s if assembly.format.kind is Kind.OPAQUE else latest
+        timeouts = self.timeouts
+        latest = max(assembly.deadline - timeouts.reserve_s, assembly.started + timeouts.grace_s)
+        return latest + timeouts.hold_s if assembly.format.kind is Kind.OPAQUE else latest
 
     def _check(self, number: int, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
         """The last fragment is there or overdue: hand the picture over, or ask for what is missing."""
@@ -328,7 +328,7 @@ class Receiver:
             assembly.check_at = min(until, now + repair_s * REPAIR_GROWTH ** (assembly.nacks - 1))
             nack = encode(Nack(number, missing(format_, assembly.symbols)))
             paths = self.channel.two_best(now)
-            if len(paths) == 1 and self._answering.copies_needed(now) > 1:
+            if len(paths) == 1 and self._responses.copies_needed(now) > 1:
                 paths *= 2  # a lost one costs a whole timeout
             for path in paths:
                 yield from self.channel.send_with_report(path, nack, now)

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from hawkvision.transport.endpoint.channel import UNKNOWN_RTT_S, Channel
+from hawkvision.transport.endpoint.channel import Channel
+from hawkvision.transport.endpoint.path import UNKNOWN_RTT_S
 from hawkvision.transport.protocol.frames import (
     ANSWER_ROOM,
     INTERIM_ROOM,
@@ -67,7 +68,7 @@ class Interims:
     """What is said of one picture before its answer; whoever holds the picture holds this, and drops both together."""
 
     picture: int
-    said: int = 0
+    count: int = 0
     latest: bytes = b""
     copies: list[float] = field(default_factory=list)
     """When the latest is to leave again."""
@@ -91,19 +92,19 @@ class _Answer:
     by_stream: bool = False
 
 
-class Answering:
+class ResponseDelivery:
     """Answers the pictures of one session."""
 
     def __init__(self, channel: Channel[Part]) -> None:
-        self.unheard: deque[tuple[int, int, bytes]] = deque(maxlen=MAX_ANSWERS)
+        self.unconfirmed: deque[tuple[int, int, bytes]] = deque(maxlen=MAX_ANSWERS)
         """Answers (picture, status, body) that no report confirmed: for the stream, which is reliable."""
         self._channel = channel
         self._answers: OrderedDict[int, _Answer] = OrderedDict()
-        self._over: OrderedDict[int, None] = OrderedDict()
+        self._finished: OrderedDict[int, None] = OrderedDict()
 
     def knows(self, number: int) -> bool:
         """Whether a picture has its answer, or needs none any more."""
-        return number in self._answers or number in self._over
+        return number in self._answers or number in self._finished
 
     def answer(self, number: int, status: int, body: bytes, now: float) -> None:
         """Answer a picture that is not known yet, in at most `MAX_ANSWER_BYTES`."""
@@ -112,21 +113,21 @@ class Answering:
         parts = [encode(AnswerPart(number, status, part, len(pieces), piece)) for part, piece in enumerate(pieces)]
         self._answers[number] = _Answer(parts, status, body, now, copies=self._spaced(now))
         if len(self._answers) > MAX_ANSWERS:
-            oldest, unheard = next(iter(self._answers.items()))
-            if not unheard.by_stream:
-                self.unheard.append((oldest, unheard.status, unheard.body))
-            self.end(oldest)
+            oldest, unconfirmed = next(iter(self._answers.items()))
+            if not unconfirmed.by_stream:
+                self.unconfirmed.append((oldest, unconfirmed.status, unconfirmed.body))
+            self.finish(oldest)
 
-    def say(self, interims: Interims, body: bytes, now: float) -> None:
+    def send_interim(self, interims: Interims, body: bytes, now: float) -> None:
         """Say this of a picture from now on, unless it is too long for a datagram or no number is left."""
-        if len(body) > INTERIM_ROOM or interims.said >= MAX_INTERIMS:
+        if len(body) > INTERIM_ROOM or interims.count >= MAX_INTERIMS:
             return
-        interims.latest = encode(Interim(interims.picture, interims.said, body))
-        interims.said += 1
+        interims.latest = encode(Interim(interims.picture, interims.count, body))
+        interims.count += 1
         interims.sent = 0
         interims.copies = self._spaced(now)
 
-    def asked_again(self, number: int, now: float) -> None:
+    def on_repeated_fragment(self, number: int, now: float) -> None:
         """A fragment came of a picture that is known: its sender waited in vain, unless it crossed the answer."""
         answer = self._answers.get(number)
         if answer is None:
@@ -135,21 +136,21 @@ class Answering:
         if now > answer.sent_at + rtt_s + CROSSED_S:
             answer.again_at = now
 
-    def end(self, number: int) -> None:
+    def finish(self, number: int) -> None:
         """The peer has the answer, or never will, or wants none."""
         self._answers.pop(number, None)
-        self._over[number] = None
-        if len(self._over) > REMEMBERED:
-            self._over.popitem(last=False)
+        self._finished[number] = None
+        if len(self._finished) > REMEMBERED:
+            self._finished.popitem(last=False)
 
-    def take_reports(self) -> None:
+    def on_reports(self) -> None:
         """End the answers that the peer has, as the channel's reports tell."""
         for place in self._channel.delivered:
             answer = self._answers.get(place.picture)
             if answer is not None:
                 answer.reported.add(place.part)
                 if len(answer.reported) == len(answer.parts):
-                    self.end(place.picture)
+                    self.finish(place.picture)
         self._channel.delivered.clear()
         self._channel.lost.clear()  # answers are repeated by their own timer
 
@@ -165,7 +166,7 @@ class Answering:
             paths = self._channel.two_best(now)
             path = paths[interims.sent % len(paths)]
             interims.sent += 1
-            yield from self._channel.send_with_report(path, interims.latest, now, tell=True)
+            yield from self._channel.send_with_report(path, interims.latest, now, unreported=True)
 
     def next_timer(self) -> float:
         """When `poll` has something to do again; +∞ for never."""
@@ -209,13 +210,13 @@ class Answering:
             answer.again_at = math.inf
             if not answer.by_stream:
                 answer.by_stream = True
-                self.unheard.append((number, answer.status, answer.body))
+                self.unconfirmed.append((number, answer.status, answer.body))
             if now < answer.made_at + GIVE_UP_S:
                 answer.rounds += 1
                 answer.copies = self._spaced(now)
                 yield from self._send(number, answer, now)
             else:
-                self.end(number)
+                self.finish(number)
 
     def _retry_s(self, now: float) -> float:
         rate = self._channel.best(now).rate

@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
-from hawkvision.transport.endpoint.channel import Channel, Path
+from hawkvision.transport.endpoint.channel import Channel
+from hawkvision.transport.endpoint.path import Path
 from hawkvision.transport.protocol.frames import (
     MAX_META,
     AnswerPart,
@@ -63,7 +64,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class InterimReceived:
     """What was said of a picture whose answer is still to come."""
 
     picture: int
@@ -71,7 +72,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _FragmentId:
     """Which fragment a datagram held."""
 
     picture: int
@@ -122,12 +123,12 @@ class _Queued(NamedTuple):
 
 
 class Sender:
-    """Sends pictures over a channel. Events are taken from `said` and `answered`."""
+    """Sends pictures over a channel. Events are taken from `interims` and `answered`."""
 
-    def __init__(self, channel: Channel[_Place]) -> None:
+    def __init__(self, channel: Channel[_FragmentId]) -> None:
         self.channel = channel
         self.answered: deque[Answered] = deque()
-        self.said: deque[Said] = deque(maxlen=MAX_PICTURES)
+        self.interims: deque[InterimReceived] = deque(maxlen=MAX_PICTURES)
         """Where nobody takes them, later ones are worth more than earlier ones."""
         self._pictures: dict[int, _Picture] = {}
         self._queue: list[_Queued] = []  # a heap; each fragment is in it once at most
@@ -158,7 +159,7 @@ class Sender:
         """What has not left yet."""
         return sum(picture.queued_bytes for picture in self._pictures.values())
 
-    def greet(self, now: float) -> None:
+    def ping(self, now: float) -> None:
         """Ask for a report on every path: its round trip becomes known, and the receiver learns its address."""
         for path in self.channel.paths.values():
             self.channel.replies.append((path.number, self.channel.send(path, encode(Ping()), now)))
@@ -208,7 +209,7 @@ class Sender:
             return False
         for frame in frames:
             self._take(frame, now)
-        self._settle(now)
+        self._apply_reports(now)
         return True
 
     def answer(self, number: int, status: int, body: bytes) -> None:
@@ -219,7 +220,7 @@ class Sender:
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """Datagrams to send now, each with its path."""
         self.channel.expire(now)
-        self._settle(now)
+        self._apply_reports(now)
         yield from self.channel.due(now)
         while self._cancels:
             path = self.channel.best(now)
@@ -230,13 +231,13 @@ class Sender:
             if picture is None or picture.expires <= now:
                 heapq.heappop(self._queue)
                 if picture is not None:
-                    self._taken_off(picture, entry.fragment)
+                    self._dequeued(picture, entry.fragment)
                 continue
             path, when = self._first_free(now)
             if when > now:
                 return
             heapq.heappop(self._queue)
-            self._taken_off(picture, entry.fragment)
+            self._dequeued(picture, entry.fragment)
             yield path.number, self._send(path, picture, entry.fragment, now)
 
     def next_timer(self, now: float) -> float:
@@ -247,7 +248,7 @@ class Sender:
         times.extend(p.repair_at for p in self._pictures.values() if p.repair_at > now and p.alive < p.coded.format.k)
         return min(times, default=math.inf)
 
-    def _first_free(self, now: float) -> tuple[Path[_Place], float]:
+    def _first_free(self, now: float) -> tuple[Path[_FragmentId], float]:
         """The living path that may send a whole datagram first; of several the one that was used longest ago.
 
         So a picture is spread over all paths, half of it outlives either of two, and each is known when it is needed.
@@ -272,11 +273,11 @@ class Sender:
         heapq.heappush(self._queue, _Queued(not_before, self._order, picture.number, index))
 
     @staticmethod
-    def _taken_off(picture: _Picture, index: int) -> None:
+    def _dequeued(picture: _Picture, index: int) -> None:
         picture.fragments[index].queued = False
         picture.queued_bytes -= len(picture.coded.symbols[index]) + OVERHEAD
 
-    def _send(self, path: Path[_Place], picture: _Picture, index: int, now: float) -> bytes:
+    def _send(self, path: Path[_FragmentId], picture: _Picture, index: int, now: float) -> bytes:
         fragment, coded = picture.fragments[index], picture.coded
         self._count += 1
         self._used[path.number] = self._count
@@ -289,7 +290,7 @@ class Sender:
             picture.number, picture.template, coded.format, index, left, round(rest_s * 1e3), picture.meta,
             coded.symbols[index],
         )  # fmt: skip
-        return self.channel.send(path, encode(frame), now, _Place(picture.number, index))
+        return self.channel.send(path, encode(frame), now, _FragmentId(picture.number, index))
 
     def _take(self, frame: Frame, now: float) -> None:
         match frame:
@@ -299,7 +300,7 @@ class Sender:
                 picture = self._pictures.get(number)
                 if picture is not None and count > picture.heard:
                     picture.heard = count
-                    self.said.append(Said(number, body))
+                    self.interims.append(InterimReceived(number, body))
             case Nack(number, asked):
                 picture = self._pictures.get(number)
                 if picture is None:
@@ -333,7 +334,7 @@ class Sender:
             picture.fragments[index].delivered = False
             self._put(picture, index, now)
 
-    def _settle(self, now: float) -> None:
+    def _apply_reports(self, now: float) -> None:
         """Draw the consequences of what reports and timeouts said."""
         touched: set[int] = set()
         for places, delivered in ((self.channel.delivered, True), (self.channel.lost, False)):

@@ -3,7 +3,7 @@
     datagram ─► _Demultiplexer ─┬─ sealed ─► its `Session`, if there is one
                                 └─ QUIC ──► _ServerProtocol ── Hello ─► version, key, room ─► a `Session`
 
-Everything that decides is in `channel`, `receiver` and `answering`, which know neither sockets nor clocks.
+Everything that decides is in `channel`, `receiver` and `response_delivery`, which know neither sockets nor clocks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from hawkvision.errors import ConfigError
 from hawkvision.servers.keys import INFER, Caller, Keys
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.endpoint.handshake_limits import Gate
 from hawkvision.transport.endpoint.quic import ControlProtocol, server_configuration
-from hawkvision.transport.endpoint.receiver import STRICT, Budget, Patience
+from hawkvision.transport.endpoint.receiver import STRICT, Budget, ReceiveTimeouts
 from hawkvision.transport.endpoint.session import Handler, Session
 from hawkvision.transport.endpoint.udp import bind
 from hawkvision.transport.metrics import LossyCounts
@@ -48,6 +47,7 @@ from hawkvision.transport.protocol.control import (
     Welcome,
 )
 from hawkvision.transport.protocol.exporter import KEY_PROOF
+from hawkvision.transport.protocol.handshake_limits import HandshakeLimits
 from hawkvision.transport.protocol.identity import Identity
 from hawkvision.transport.protocol.packet_protection import is_sealed, peek
 from hawkvision.transport.protocol.wire import Drop, WireError
@@ -141,10 +141,10 @@ class _ServerProtocol(ControlProtocol):
                 self._welcome(hello)
             case Template(number, request), Session() as session:
                 session.receiver.register_template(number, request)
-                session.soon()
+                session.schedule_flush()
             case Tables(number, header), Session() as session:
                 session.receiver.register_tables(number, header)
-                session.soon()
+                session.schedule_flush()
             case _:
                 raise WireError(f"a {type(message).__name__} message is out of place here")
 
@@ -172,7 +172,9 @@ class _ServerProtocol(ControlProtocol):
         self._reader.most = MAX_MESSAGE
         self.session = session
         client, server = session.secrets
-        self.tell(Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side))
+        self.send_message(
+            Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side)
+        )
 
 
 def _version_refusal(version: int) -> str:
@@ -203,7 +205,7 @@ class _Demultiplexer(QuicServer):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._gate = Gate(self._loop.time())
+        self._handshakes = HandshakeLimits(self._loop.time())
 
     def datagram_received(self, data: bytes | str, addr: Any) -> None:
         """Route one datagram; what cannot be is dropped and counted, for its sender may be forged."""
@@ -259,11 +261,11 @@ class _Demultiplexer(QuicServer):
                 )
             except ValueError:
                 self.lossy.drops[Drop.BAD_TOKEN] += 1  # which QUIC says to him, lest he wait
-                return None if self._gate.may_retry(now) else Drop.CROWDED
+                return None if self._handshakes.may_retry(now) else Drop.CROWDED
             self.network = network_of(addr[0])
-            may = not self.lossy.is_full(self.network) and self._gate.may_begin(self.network, now)
+            may = not self.lossy.is_full(self.network) and self._handshakes.may_begin(self.network, now)
         else:
-            may = self._gate.may_retry(now)
+            may = self._handshakes.may_retry(now)
         return None if may else Drop.CROWDED
 
 
@@ -277,14 +279,14 @@ class LossyServer:
         keys: Keys,
         takes_sent_keys: bool,
         useful_side: int,
-        patience: Patience,
+        timeouts: ReceiveTimeouts,
         congestion: CongestionFactory,
     ) -> None:
         self.handler = handler
         self.keys = keys
         self.takes_sent_keys = takes_sent_keys
         self.useful_side = useful_side
-        self.patience = patience
+        self.timeouts = timeouts
         self.congestion = congestion
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, Session] = {}
@@ -311,7 +313,7 @@ class LossyServer:
         keys: Keys | None = None,
         takes_sent_keys: bool = False,
         useful_side: int = 256,
-        patience: Patience = STRICT,
+        timeouts: ReceiveTimeouts = STRICT,
         congestion: CongestionFactory = LossTolerant,
         bound: socket.socket | None = None,
     ) -> LossyServer:
@@ -337,7 +339,7 @@ class LossyServer:
             keys=keys or Keys(),
             takes_sent_keys=takes_sent_keys,
             useful_side=useful_side,
-            patience=patience,
+            timeouts=timeouts,
             congestion=congestion,
         )
         configuration = server_configuration(identity)
@@ -389,9 +391,9 @@ class LossyServer:
 
     def _gone(self, protocol: _ServerProtocol) -> None:
         self._protocols.discard(protocol)
-        self._heard(protocol)
+        self._on_hello(protocol)
 
-    def _heard(self, protocol: _ServerProtocol) -> None:
+    def _on_hello(self, protocol: _ServerProtocol) -> None:
         """It is half open no more."""
         if protocol.half_open:
             protocol.half_open = False
@@ -406,7 +408,7 @@ class LossyServer:
         while number in self.sessions:
             number = int.from_bytes(os.urandom(4))
         session = self.sessions[number] = Session(self, number, protocol, caller, monotonic(), protocol.network)
-        self._heard(protocol)
+        self._on_hello(protocol)
         return session
 
     @property

@@ -25,7 +25,7 @@ from hawkvision.transport.coding.image_coding import Arrived
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.quic import ControlProtocol
-from hawkvision.transport.endpoint.receiver import Budget, Patience, Picture, Receiver, Status
+from hawkvision.transport.endpoint.receiver import Budget, Picture, Receiver, ReceiveTimeouts, Status
 from hawkvision.transport.endpoint.udp import TICK_S, send
 from hawkvision.transport.protocol.control import CloseCode, StreamAnswer
 from hawkvision.transport.protocol.packet_protection import Header, Secret
@@ -36,7 +36,7 @@ MAX_UNACKNOWLEDGED: Final = 256 * 1024
 """Bytes of answers that wait in QUIC for a client to take them."""
 
 
-def _said_to_nobody(_: bytes) -> None:
+def _discard_interim(_: bytes) -> None:
     pass
 
 
@@ -51,7 +51,7 @@ class Incoming:
     deadline: float | None
     better: asyncio.Future[Incoming] | None = None
     """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
-    say: Callable[[bytes], None] = _said_to_nobody
+    say: Callable[[bytes], None] = _discard_interim
     """Tells the client something before the answer, which it may or may not hear; see `Receiver.interim`."""
     caller: Caller = NOBODY_ASKED
     """Whose picture it is: `Keys.admit` says whether it may still be answered."""
@@ -66,7 +66,7 @@ class Host(Protocol):
     """What a session needs of the server it belongs to."""
 
     handler: Handler
-    patience: Patience
+    timeouts: ReceiveTimeouts
     budget: Budget
     transport: asyncio.DatagramTransport
     sent_bytes: int
@@ -86,7 +86,7 @@ class Session:
         self.secrets = (Secret.random(), Secret.random())  # the client's, ours
         channel = Channel[Any](number, self.secrets[1], self.secrets[0], now, server.congestion)
         self.receiver = Receiver(channel, server.budget)
-        self.receiver.patience = server.patience
+        self.receiver.timeouts = server.timeouts
         self._server = server
         self._protocol = protocol
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -99,20 +99,20 @@ class Session:
     def datagram(self, header: Header, data: bytes, address: Any) -> None:
         """Take a sealed datagram in."""
         if self.receiver.receive(header, data, monotonic(), address):
-            self.soon()
+            self.schedule_flush()
 
     @property
     def answering(self) -> bool:
         """Whether a handler is at work."""
         return bool(self._tasks)
 
-    def soon(self) -> None:
+    def schedule_flush(self) -> None:
         """Pump once, after all datagrams that are there."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._flush)
 
-    def _pump(self) -> None:
+    def _flush(self) -> None:
         self._scheduled = False
         if self._closed:  # what was scheduled before must not set the timer again, which nobody would stop
             return
@@ -123,18 +123,18 @@ class Session:
             self._start(receiver.events.popleft())
         while receiver.cancelled:
             self._cancel(receiver.cancelled.popleft())
-        while receiver.unheard:
-            number, status, body = receiver.unheard.popleft()
+        while receiver.unconfirmed:
+            number, status, body = receiver.unconfirmed.popleft()
             if self._protocol.unacknowledged_bytes < MAX_UNACKNOWLEDGED:  # else datagrams alone go on
-                self._protocol.tell(StreamAnswer(number, status, body))
-        if receiver.channel.worn_out:
-            self._protocol.close(CloseCode.WORN_OUT, "the key has sealed all it may")
+                self._protocol.send_message(StreamAnswer(number, status, body))
+        if receiver.channel.key_exhausted:
+            self._protocol.close(CloseCode.KEY_EXHAUSTED, "the key has sealed all it may")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         at = receiver.next_timer(now)
         if at < math.inf:
-            self._timer = self._loop.call_later(max(at - now, TICK_S), self._pump)
+            self._timer = self._loop.call_later(max(at - now, TICK_S), self._flush)
         self._server.stirred.set()
 
     def _send(self, transport: asyncio.DatagramTransport, now: float) -> None:
@@ -156,7 +156,7 @@ class Session:
             picture.arrived,
             picture.started,
             picture.deadline,
-            say=partial(self._say, picture.number),
+            say=partial(self._send_interim, picture.number),
             caller=self.caller,
             network=self.network,
         )
@@ -182,11 +182,11 @@ class Session:
             self._tasks.pop(number, None)
             self._better.pop(number, None)
         self.receiver.answer(number, status, body, monotonic())
-        self.soon()
+        self.schedule_flush()
 
-    def _say(self, number: int, body: bytes) -> None:
+    def _send_interim(self, number: int, body: bytes) -> None:
         self.receiver.interim(number, body, monotonic())
-        self.soon()
+        self.schedule_flush()
 
     def _cancel(self, number: int) -> None:
         task = self._tasks.pop(number, None)

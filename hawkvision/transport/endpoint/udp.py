@@ -28,10 +28,10 @@ SOCKET_BUFFER: Final = 4 * 1024 * 1024
 """A busy loop may look away for 100 ms; 4 MB are 1.6 s of 20 Mbit/s. The kernel may grant less."""
 UDP_SEGMENT: Final = 103
 """Linux's (include/uapi/linux/udp.h); Python's socket module has no name for it."""
-MOST_AT_ONCE: Final = 8
+MAX_SEGMENTS: Final = 8
 """Datagrams of one system call. The kernel takes 64; but the first is on its way while others are still made, and a
 queue on this machine that is full may drop all of one call."""
-CANNOT_CUT: Final = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP)
+CANNOT_SEGMENT: Final = (errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.ENOPROTOOPT, errno.EOPNOTSUPP)
 """What the kernel says where it, the device, or a way with small packets does not let datagrams be cut."""
 TICK_S: Final = 0.001
 """Of timers. uvloop rounds to milliseconds, and half of one to none: it would spin."""
@@ -46,11 +46,11 @@ class Route:
 
 
 def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """The same datagrams in order, in runs of at most `MOST_AT_ONCE` that are of one size, or shorter at the end."""
+    """The same datagrams in order, in runs of at most `MAX_SEGMENTS` that are of one size, or shorter at the end."""
     start = 0
     for end, datagram in enumerate(datagrams):
         size = len(datagrams[start])
-        if end > start and (end - start == MOST_AT_ONCE or len(datagrams[end - 1]) < size or len(datagram) > size):
+        if end > start and (end - start == MAX_SEGMENTS or len(datagrams[end - 1]) < size or len(datagram) > size):
             yield datagrams[start:end]
             start = end
     if start < len(datagrams):
@@ -58,10 +58,10 @@ def runs(datagrams: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def bursts(datagrams: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[bytes]]]:
-    """Datagrams that leave now, each with its path, as a socket is given at once: `MOST_AT_ONCE` at most."""
+    """Datagrams that leave now, each with its path, as a socket is given at once: `MAX_SEGMENTS` at most."""
     path, burst = -1, list[bytes]()
     for over, datagram in datagrams:
-        if burst and (over != path or len(burst) == MOST_AT_ONCE):
+        if burst and (over != path or len(burst) == MAX_SEGMENTS):
             yield path, burst
             burst = []
         path = over
@@ -95,30 +95,30 @@ class PathSocket(asyncio.DatagramProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Let go of the socket."""
-        self._cut_no_more()
+        self._stop_segmenting()
 
     def send(self, datagrams: Sequence[bytes]) -> None:
         """Send in order, or lose what waits behind more than a socket's buffer."""
         transport: Any = self.transport
         for run in runs(datagrams):
             # What waits in the transport must go before.
-            if len(run) == 1 or transport.get_write_buffer_size() or not self.cut(run):
+            if len(run) == 1 or transport.get_write_buffer_size() or not self.send_segmented(run):
                 for datagram in run:
                     send(transport, datagram)
 
-    def cut(self, run: Sequence[bytes]) -> bool:
+    def send_segmented(self, run: Sequence[bytes]) -> bool:
         """Send a run by one system call, if that is possible."""
         if self._socket is None:
             return False
         try:
             self._socket.sendmsg(run, [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", len(run[0])))])
         except OSError as error:
-            if error.errno in CANNOT_CUT:
-                self._cut_no_more()
+            if error.errno in CANNOT_SEGMENT:
+                self._stop_segmenting()
             return False  # no room, or no way there: single ones are told so, too
         return True
 
-    def _cut_no_more(self) -> None:
+    def _stop_segmenting(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -30,7 +30,7 @@ TOKEN_BYTES: Final = 8
 
 
 @dataclass(slots=True)
-class Place:
+class PeerAddress:
     """An address, and what has been shown of it."""
 
     address: Address
@@ -54,16 +54,16 @@ class Place:
         return self.challenge
 
 
-class Whereabouts:
+class PathAddresses:
     """One path's address in use, and the one that claims its place."""
 
     __slots__ = ("claim", "used")
 
     def __init__(self, *, proven: bool) -> None:
-        self.used = Place(None, proven=proven)
-        self.claim: Place | None = None
+        self.used = PeerAddress(None, proven=proven)
+        self.claim: PeerAddress | None = None
 
-    def came(self, address: Address, size: int, now: float, *, newest: bool) -> Place | None:
+    def on_datagram(self, address: Address, size: int, now: float, *, newest: bool) -> PeerAddress | None:
         """Note an authentic datagram, `newest` if it was sent after all others that came; from where it is, if that
         is known.
         """
@@ -77,10 +77,10 @@ class Whereabouts:
             return claim
         if not newest:
             return None
-        self.claim = Place(address, now, bytes_in=size)
+        self.claim = PeerAddress(address, now, bytes_in=size)
         return self.claim
 
-    def answered(self, token: bytes, place: Place | None) -> bool:
+    def on_response(self, token: bytes, place: PeerAddress | None) -> bool:
         """Note a response that came from there; whether the address in use is another one now."""
         if place is None or token != place.challenge:
             return False

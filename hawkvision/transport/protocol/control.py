@@ -40,7 +40,7 @@ class CloseCode:
     UNAUTHORIZED: Final = 2
     VERSION: Final = 3
     TOO_MANY: Final = 4
-    WORN_OUT: Final = 5
+    KEY_EXHAUSTED: Final = 5
     GOING_AWAY: Final = 6
     UNTRUSTED: Final = 7
 

@@ -103,7 +103,7 @@ class Sealer:
         self.sealed = 0
 
     @property
-    def worn_out(self) -> bool:
+    def key_exhausted(self) -> bool:
         """Whether the session must end now, before the key has sealed all it may."""
         return self.sealed >= MAX_SEALED - SPARE_SEALED
 

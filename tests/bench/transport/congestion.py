@@ -3,9 +3,9 @@
     python -m tests.bench.transport.congestion [--links 24] [--seconds 12] [--seed 1]
 
 Links are drawn from the seed: 1 to 20 Mbit/s, 5 to 80 ms one way, a queue of 20 to 200 ms, loss of 0 to 20 % alone or
-in runs, some with a CUBIC flow. Each controller gets the same links. Two loads: a camera that asks for 30 % of the
-link, of which the time until an image is through counts, and one that asks for twice the link, of which the goodput
-counts. Time is simulated, so one seed gives the same table on every machine.
+in runs. Each controller gets the same links. Three loads: a camera that asks for 30 % of the link, of which the time
+until an image is through counts; one that asks for twice the link, of which the goodput counts; and the same beside a
+CUBIC flow, without random loss. Time is simulated, so one seed gives the same table on every machine.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ class Drawn:
     queue_s: float
     loss: float
     burst: float
-    beside_cubic: bool
 
-    def build(self) -> Link:
+    def build(self, *, lossless: bool = False) -> Link:
         """The link, with its own random numbers."""
-        rng = random.Random(self.seed)
-        loss: Callable[[], bool] = Independent(self.loss, rng)
-        if self.burst > 1.0 and self.loss > 0.0:
-            loss = Gilbert(self.loss, self.burst, rng)
+        rng, ratio = random.Random(self.seed), 0.0 if lossless else self.loss
+        loss: Callable[[], bool] = Independent(ratio, rng)
+        if self.burst > 1.0 and ratio > 0.0:
+            loss = Gilbert(ratio, self.burst, rng)
         queue = max(3_000, int(self.rate * self.queue_s))
-        back = Independent(self.loss, random.Random(self.seed + 1))
+        back = Independent(ratio, random.Random(self.seed + 1))
         return Link(Simulation(), self.rate, self.delay_s, queue, loss, back, rng=random.Random(self.seed + 2))
 
 
@@ -60,7 +59,8 @@ class Measured:
     p99_ms: float
     goodput: float
     queue_ms: float
-    cubic: float | None
+    beside_cubic: tuple[float, float]
+    """Its share and CUBIC's, without random loss."""
 
 
 def drawn(count: int, seed: int) -> Iterator[Drawn]:
@@ -74,34 +74,39 @@ def drawn(count: int, seed: int) -> Iterator[Drawn]:
             queue_s=rng.uniform(0.02, 0.2),
             loss=rng.choice((0.0, 0.01, 0.05, 0.2)),
             burst=rng.choice((1.0, 3.0)),
-            beside_cubic=rng.random() < 0.25,
         )
 
 
 def measure(spec: Drawn, controller: type[CongestionController], seconds: float) -> Measured:
-    """Both loads, one after the other, each on a link of its own."""
-    link = spec.build()
-    if spec.beside_cubic:
-        Cubic(link)
-    light = Camera(link, IMAGE, IMAGE / (LIGHT * link.rate), congestion=controller)
-    link.sim.run(WARM_S + seconds)
+    """Each load on a link of its own."""
+    light = camera(spec.build(), LIGHT, controller)
+    light.sim.run(WARM_S + seconds)
     times = sorted(taken * 1e3 for number, taken in light.arrived.items() if light.started[number] > WARM_S)
-    link = spec.build()
-    other = Cubic(link) if spec.beside_cubic else None
-    heavy = Camera(link, IMAGE, IMAGE / (HEAVY * link.rate), congestion=controller)
-    link.sim.run(WARM_S)
-    got, others, queues = heavy.delivered, other.delivered if other else 0, list[float]()
+    heavy = camera(spec.build(), HEAVY, controller)
+    heavy.sim.run(WARM_S)
+    before, queues = heavy.delivered, list[float]()
     for tick in range(round(seconds / 0.1)):
-        link.sim.run(WARM_S + 0.1 * (tick + 1))
-        queues.append(link.queue_s * 1e3)
+        heavy.sim.run(WARM_S + 0.1 * (tick + 1))
+        queues.append(heavy.link.queue_s * 1e3)
+    p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
+    goodput = (heavy.delivered - before) / (seconds * spec.rate)
+    return Measured(times[len(times) // 2], p99, goodput, statistics.fmean(queues), shares(spec, controller, seconds))
+
+
+def camera(link: Link, load: float, controller: type[CongestionController]) -> Camera:
+    """A camera that asks for so many links."""
+    return Camera(link, IMAGE, IMAGE / (load * link.rate), congestion=controller)
+
+
+def shares(spec: Drawn, controller: type[CongestionController], seconds: float) -> tuple[float, float]:
+    """What it and a CUBIC flow get of the link side by side, without random loss."""
+    link = spec.build(lossless=True)
+    other, heavy = Cubic(link), camera(link, HEAVY, controller)
+    link.sim.run(WARM_S)
+    before = heavy.delivered, other.delivered
+    link.sim.run(WARM_S + seconds)
     whole = seconds * link.rate
-    return Measured(
-        times[len(times) // 2],
-        times[min(len(times) - 1, int(0.99 * len(times)))],
-        (heavy.delivered - got) / whole,
-        statistics.fmean(queues),
-        None if other is None else (other.delivered - others) / whole,
-    )
+    return (heavy.delivered - before[0]) / whole, (other.delivered - before[1]) / whole
 
 
 def main() -> None:
@@ -113,21 +118,22 @@ def main() -> None:
     given = parser.parse_args()
     links = list(drawn(given.links, given.seed))
     print("| controller | P50 | P99: median, worst link | P99 within twice the link's own time ", end="")
-    print("| goodput: median, worst | queue | beside CUBIC: ours / CUBIC's |")
+    print("| goodput: median, worst | queue | beside CUBIC: ours / CUBIC's, median and least |")
     print("|---|---|---|---|---|---|---|")
     for name, controller in CONTROLLERS.items():
         found = [measure(link, controller, given.seconds) for link in links]
         own = [1e3 * (link.delay_s + IMAGE / link.rate) for link in links]
         p99s = [each.p99_ms for each in found]
         quick = sum(p99 <= 2.0 * alone for p99, alone in zip(p99s, own, strict=True))
-        alone = [each for each in found if each.cubic is None]
-        shared = [(each.goodput, each.cubic) for each in found if each.cubic is not None]
-        beside = f"{statistics.median(a for a, _ in shared):.2f} / {statistics.median(b for _, b in shared):.2f}"
+        ours, cubic = zip(*(each.beside_cubic for each in found), strict=True)
+        goodputs = [each.goodput for each in found]
         print(
             f"| {name} | {statistics.median(each.p50_ms for each in found):.0f} ms "
             f"| {statistics.median(p99s):.0f} ms, {max(p99s):.0f} ms | {quick} of {len(links)} "
-            f"| {statistics.median(each.goodput for each in alone):.2f}, {min(each.goodput for each in alone):.2f} "
-            f"| {statistics.median(each.queue_ms for each in alone):.0f} ms | {beside if shared else '-'} |"
+            f"| {statistics.median(goodputs):.2f}, {min(goodputs):.2f} "
+            f"| {statistics.median(each.queue_ms for each in found):.0f} ms "
+            f"| {statistics.median(ours):.2f} / {statistics.median(cubic):.2f}, {min(ours):.2f} / {min(cubic):.2f} |",
+            flush=True,
         )
 
 

@@ -207,7 +207,7 @@ def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_the
         async with open_door(config) as (door, _, variants), connected(door) as client:
             variants.gate.clear()
             meta = request.meta(TRACE)
-            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=10.0, hear=heard.append)
+            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=10.0, on_interim=heard.append)
             answer = asyncio.create_task(asking)
             await until(lambda: bool(heard) if progressive else bool(variants.pictures))
             variants.gate.set()

@@ -18,7 +18,7 @@ from hawkvision.transport.client.connection_manager import is_gone
 from hawkvision.transport.client.datagram_client import LinkView, LossyLink, answer_among
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import LinkState, choose
-from hawkvision.transport.endpoint.connection import ConnectionLost
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import LossyServer

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hawkvision.transport.protocol.addresses import CLAIM_S, Place, Whereabouts
+from hawkvision.transport.protocol.addresses import CLAIM_S, PathAddresses, PeerAddress
 
 ADDRESSES = st.sampled_from([("192.0.2.1", 1), ("192.0.2.1", 2), ("192.0.2.2", 1), ("192.0.2.3", 1)])
 SMALL = 40
@@ -19,7 +19,7 @@ class Addresses(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.where = Whereabouts(proven=False)
+        self.where = PathAddresses(proven=False)
         self.now = 100.0
         self.got: Counter[object] = Counter()
         self.gave: Counter[object] = Counter()
@@ -29,7 +29,7 @@ class Addresses(RuleBasedStateMachine):
     @rule(address=ADDRESSES, size=st.integers(40, 1200), newest=st.booleans())
     def came(self, address: object, size: int, newest: bool) -> None:
         before = (self.where.used, self.where.claim)
-        place = self.where.came(address, size, self.now, newest=newest)
+        place = self.where.on_datagram(address, size, self.now, newest=newest)
         self.gave[address] += size
         assert before[0].address is None or self.where.used is before[0], "nothing that comes moves the peer by itself"
         if not newest:
@@ -37,7 +37,7 @@ class Addresses(RuleBasedStateMachine):
         if place is not None:
             self.challenge(place)
 
-    def challenge(self, place: Place) -> None:
+    def challenge(self, place: PeerAddress) -> None:
         token = place.challenge_due(self.now, SMALL)
         if token is not None:
             place.bytes_out += SMALL
@@ -46,11 +46,11 @@ class Addresses(RuleBasedStateMachine):
 
     @rule(address=ADDRESSES, teller=ADDRESSES)
     def responded(self, address: object, teller: object) -> None:
-        place = self.where.came(address, SMALL, self.now, newest=True)
+        place = self.where.on_datagram(address, SMALL, self.now, newest=True)
         self.gave[address] += SMALL
         for token in (*self.told.get(teller, ()), b"guessed!"):
             before = self.where.used
-            moved = self.where.answered(token, place)
+            moved = self.where.on_response(token, place)
             assert moved == (self.where.used is not before)
             if token not in self.told.get(address, set()):
                 assert not moved, "a token proves the address only that it was sent to"

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.transport.endpoint.channel import (
+from hawkvision.transport.endpoint.channel import MAX_SENT, Channel
+from hawkvision.transport.endpoint.path import (
     DEAD_AFTER_LEAST_S,
     LATE_FOR_S,
     MAX_MISSED,
-    MAX_SENT,
     REORDERING,
     REPORT_AFTER,
     REPORT_DELAY_S,
     SILENT_TIMEOUTS,
-    Channel,
 )
 from hawkvision.transport.protocol.frames import (
     AnswerPart,
@@ -199,7 +198,7 @@ def test_a_replayed_datagram_counts_once() -> None:
     assert end.receive(header, datagram, BEGIN) == []
     assert end.receive(header, datagram, BEGIN) is None
     assert end.drops == {Drop.REPLAYED: 1}
-    assert end.paths[0].untold == 1
+    assert end.paths[0].unreported == 1
 
 
 def test_one_silent_path_of_two_dies_and_its_datagrams_are_lost_at_once() -> None:

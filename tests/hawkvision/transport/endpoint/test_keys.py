@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hawkvision.errors import Unauthorized
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import NOBODY_ASKED, Caller, Keys, prove
-from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.session import Incoming
 from hawkvision.transport.protocol.control import CloseCode, Hello
@@ -30,9 +31,9 @@ class Saying(LossyClient):
 
     hello: Hello
 
-    def secured(self) -> None:
+    def on_secured(self) -> None:
         assert self._protocol is not None
-        self._protocol.tell(self.hello)
+        self._protocol.send_message(self.hello)
 
 
 async def answer_to(port: int, hello: Hello) -> str:

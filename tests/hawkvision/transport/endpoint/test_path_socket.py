@@ -14,7 +14,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.transport.endpoint.udp import MOST_AT_ONCE, PathSocket, Route, bind, bursts, open_path, runs
+from hawkvision.transport.endpoint.udp import MAX_SEGMENTS, PathSocket, Route, bind, bursts, open_path, runs
 from tests.waiting import until
 
 T = TypeVar("T")
@@ -39,14 +39,14 @@ def test_runs_are_the_same_datagrams_and_each_can_be_cut(datagrams: list[bytes])
     for run in found:
         assert {len(each) for each in run[:-1]} <= {len(run[0])}
         assert 0 < len(run[-1]) <= len(run[0])
-        assert len(run) <= MOST_AT_ONCE
+        assert len(run) <= MAX_SEGMENTS
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.binary(min_size=1, max_size=2)), max_size=40))
 def test_bursts_are_the_same_datagrams_and_each_is_of_one_path(datagrams: list[tuple[int, bytes]]) -> None:
     found = list(bursts(datagrams))
     assert [(path, each) for path, burst in found for each in burst] == datagrams
-    assert all(0 < len(burst) <= MOST_AT_ONCE for _, burst in found)
+    assert all(0 < len(burst) <= MAX_SEGMENTS for _, burst in found)
 
 
 def test_as_few_runs_as_can_be_are_made() -> None:
@@ -76,9 +76,9 @@ def run_on_both(scenario: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's options")
-@pytest.mark.parametrize(("options", "cut"), [({}, True), ({SO_NO_CHECK: 1}, False)], ids=["cut", "one by one"])
+@pytest.mark.parametrize(("options", "segmented"), [({}, True), ({SO_NO_CHECK: 1}, False)], ids=["cut", "one by one"])
 def test_all_arrive_in_order_whether_the_kernel_cuts_them_or_not(
-    receiver: socket.socket, options: dict[int, int], cut: bool
+    receiver: socket.socket, options: dict[int, int], segmented: bool
 ) -> None:
     async def scenario() -> tuple[list[bytes], bool]:
         path = await opened(receiver)
@@ -86,13 +86,13 @@ def test_all_arrive_in_order_whether_the_kernel_cuts_them_or_not(
             path.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, value)
         path.send(SENT)
         came = [receiver.recv(2000) for _ in SENT]
-        could = path.cut([b"one", b"two", b"6"])
+        could = path.send_segmented([b"one", b"two", b"6"])
         if could:
             assert [receiver.recv(2000) for _ in range(3)] == [b"one", b"two", b"6"]
         path.transport.close()
         return came, could
 
-    assert run_on_both(scenario) == [(SENT, cut)] * 2
+    assert run_on_both(scenario) == [(SENT, segmented)] * 2
 
 
 def test_a_closed_path_leaves_no_descriptor_and_sends_nothing(receiver: socket.socket) -> None:
@@ -102,6 +102,6 @@ def test_a_closed_path_leaves_no_descriptor_and_sends_nothing(receiver: socket.s
         assert descriptors() > before
         path.transport.close()
         await until(lambda: descriptors() <= before)
-        return path.cut([b"one", b"two"])
+        return path.send_segmented([b"one", b"two"])
 
     assert run_on_both(scenario) == [False, False]

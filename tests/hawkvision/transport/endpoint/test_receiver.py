@@ -20,9 +20,9 @@ from hawkvision.transport.endpoint.receiver import (
     MAX_SESSION_BYTES,
     UNTOLD_S,
     Budget,
-    Patience,
     Picture,
     Receiver,
+    ReceiveTimeouts,
     Status,
 )
 from hawkvision.transport.endpoint.response_delivery import MAX_ANSWERS, REMEMBERED
@@ -144,7 +144,7 @@ def test_deadlines_are_those_of_the_latest_round_trip_where_there_are_few() -> N
 
 def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> None:
     end, peer = server(), Peer()
-    end.patience = Patience(grace_s=0.015)
+    end.timeouts = ReceiveTimeouts(grace_s=0.015)
     first, *rest = fragments(SCENE, left_ms=1)
     assert give(end, peer, first) == []
     assert end.next_timer(BEGIN) <= BEGIN + 0.015 + 1e-9
@@ -156,7 +156,7 @@ def test_a_picture_whose_deadline_is_over_may_be_let_come_in_all_the_same() -> N
 
 def test_a_picture_that_is_all_or_nothing_may_be_held_for_a_late_answer() -> None:
     end, peer = server(), Peer()
-    end.patience = Patience(hold_s=0.05)
+    end.timeouts = ReceiveTimeouts(hold_s=0.05)
     first, *rest = (replace(each, rest_ms=40) for each in fragments(coded(), left_ms=20))
     give(end, peer, first)
     assert not answers(end, peer, BEGIN + 0.030)
@@ -167,7 +167,7 @@ def test_a_picture_that_is_all_or_nothing_may_be_held_for_a_late_answer() -> Non
 
 def test_a_picture_is_held_no_longer_than_that() -> None:
     end, peer = server(), Peer()
-    end.patience = Patience(hold_s=0.05)
+    end.timeouts = ReceiveTimeouts(hold_s=0.05)
     give(end, peer, replace(fragments(coded(), left_ms=20)[0], rest_ms=200))
     assert not answers(end, peer, BEGIN + 0.050)
     assert {part.status for part in answers(end, peer, BEGIN + 0.061)} == {Status.EXPIRED}
@@ -175,7 +175,7 @@ def test_a_picture_is_held_no_longer_than_that() -> None:
 
 def test_what_is_shown_in_parts_is_not_held() -> None:
     end, peer = server(), Peer()
-    end.patience = Patience(hold_s=0.05)
+    end.timeouts = ReceiveTimeouts(hold_s=0.05)
     give(end, peer, fragments(SCENE, left_ms=20)[0])
     (event,) = handed(end, peer, BEGIN + 0.020)
     assert event.final
@@ -192,7 +192,7 @@ def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
         (3, early - 1, False, None),
         (4, early, True, None),
     ]:
-        end.patience = Patience(grace_s=1.0)
+        end.timeouts = ReceiveTimeouts(grace_s=1.0)
         give(end, peer, *fragments(large, number, left_ms=1)[:came])
         assert bool(handed(end, peer, BEGIN + 0.2)) == offered, "while the rest is asked for"
         parts = answers(end, peer, BEGIN + 1.001)
@@ -204,7 +204,7 @@ def test_what_is_too_little_to_look_at_is_not_decoded(parity: float) -> None:
 def test_a_coarse_whole_is_looked_at_however_few_fragments_hold_it() -> None:
     end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, 0.5, base=True), 300)
     assert 0 < large.format.base_k < EARLY_SHARE * large.format.k - 1
-    end.patience = Patience(grace_s=1.0)
+    end.timeouts = ReceiveTimeouts(grace_s=1.0)
     give(end, peer, *fragments(large, left_ms=1)[: large.format.base_k])
     (event,) = handed(end, peer, BEGIN + 0.2)
     assert isinstance(event.arrived, Partial)
@@ -329,11 +329,11 @@ def test_ten_thousand_unfinished_pictures_hold_no_more_than_is_allowed() -> None
         if number % 50 == 0:
             refused |= {part.picture for part in answers(end, peer, now)}
         assert len(end._assembling) <= MAX_ASSEMBLING
-        assert len(end._answering._answers) <= MAX_ANSWERS
+        assert len(end._responses._answers) <= MAX_ANSWERS
     assert budget.used <= MAX_SESSION_BYTES
     assert len(refused) > 1000
-    assert len(end._answering._over) <= REMEMBERED
-    assert len(end.unheard) <= MAX_ANSWERS
+    assert len(end._responses._finished) <= REMEMBERED
+    assert len(end.unconfirmed) <= MAX_ANSWERS
     end.close()
     assert budget.used == 0
 

@@ -87,7 +87,7 @@ def test_an_answer_that_nothing_confirms_goes_to_the_stream_once_and_ends() -> N
     while now < BEGIN + 3 * GIVE_UP_S:
         now += 0.05
         list(end.poll(now))
-    assert list(end.unheard) == [(0, Status.OK, b"cat")]
+    assert list(end.unconfirmed) == [(0, Status.OK, b"cat")]
     assert not answers(end, peer, now + 5)
 
 

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.transport.coding.image_coding import Coded
-from hawkvision.transport.endpoint.sender import MAX_PICTURES, MAX_RESENDS, MAX_ROUNDS, Answered, Said, Sender
+from hawkvision.transport.endpoint.sender import (
+    MAX_PICTURES,
+    MAX_RESENDS,
+    MAX_ROUNDS,
+    Answered,
+    InterimReceived,
+    Sender,
+)
 from hawkvision.transport.protocol.frames import (
     MAX_ANSWER_PARTS,
     MAX_META,
@@ -95,7 +102,7 @@ def test_what_is_said_before_the_answer_is_heard_once_and_in_order() -> None:
         end.receive(*peer.seal(interim), BEGIN)
     end.receive(*peer.seal(AnswerPart(0, 0, 0, 1, b"cat")), BEGIN)
     end.receive(*peer.seal(Interim(0, 2, b"dog?")), BEGIN)
-    assert (list(end.said), list(end.answered)) == ([Said(0, b"cat?")], [Answered(0, 0, b"cat")])
+    assert (list(end.interims), list(end.answered)) == ([InterimReceived(0, b"cat?")], [Answered(0, 0, b"cat")])
 
 
 def test_a_nack_brings_the_fragments_again_but_not_at_once_twice() -> None:
@@ -210,8 +217,8 @@ def test_authentic_frames_of_any_content_answer_nothing_twice(received: list[tup
         now += wait_ms * 1e-3
         end.receive(*peer.seal(frame, path=path), now)
         count += len(sent(end, peer, now))
-        assert {said.picture for said in end.said} <= set(range(4))
-        assert len(end.said) <= MAX_PICTURES
+        assert {interims.picture for interims in end.interims} <= set(range(4))
+        assert len(end.interims) <= MAX_PICTURES
     numbers = [answer.picture for answer in end.answered]
     assert len(numbers) == len(set(numbers))
     assert set(numbers) <= set(range(4))

@@ -19,7 +19,8 @@ from hawkvision.errors import ConfigError, Overloaded
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.registry import CONTROLLERS
-from hawkvision.transport.endpoint.connection import ConnectionLost, LossyClient
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
 from hawkvision.transport.endpoint.session import MAX_UNACKNOWLEDGED, Incoming
@@ -196,7 +197,7 @@ def test_what_a_handler_says_before_its_answer_is_heard_before_it() -> None:
 
     async def scenario() -> tuple[Status, bytes]:
         async with serving(handler) as server, connected(server.port) as client:
-            asking = asyncio.create_task(client.ask(b"cats", PICTURE, hear=heard.append))
+            asking = asyncio.create_task(client.ask(b"cats", PICTURE, on_interim=heard.append))
             await until(lambda: bool(heard))
             assert not asking.done()
             go_on.set()
@@ -254,7 +255,7 @@ def test_a_part_is_offered_first_and_the_whole_once_it_is_repaired() -> None:
     assert (Partial, Complete) in parts
 
 
-def test_a_worn_out_key_ends_the_connection_and_says_so() -> None:
+def test_an_exhausted_key_ends_the_connection_and_says_so() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
             client.sender.channel._sealer.sealed = MAX_SEALED - 1000
@@ -416,7 +417,7 @@ def test_handshakes_of_one_network_beyond_its_share_wait_and_others_do_not() -> 
     async def scenario() -> None:
         async with serving() as server:
             assert server._endpoint is not None
-            gate, loop = server._endpoint._gate, asyncio.get_running_loop()
+            gate, loop = server._endpoint._handshakes, asyncio.get_running_loop()
             while gate.may_begin("127.0.0.1", loop.time() + 0.5):
                 pass
             async with connected(server.port, routes=[Route("127.0.0.3", "127.0.0.1")]) as other:
@@ -456,7 +457,7 @@ def test_an_overtaken_datagram_from_elsewhere_does_not_move_the_session() -> Non
             (session,) = server.sessions.values()
             channel, where = session.receiver.channel, session.receiver.channel.paths[0].where
             await until(lambda: where.used.proven)
-            late = client.sender.channel.tell(client.sender.channel.paths[0], encode(Ping()))
+            late = client.sender.channel.send_unreported(client.sender.channel.paths[0], encode(Ping()))
             await client.ask(b"cats", PICTURE)  # overtakes it
             received = channel.paths[0].received
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as elsewhere:
@@ -585,7 +586,7 @@ def test_answers_that_a_client_does_not_take_do_not_gather() -> None:
             quic._write_connection_limits = quic._write_stream_limits = lambda *_, **__: None  # type: ignore[method-assign]
             client.sender.receive = lambda *_: False  # type: ignore[method-assign]
             asking = [asyncio.ensure_future(client.ask(b"cats", PICTURE, timeout_s=60.0)) for _ in range(20)]
-            answers = session.receiver._answering._answers
+            answers = session.receiver._responses._answers
             told = len(asking)
             await until(lambda: sum(answer.by_stream for answer in answers.values()) == told, 9.0)  # none is given up
             held = session._protocol.unacknowledged_bytes
@@ -603,7 +604,7 @@ def test_a_session_that_was_closed_sets_no_timer_again() -> None:
             await client.ask(b"cats", PICTURE)
             (session,) = server.sessions.values()
             await server.close()
-            session.soon()
+            session.schedule_flush()
             await asyncio.sleep(0)
             assert session._timer is None or session._timer.cancelled()
             assert server.budget.used == 0

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hawkvision.errors import ConfigError
-from hawkvision.transport.endpoint.connection import ConnectionLost
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.transport.protocol.identity import SERVER_NAME, Identity, load_identity, own_identity, pin_of
 from tests.hawkvision.transport.peers import IDENTITY, connected, serving

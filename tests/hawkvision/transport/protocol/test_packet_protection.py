@@ -101,10 +101,10 @@ def test_a_forged_far_sequence_does_not_move_the_window() -> None:
     assert opener.open(peek(genuine), genuine) == b"frames"
 
 
-def test_a_worn_out_key_seals_nothing_more() -> None:
+def test_an_exhausted_key_seals_nothing_more() -> None:
     sealer = Sealer(7, SECRET)
     sealer.sealed = MAX_SEALED
-    assert sealer.worn_out
+    assert sealer.key_exhausted
     with pytest.raises(AssertionError):
         sealer.seal(0, 0, b"frames")
 

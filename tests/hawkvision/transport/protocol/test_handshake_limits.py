@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.transport.endpoint.handshake_limits import (
+from hawkvision.transport.protocol.handshake_limits import (
     EACH_AT_ONCE,
     EACH_PER_S,
     HANDSHAKES_AT_ONCE,
@@ -13,7 +13,7 @@ from hawkvision.transport.endpoint.handshake_limits import (
     MAX_NETWORKS,
     RETRIES_PER_S,
     Bucket,
-    Gate,
+    HandshakeLimits,
 )
 
 
@@ -33,21 +33,21 @@ def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(rate: float, burst: 
 
 
 def test_one_network_may_begin_so_many_and_another_is_not_kept_out_by_it() -> None:
-    gate = Gate(0.0)
+    gate = HandshakeLimits(0.0)
     assert sum(gate.may_begin("192.0.2.1", 0.0) for _ in range(100)) == EACH_AT_ONCE
     assert gate.may_begin("192.0.2.2", 0.0)
     assert sum(gate.may_begin("192.0.2.1", 1.0) for _ in range(100)) == EACH_PER_S
 
 
 def test_all_networks_together_may_begin_so_many() -> None:
-    gate = Gate(0.0)
+    gate = HandshakeLimits(0.0)
     assert sum(gate.may_begin(f"network {n}", 0.0) for n in range(10_000)) == HANDSHAKES_AT_ONCE
     assert sum(gate.may_begin(f"network {n}", 1.0) for n in range(10_000)) == HANDSHAKES_PER_S
     assert len(gate._each) == MAX_NETWORKS
 
 
 def test_so_many_retries_are_sent() -> None:
-    gate = Gate(0.0)
+    gate = HandshakeLimits(0.0)
     sent = sum(gate.may_retry(n / 100_000) for n in range(200_000))
     assert sent <= RETRIES_PER_S * 2 + RETRIES_PER_S / 10
     assert gate.may_begin("192.0.2.1", 2.0), "Retries use up no handshakes"

@@ -44,7 +44,7 @@ class Bucket:
         return True
 
 
-class Gate:
+class HandshakeLimits:
     """Of one server."""
 
     def __init__(self, now: float) -> None:
