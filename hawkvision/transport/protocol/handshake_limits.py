@@ -10,6 +10,7 @@ No clock: `now` is seconds of one that never goes back.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 from typing import Final
 
@@ -23,6 +24,16 @@ EACH_AT_ONCE: Final = 32.0
 """From one address, or one /64 of IPv6."""
 MAX_NETWORKS: Final = 4096
 """Whose handshakes are counted by themselves; the one that came longest ago makes room."""
+
+
+def network_of(address: str) -> str:
+    """Whose an address is, as far as it tells: a host's of IPv4, and of IPv6 the /64 that hosts are given."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is None:
+            return str(ipaddress.ip_network((int(ip), 64), strict=False))
+        ip = ip.ipv4_mapped
+    return str(ip)
 
 
 class Bucket:

@@ -22,10 +22,11 @@ from hawkvision.transport.congestion.registry import CONTROLLERS
 from hawkvision.transport.endpoint.connection import LossyClient
 from hawkvision.transport.endpoint.pending_responses import ConnectionLost
 from hawkvision.transport.endpoint.receiver import Status
-from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer, network_of
+from hawkvision.transport.endpoint.server import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, LossyServer
 from hawkvision.transport.endpoint.session import MAX_UNACKNOWLEDGED, Incoming
 from hawkvision.transport.endpoint.udp import Route
 from hawkvision.transport.protocol.frames import Fragment, Ping, encode
+from hawkvision.transport.protocol.handshake_limits import network_of
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED, Sealer, peek
 from hawkvision.transport.protocol.wire import Drop, WireError
 from loadgen.link import UdpRelay
