@@ -206,7 +206,7 @@ def _request(incoming: Incoming) -> ClassifyRequest:
     request = with_stream(incoming.template, incoming.meta)
     if incoming.deadline is None:
         return request
-    return replace(request, deadline_ms=max(0.0, (incoming.deadline - incoming.started) * 1e3))
+    return replace(request, deadline_ms=max(0.0, incoming.deadline.remaining_ms(incoming.started)))
 
 
 def _caller(incoming: Incoming) -> str:
@@ -229,6 +229,6 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     # Bounded here, too: the picture that is there is better than none.
     until = incoming.started + MISSING_S
     if incoming.deadline is not None:
-        until = max(incoming.deadline, incoming.started + RECEIVE_TIMEOUTS.grace_s)
+        until = max(incoming.deadline.at, incoming.started + RECEIVE_TIMEOUTS.grace_s)
     await asyncio.wait((incoming.better,), timeout=max(0.0, until - time.monotonic()))
     return incoming.better.result() if incoming.better.done() else incoming

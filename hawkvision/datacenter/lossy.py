@@ -131,7 +131,7 @@ class LossyDoor:
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired), "the transport answers these by itself"
         if incoming.deadline is not None:
-            left_ms = (incoming.deadline - asyncio.get_running_loop().time()) * 1e3
+            left_ms = incoming.deadline.remaining_ms(asyncio.get_running_loop().time())
             asked = msgspec.structs.replace(asked, deadline_ms=left_ms)
         with self._tier.admit(asked) as visit:
             if len(arrived.body) > self._max_body_bytes:
@@ -164,6 +164,6 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     # Bounded by us, too: the picture that is here is better than none.
     patience_s = PATIENCE_S
     if incoming.deadline is not None:
-        patience_s = max(0.0, incoming.deadline - asyncio.get_running_loop().time())
+        patience_s = max(0.0, incoming.deadline.remaining_s(asyncio.get_running_loop().time()))
     await asyncio.wait((incoming.better,), timeout=patience_s)
     return incoming.better.result() if incoming.better.done() else incoming

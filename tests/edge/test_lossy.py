@@ -15,6 +15,7 @@ import pytest
 
 from edge.app import EdgeApp
 from edge.lossy import LossyDoor
+from hawkvision.clock import Deadline
 from hawkvision.config import EdgeConfig
 from hawkvision.errors import ConfigError
 from hawkvision.hop import LossyOffer
@@ -97,7 +98,8 @@ def incoming(
     better: asyncio.Future[Incoming] | None = None,
 ) -> Incoming:
     now = monotonic()
-    return Incoming(template, meta, arrived, now, None if deadline_s is None else now + deadline_s, better)
+    deadline = None if deadline_s is None else Deadline.after_s(deadline_s, now)
+    return Incoming(template, meta, arrived, now, deadline, better)
 
 
 def part(fraction: float, quality: int | None = 80) -> Partial:

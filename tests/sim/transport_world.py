@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from hawkvision.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded, opaque
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
@@ -58,7 +59,7 @@ class Asked:
     """What happened to one picture, in seconds of simulated time."""
 
     at: float
-    deadline: float | None
+    deadline: Deadline | None
     answered_at: float | None = None
     status: int | None = None
     body: bytes = b""
@@ -116,7 +117,7 @@ class World:
         """Submit a picture now; None if the sender is full."""
         if self.sender.full:
             return None
-        deadline = None if deadline_s is None else self.now + deadline_s
+        deadline = None if deadline_s is None else Deadline.after_s(deadline_s, self.now)
         number = self.sender.submit(template, coded, deadline, b"", self.now, late_s=late_s)
         self.asked[number] = Asked(self.now, deadline)
         self._wake["client"] = self.now

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from aioquic.quic.connection import QuicConnection
 
+from hawkvision.clock import Deadline
 from hawkvision.errors import BadField, Unauthorized
 from hawkvision.servers.keys import prove
 from hawkvision.transport.coding.image_coding import Coded
@@ -246,7 +247,7 @@ class LossyClient(PathEstimates):
                     if self.lost is not None:
                         raise ConnectionLost(self.lost)
                 now = monotonic()
-                deadline = None if deadline_s is None else started + deadline_s
+                deadline = None if deadline_s is None else Deadline.after_s(deadline_s, started)
                 number = sender.submit(self._template(template), coded, deadline, meta, now, late_s)
                 future = self._pending.add(number, on_interim)
                 self._flush()

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from hawkvision.clock import Deadline
 from hawkvision.transport.coding.image_coding import Arrived, Complete, Expired, decode, missing
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.response_delivery import MAX_ANSWER_BYTES, Interims, Part, ResponseDelivery
@@ -114,7 +115,7 @@ class Picture:
     arrived: Arrived
     started: float
     """When its first fragment came."""
-    deadline: float | None
+    deadline: Deadline | None
     """When the answer must leave to arrive in time."""
     final: bool
     """False while missing fragments have been asked for: another event follows, unless it is answered before."""
@@ -126,7 +127,7 @@ class _Assembly:
     template: int
     meta: bytes
     started: float
-    deadline: float | None
+    deadline: Deadline | None
     interims: Interims
     symbols: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
@@ -264,7 +265,7 @@ class Receiver:
             deadline = None
             if fragment.left_ms:
                 # The sender counts from when it sent: half a round trip ago, and the answer needs the other half.
-                deadline = now + fragment.left_ms * 1e-3 - (self.channel.best(now).rate.newest_rtt_s or 0.0)
+                deadline = Deadline.after_ms(fragment.left_ms, now - (self.channel.best(now).rate.newest_rtt_s or 0.0))
             interims = Interims(number)
             assembly = _Assembly(fragment.format, fragment.template, fragment.meta, now, deadline, interims)
             self._assembling[number] = assembly
@@ -298,7 +299,7 @@ class Receiver:
         if assembly.deadline is None:
             return math.inf
         timeouts = self.timeouts
-        latest = max(assembly.deadline - timeouts.reserve_s, assembly.started + timeouts.grace_s)
+        latest = max(assembly.deadline.at - timeouts.reserve_s, assembly.started + timeouts.grace_s)
         return latest + timeouts.hold_s if assembly.format.kind is Kind.OPAQUE else latest
 
     def _check(self, number: int, assembly: _Assembly, now: float) -> Iterator[tuple[int, bytes]]:
@@ -309,7 +310,7 @@ class Receiver:
         ):
             give_up = assembly.started + ABANDONED_S
             if assembly.deadline is not None:
-                give_up = max(assembly.deadline, assembly.started + UNTOLD_S)
+                give_up = max(assembly.deadline.at, assembly.started + UNTOLD_S)
             if now >= give_up:
                 self._refuse(number, Status.NO_TEMPLATE, "the request these fragments name never arrived", now)
             else:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from hawkvision.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Channel
@@ -94,7 +95,7 @@ class _Picture:
     template: int
     coded: Coded
     meta: bytes
-    deadline: float | None
+    deadline: Deadline | None
     expires: float
     """From when on nothing more is sent of it."""
     fragments: list[_Fragment]
@@ -168,7 +169,7 @@ class Sender:
         self,
         template: int,
         coded: Coded,
-        deadline: float | None,
+        deadline: Deadline | None,
         meta: bytes,
         now: float,
         late_s: float = 0.0,
@@ -187,7 +188,7 @@ class Sender:
             raise WireError(f"meta of {len(meta)}, symbols of {longest} bytes; expected at most {MAX_META} and {room}")
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFF
-        expires = math.inf if deadline is None else deadline + late_s
+        expires = math.inf if deadline is None else deadline.at + late_s
         picture = _Picture(number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols])
         self._pictures[number] = picture
         k, n = coded.format.k, coded.format.n
@@ -285,7 +286,7 @@ class Sender:
         fragment.sent += 1
         fragment.sent_at = now
         rest_s = max(self.spare_s(picture.queued_bytes, now), picture.last_at - now)
-        left = 0 if picture.deadline is None else max(1, round((picture.deadline - now) * 1e3))
+        left = 0 if picture.deadline is None else max(1, round(picture.deadline.remaining_ms(now)))
         frame = Fragment(
             picture.number, picture.template, coded.format, index, left, round(rest_s * 1e3), picture.meta,
             coded.symbols[index],

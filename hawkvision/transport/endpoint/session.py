@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from hawkvision.clock import Deadline
 from hawkvision.errors import HawkVisionError, InternalError
 from hawkvision.servers.keys import NOBODY_ASKED, Caller
 from hawkvision.transport.coding.image_coding import Arrived
@@ -48,7 +49,7 @@ class Incoming:
     meta: bytes
     arrived: Arrived
     started: float
-    deadline: float | None
+    deadline: Deadline | None
     better: asyncio.Future[Incoming] | None = None
     """What the picture becomes once the missing fragments, which have been asked for, came or did not."""
     say: Callable[[bytes], None] = _discard_interim

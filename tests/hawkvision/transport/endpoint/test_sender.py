@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hawkvision.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.endpoint.sender import (
     MAX_PICTURES,
@@ -58,7 +59,7 @@ def until(end: Sender, peer: Peer, begin: float, end_at: float) -> list[int]:
 
 def test_a_picture_leaves_as_all_its_fragments() -> None:
     end, peer = client(), peer_of()
-    number = end.submit(3, PICTURE, BEGIN + 0.25, b"meta", BEGIN)
+    number = end.submit(3, PICTURE, Deadline(BEGIN + 0.25), b"meta", BEGIN)
     frames = out(end, peer, BEGIN)
     assert [frame.index for frame in frames if isinstance(frame, Fragment)] == list(range(6))
     first = frames[0]
@@ -147,7 +148,7 @@ def test_k_delivered_fragments_need_no_repair() -> None:
 def test_nothing_is_sent_after_its_deadline() -> None:
     end, peer = client(), peer_of()
     big = coded(k=30, n=60, size=1000)
-    end.submit(0, big, BEGIN + 0.01, b"", BEGIN)
+    end.submit(0, big, Deadline(BEGIN + 0.01), b"", BEGIN)
     first = len(sent(end, peer, BEGIN))
     assert 0 < first < 60
     assert until(end, peer, BEGIN + 0.0101, BEGIN + 30) == []
@@ -155,7 +156,7 @@ def test_nothing_is_sent_after_its_deadline() -> None:
 
 def test_a_picture_that_is_wanted_late_is_sent_after_its_deadline_and_not_for_ever() -> None:
     end, peer = client(), peer_of()
-    end.submit(0, coded(k=30, n=60, size=1000), BEGIN, b"", BEGIN, late_s=0.5)
+    end.submit(0, coded(k=30, n=60, size=1000), Deadline(BEGIN), b"", BEGIN, late_s=0.5)
     assert sent(end, peer, BEGIN)
     assert until(end, peer, BEGIN + 0.0101, BEGIN + 0.5)
     assert until(end, peer, BEGIN + 0.5001, BEGIN + 30) == []
@@ -211,7 +212,7 @@ hostile = st.one_of(
 def test_authentic_frames_of_any_content_answer_nothing_twice(received: list[tuple[Frame, int, int]]) -> None:
     end, peer, now = client(), peer_of(), BEGIN
     for _ in range(4):
-        end.submit(0, PICTURE, BEGIN + 2, b"", BEGIN)
+        end.submit(0, PICTURE, Deadline(BEGIN + 2), b"", BEGIN)
     count = len(sent(end, peer, now))
     for frame, path, wait_ms in received:
         now += wait_ms * 1e-3
