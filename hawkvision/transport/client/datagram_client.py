@@ -71,7 +71,7 @@ three times as many as at quality 80, but only of whole pictures is the full acc
 answer. Other questions wait behind them, and may be in a hurry."""
 SOME_PARITY: Final = (0.1, 0.2, 0.3, 0.5)
 """Of a picture that travels as it is, if so much is enough. If not, and there is time to send again what is lost, the
-least: after a burst of loss plans have up to three times a picture's bytes, 17 ms of 40 Mbit/s for one of 28 KB."""
+least: after a burst of loss, plans have up to three times a picture's bytes."""
 WHOLE_PAUSE_S: Final = 2.0
 """After a picture that was to travel whole did not arrive in time, the next ones are coded anew for so long."""
 

@@ -34,8 +34,7 @@ MAX_PIXELS: Final = 50_000_000
 """Of a picture that is decoded here; what nodes accept unless told otherwise."""
 INLINE_PIXELS: Final = 400_000
 INLINE_BYTES: Final = 100_000
-"""Larger pictures are prepared on a thread. Measured on two shared cores: a JPEG of 256x256 takes 0.7 ms, of 640x480
-3 ms, of 1280x720 6.5 ms, of 12 megapixels 19 ms, during which the loop would stand still; handing over 0.1 to 0.3."""
+"""Larger pictures are prepared on a thread, so that the event loop does not stand still meanwhile."""
 
 MOST_SPARE: Final = 3.0
 """Times the plain picture's bytes that are sent at most because there is room."""
@@ -46,11 +45,9 @@ ANSWER_S: Final = 0.035
 """Of the deadline, beside a round trip, for the other end's work (`RESERVE_S` of the datacenter) and for waiting for
 fragments that are overdue."""
 LEAST_S: Final = 0.008
-"""Of the link's time that a picture is given even if its answer will be late for it. Over a simulated 4 Mbit/s and a
-round trip of 83 ms, with a deadline of 100, that and 15 ms of grace at the node make 70 of 100 answers right, no
-longer 43."""
+"""The least of the link's time that a picture is given, even if its answer will be late for it."""
 PLAIN_BYTES_PER_PIXEL: Final = 0.25
-"""At quality 80: 17 KB of 256x256, measured on the pictures of the study."""
+"""At quality 80, typically."""
 
 CALM_S: Final = 5.0
 """How long the loss must have stayed clearly lower before parity is taken back."""
