@@ -8,7 +8,7 @@
 
 The nonce is the direction's 12-byte IV xor (path, sequence) right-aligned, as RFC 9001 §5.3 makes its own, so a key
 never sees a nonce twice: sequences only grow, on each path by itself. After 2^23 datagrams, the confidentiality limit
-that RFC 9001 §6.6 gives AES-GCM, a key is exhausted and the session ends. `tests/bench/datagram_cost.py` measures what it costs.
+that RFC 9001 §6.6 gives AES-GCM, a key is exhausted and the session ends.
 """
 
 from __future__ import annotations
