@@ -38,7 +38,7 @@ test-models: $(MODELS_VENV)/.models
 # the tests, in an environment of its own.
 OLDEST_TESTS := tests/hawkvision/test_client.py tests/hawkvision/test_config.py tests/hawkvision/test_manifest.py \
 	tests/hawkvision/cascade/test_profile.py tests/hawkvision/vision/test_backends.py \
-	tests/hawkvision/vision/test_image_refusals.py tests/hawkvision/transport/test_identity.py \
+	tests/hawkvision/vision/test_image_refusals.py tests/hawkvision/transport/protocol/test_identity.py \
 	tests/hawkvision/zoo/test_quantize.py tests/edge/test_app.py tests/edge/test_bad_input.py tests/edge/test_lossy.py
 test-oldest: $(OLDEST_VENV)/.oldest
 	$(OLDEST_VENV)/bin/python -m pytest -m "not slow" $(OLDEST_TESTS)

@@ -40,6 +40,8 @@ from hawkvision.fingerprints import BETWEEN, VariantRun, stage_fingerprint, stat
 from hawkvision.manifest import InputSpec, Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.memory import divided, give_back_at_once
 from hawkvision.metrics import EdgeMetrics
+from hawkvision.transport.congestion.registry import controller_class
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import Score
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import backend_name, execution_of, open_backend
@@ -240,6 +242,7 @@ async def open_node(
     rates = await asyncio.to_thread(Rates)
     scales = Scales(loaded.inputs, rates, config.max_pixels, config.max_pixels_whole)
     admission = Admission(scales, rates, metrics, workers, config.decode_limit_s)
+    congestion = controller_class(config.feature(DatagramSettings).congestion_control)
     uplink = (
         Uplink(
             config.dc_url,
@@ -253,6 +256,7 @@ async def open_node(
             metrics=metrics,
             admission=admission,
             tls=dc_tls,
+            congestion=congestion,
         )
         if config.dc_url
         else None
@@ -354,7 +358,7 @@ def on_loop(config: EdgeConfig, uplink: Uplink | None) -> Callable[[Callable[[],
     decode.
     """
     computes = config.backend == "noop" or divides(config.backend, config.providers)
-    if config.lossy_port is not None or not computes:
+    if config.feature(DatagramSettings).port is not None or not computes:
         return None
 
     def may(job: Callable[[], EdgeResult]) -> bool:

@@ -32,7 +32,7 @@ from hawkvision.logs import REQUEST_ID_HEADER, current_request
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
-from hawkvision.transport.client import unheard
+from hawkvision.transport.endpoint.pending_responses import ignore_interim
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -87,7 +87,7 @@ class Hop(Protocol):
         timeout_s: float,
         *,
         exact: bool,
-        hear: Callable[[bytes], None] = unheard,
+        hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """The answer's HTTP status and body; `exact` forbids sending anything but the picture's very bytes.
 
@@ -193,7 +193,7 @@ class HttpHop:
         timeout_s: float,
         *,
         exact: bool,  # noqa: ARG002  never anything else
-        hear: Callable[[bytes], None] = unheard,
+        hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """See `Hop.send`.
 

@@ -15,10 +15,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from edge.app import EdgeApp
 from edge.fields import with_stream
@@ -28,20 +30,23 @@ from hawkvision.config import EdgeConfig
 from hawkvision.errors import NotReady, Overloaded, TooLarge
 from hawkvision.hop import LossyOffer
 from hawkvision.logs import about
-from hawkvision.metrics import EdgeMetrics, LossyCounts
+from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import TraceContext, start_trace
-from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.identity import identity_for
+from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
+from hawkvision.transport.congestion.registry import controller_class
+from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.metrics import LossyDoorCounts
 from hawkvision.transport.offer import Offered
-from hawkvision.transport.receiver import Patience, Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import Answer, ClassifyRequest, Received
 
 log = logging.getLogger("hawkvision.edge")
 
-PATIENCE: Final = Patience(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
+RECEIVE_TIMEOUTS: Final = ReceiveTimeouts(reserve_s=0.02, grace_s=0.015, hold_s=0.08)
 """A look takes 3 to 10 ms on two cores, and answers leave 5 ms before the deadline. What a picture's first fragments
 show is a guess, and little earlier. Holding whole pictures leaves 0.23 % of answers later than 225 ms, not 0.32,
 outside held spells of a simulated busy wireless LAN (40 rounds, 13,619 answers)."""
@@ -85,7 +90,8 @@ class LossyDoor:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
         door = cls(app, metrics, config.max_body_bytes, keys)
-        files = config.lossy_certificate, config.lossy_key
+        datagrams = config.feature(DatagramSettings)
+        files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
         door._server = await LossyServer.start(
             config.host,
@@ -93,14 +99,15 @@ class LossyDoor:
             identity,
             door.answer,
             keys=keys,
-            takes_sent_keys=config.lossy_accept_sent_keys,
+            takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
-            patience=PATIENCE,
+            timeouts=RECEIVE_TIMEOUTS,
+            congestion=controller_class(datagrams.congestion_control),
         )
         # Fragments become bodies, and may take as much memory.
         door._server.budget.limit = min(door._server.budget.limit, app.bodies.limit_bytes)
         door.offered = Offered(door._server, *files, identity)
-        metrics.watch_lossy(door._counts)
+        metrics.watch(door)
         return door
 
     @property
@@ -185,8 +192,9 @@ class LossyDoor:
             body["retry_after_s"] = ours.retry_after_s
         return _encode(body)
 
-    def _counts(self) -> LossyCounts:
-        return self._server.counts(self._outcomes)
+    def collectors(self) -> Iterable[Collector]:
+        """See `Instrumented`."""
+        return (LossyDoorCounts("hawkvision", lambda: self._server.counts(self._outcomes)),)
 
 
 def _request(incoming: Incoming) -> ClassifyRequest:
@@ -198,7 +206,7 @@ def _request(incoming: Incoming) -> ClassifyRequest:
     request = with_stream(incoming.template, incoming.meta)
     if incoming.deadline is None:
         return request
-    return replace(request, deadline_ms=max(0.0, (incoming.deadline - incoming.started) * 1e3))
+    return replace(request, deadline_ms=max(0.0, incoming.deadline.remaining_ms(incoming.started)))
 
 
 def _caller(incoming: Incoming) -> str:
@@ -221,6 +229,6 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     # Bounded here, too: the picture that is there is better than none.
     until = incoming.started + MISSING_S
     if incoming.deadline is not None:
-        until = max(incoming.deadline, incoming.started + PATIENCE.grace_s)
+        until = max(incoming.deadline.at, incoming.started + RECEIVE_TIMEOUTS.grace_s)
     await asyncio.wait((incoming.better,), timeout=max(0.0, until - time.monotonic()))
     return incoming.better.result() if incoming.better.done() else incoming

@@ -25,12 +25,14 @@ from hawkvision.errors import (
     UnsupportedMedia,
 )
 from hawkvision.hop import HopRequest, LossyOffer
-from hawkvision.lossy import LinkView, LossyLink
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.trace import TraceContext
-from hawkvision.transport.client import ConnectionLost, unheard
-from hawkvision.transport.receiver import Status
+from hawkvision.transport.client.datagram_client import LinkView, LossyLink
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost, ignore_interim
+from hawkvision.transport.endpoint.receiver import Status
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -72,13 +74,19 @@ class TooLargeForDatagrams(EscalationFailed):
 class LossyHop:
     """The datacenter over the lossy transport. Unavailable until `probe` has found it."""
 
-    def __init__(self, http: HttpHop, api_key: str | None) -> None:
+    def __init__(self, http: HttpHop, api_key: str | None, congestion: CongestionFactory = LossTolerant) -> None:
         """Prepare; the peer is found through `http`, at the same host."""
         self.breaker = CircuitBreaker(ResponseTimes(), connected=False)
         self.rest = ResponseTimes()
         self._http = http
         self._complained = False
-        self._lossy = LossyLink(urlsplit(http.url).hostname or "", self._discover, api_key=api_key, may_miss=MAY_MISS)
+        self._lossy = LossyLink(
+            urlsplit(http.url).hostname or "",
+            self._discover,
+            api_key=api_key,
+            may_miss=MAY_MISS,
+            congestion=congestion,
+        )
 
     @property
     def view(self) -> LinkView:
@@ -103,7 +111,7 @@ class LossyHop:
         timeout_s: float,
         *,
         exact: bool,
-        hear: Callable[[bytes], None] = unheard,
+        hear: Callable[[bytes], None] = ignore_interim,
     ) -> tuple[int, bytes]:
         """See `Hop.send`. Without a deadline the very bytes are sent in any case: there is time to repair all losses.
 
@@ -118,7 +126,7 @@ class LossyHop:
             deadline_s=deadline_s,
             timeout_s=timeout_s,
             exact=exact or deadline_s is None,
-            hear=hear,
+            on_interim=hear,
         )
         try:
             status, payload = await asking

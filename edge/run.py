@@ -42,6 +42,7 @@ from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, connections_for, r
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
 from hawkvision.telemetry import warn_if_allowed
+from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -111,8 +112,9 @@ async def serve(config: EdgeConfig) -> bool:
             reloads.start()
         if node.admission.parts is not None:
             app.bodies.limit_bytes = bodies_limit(node.admission.parts)
-        if config.lossy_port is not None:
-            lossy = await LossyDoor.open(config, config.lossy_port, app, metrics, loaded.useful_side, keys)
+        port = config.feature(DatagramSettings).port
+        if port is not None:
+            lossy = await LossyDoor.open(config, port, app, metrics, loaded.useful_side, keys)
             app.transports = lossy.offered.transports
             reloads.add("edge.lossy_certificate", lossy.offered.files, lossy.offered.reload)
             reloads.start()

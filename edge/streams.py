@@ -33,7 +33,7 @@ from hawkvision.cascade.route import Controls
 from hawkvision.logs import Transitions
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
-from hawkvision.transport.server import network_of
+from hawkvision.transport.protocol.handshake_limits import network_of
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -39,6 +39,8 @@ from hawkvision.network.circuit_breaker import CircuitBreaker, State
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, Request
 from hawkvision.network.transport_choice import Transport
 from hawkvision.trace import TraceContext
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.vision.image import ImageHeader
 from hawkvision.vision.reduce import Reducer
 
@@ -78,6 +80,7 @@ class Uplink:
         metrics: EdgeMetrics | None = None,
         admission: Admission | None = None,
         tls: ssl.SSLContext | None = None,
+        congestion: CongestionFactory = LossTolerant,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
 
@@ -92,13 +95,14 @@ class Uplink:
             reducer: makes pictures as small as the rungs that are asked look at them; None sends them as they are.
             metrics: where to count.
             admission: from which memory is taken to make pictures smaller; None has no bound.
+            congestion: makes the congestion controller of datagrams.
         """
         self.url = url.rstrip("/")
         self._report = LinkReport(self.url, clock)
         self._key_refused: str | None = None
         """What the datacenter says against our key; None if it takes it, as far as is known."""
         http = HttpHop(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
-        self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics)
+        self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics, congestion)
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
         for hop in hops:
             if hop is not None:

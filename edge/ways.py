@@ -18,6 +18,8 @@ from edge.lossy_hop import ACTIVE_S, IDLE_PROBE_S, PROBE_S, RETRY_S, LossyHop
 from hawkvision.clock import Clock
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.network.transport_choice import LATE_AMONG, Choice, LinkReading, Transport
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
 Wanted: TypeAlias = Literal["tcp", "lossy", "auto"]
 """How pictures are to travel; `lossy` and `auto` fall back to TCP where datagrams are not answered."""
@@ -35,6 +37,7 @@ class Ways:
         switched: Callable[[], None],
         noticed: Callable[[], None],
         metrics: EdgeMetrics | None,
+        congestion: CongestionFactory = LossTolerant,
     ) -> None:
         """Prepare, and look for the lossy transport in the background if it is wanted.
 
@@ -46,9 +49,10 @@ class Ways:
             switched: called when pictures go another way from now on.
             noticed: called after every probe.
             metrics: where to count.
+            congestion: makes the congestion controller of datagrams.
         """
         self.http = http
-        self.lossy = None if wanted == "tcp" else LossyHop(http, api_key)
+        self.lossy = None if wanted == "tcp" else LossyHop(http, api_key, congestion)
         self._wanted = wanted
         self._clock = clock
         self._switched = switched

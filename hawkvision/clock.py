@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -41,3 +42,33 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"a monotonic clock cannot go back by {-seconds} s")
         self._now += seconds
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Deadline:
+    """A moment by which a response must be there; it travels as remaining time, for clocks of two machines differ."""
+
+    at: float
+    """Seconds of a monotonic clock of this process, from which every `now` here is, too."""
+
+    @classmethod
+    def after_s(cls, seconds: float, now: float) -> Deadline:
+        """So many seconds from now; a negative number has passed."""
+        return cls(now + seconds)
+
+    @classmethod
+    def after_ms(cls, ms: float, now: float) -> Deadline:
+        """So many milliseconds from now."""
+        return cls(now + ms * 1e-3)
+
+    def remaining_s(self, now: float) -> float:
+        """Seconds that are left; negative once it has passed."""
+        return self.at - now
+
+    def remaining_ms(self, now: float) -> float:
+        """Milliseconds that are left; negative once it has passed."""
+        return (self.at - now) * 1e3
+
+    def passed(self, now: float) -> bool:
+        """Whether nothing is left."""
+        return now >= self.at

@@ -166,19 +166,6 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
     """A caller with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits until
     the deadline."""
 
-    # == Datagrams ==
-    lossy_port: Port | None = None
-    """UDP port that takes images as datagrams, at `host` and with the same keys; 0 takes a free one, none listens to
-    none."""
-    lossy_certificate: Path | None = None
-    """PEM file of the datagram port's certificate; none makes one at each start. Callers compare the certificate
-    itself: its dates and names do not matter. Read again when it changes."""
-    lossy_key: Path | None = None
-    """PEM file of the private key of `lossy_certificate`, unencrypted."""
-    lossy_accept_sent_keys: bool = False
-    """Also let in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named. For the
-    time of an update only."""
-
     # == Guarantees ==
     audit_share: Annotated[float, Meta(ge=0.0, le=0.2)] = 0.02
     """Share of images that the reference stage answers, too, in the background, so that guarantees are monitored; 0 for
@@ -290,19 +277,6 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     request_memory_bytes: Memory | None = None
     """Memory for decoding one image, in bytes; none takes half of `memory_bytes`."""
 
-    # == Datagrams ==
-    lossy_port: Port | None = None
-    """UDP port that takes images as datagrams, at `host`; 0 takes a free one, none listens to none. On one machine
-    only: behind a cluster's HTTP proxies there is no one process that datagrams could go to."""
-    lossy_certificate: Path | None = None
-    """PEM file of the datagram port's certificate; none makes one at each start. Callers compare the certificate
-    itself: its dates and names do not matter. Read again when it changes."""
-    lossy_key: Path | None = None
-    """PEM file of the private key of `lossy_certificate`, unencrypted."""
-    lossy_accept_sent_keys: bool = False
-    """Also let in datagram callers of 0.1, which send the API key itself to whoever `GET /v1/transport` named. For the
-    time of an update only."""
-
     # == Ray ==
     address: Word | None = None
     """An existing Ray cluster (`auto`, HOST:PORT or ray://HOST:PORT); none starts Ray on this machine."""
@@ -366,7 +340,6 @@ def load_config(
         _check_policy(config)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
-    together(section, "lossy_certificate", config.lossy_certificate, "lossy_key", config.lossy_key)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)

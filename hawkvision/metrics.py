@@ -31,53 +31,6 @@ RECEIVED_BUCKETS = (0.1, 0.25, 0.45, 0.6, 0.75, 0.9, 0.999, 1.0)
 """The bounds between the conditions of a profile, and some below."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossyCounts:
-    """What a lossy door has counted since it was opened, and its sessions now."""
-
-    pictures: Mapping[str, int]
-    """By what came of them: complete, partial, cancelled, and the transport's refusals."""
-    sessions: int
-    dropped_datagrams: Mapping[str, int]
-    """By why."""
-    refused_callers: Mapping[str, int]
-    """By why their hello was not welcome."""
-    received_bytes: int
-    sent_bytes: int
-
-
-def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=("reason",))
-    for reason, n in sorted(counts.items()):
-        family.add_metric((reason,), n)
-    return family
-
-
-class LossyDoorCounts(Collector):
-    """Reads a lossy door's counts when Prometheus asks, so that no datagram pays for it."""
-
-    def __init__(self, prefix: str, read: Callable[[], LossyCounts]) -> None:
-        self._prefix = prefix
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
-        counts, prefix = self._read(), f"{self._prefix}_lossy"
-        pictures = CounterMetricFamily(
-            f"{prefix}_pictures", "Pictures that came as datagrams, by what came of them", labels=("outcome",)
-        )
-        for outcome, n in sorted(counts.pictures.items()):
-            pictures.add_metric((outcome,), n)
-        yield pictures
-        yield GaugeMetricFamily(f"{prefix}_sessions", "Callers connected for datagrams", counts.sessions)
-        yield _by_reason(f"{prefix}_dropped_datagrams", "Datagrams of strangers, or broken", counts.dropped_datagrams)
-        yield _by_reason(
-            f"{prefix}_refused_callers", "Callers that were not let in for datagrams", counts.refused_callers
-        )
-        yield CounterMetricFamily(f"{prefix}_received_bytes", "Bytes of datagrams received", counts.received_bytes)
-        yield CounterMetricFamily(f"{prefix}_sent_bytes", "Bytes of sealed datagrams sent", counts.sent_bytes)
-
-
 class KeyRequests(Collector):
     """Reads the requests of each key when Prometheus asks. Names are those of the keys there are, and a few more."""
 
@@ -226,10 +179,6 @@ class EdgeMetrics:
     def describe(self, task: str, backend: str) -> None:
         """Say what the node runs, once that is known."""
         describe_process(self.registry, "hawkvision", "What the node is and runs", task, backend)
-
-    def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
-        """Have a lossy door's counts on the page."""
-        self.registry.register(LossyDoorCounts("hawkvision", read))
 
     def watch_keys(self, read: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Have the requests of each key on the page."""

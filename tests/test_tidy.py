@@ -55,20 +55,23 @@ L1 = frozenset(
 )
 L2 = frozenset({"hawkvision.vision", "hawkvision.cascade", "hawkvision.network", "hawkvision.transport"})
 CLIENT = frozenset({"hawkvision.client"})
-LOSSY = frozenset({"hawkvision.lossy", "hawkvision.lossy_connections", "hawkvision.lossy_plan", "hawkvision.transport"})
 FPGA = L0 | L1 | {"hawkvision.integer", "hawkvision.vision.backend"}
+PROTOCOL, CONGESTION, CODING = (f"hawkvision.transport.{name}" for name in ("protocol", "congestion", "coding"))
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),
     **dict.fromkeys(L2, L0 | L1),
-    "hawkvision.lossy_plan": L0 | L1 | L2,
-    "hawkvision.lossy_connections": L0 | L1 | L2,
-    "hawkvision.lossy": L0 | L1 | L2 | {"hawkvision.lossy_connections", "hawkvision.lossy_plan"},
+    # The datagram transport's own layers, lowest first.
+    PROTOCOL: L0 | L1,
+    CONGESTION: L0 | L1,
+    CODING: L0 | L1 | {PROTOCOL},
+    "hawkvision.transport.endpoint": L0 | L1 | {PROTOCOL, CONGESTION, CODING, "hawkvision.transport.metrics"},
+    "hawkvision.transport.client": L0 | L1 | L2,
     "hawkvision.client.request": L0,
     "hawkvision.client.response": L0 | {"hawkvision.client.request"},
     "hawkvision.client.batch": L0 | {"hawkvision.client.request"},
     "hawkvision.client.loop": L0,
-    "hawkvision.client": L0 | L1 | LOSSY,
+    "hawkvision.client": L0 | L1 | {"hawkvision.transport"},
     # The quantised IR, which the zoo writes and `fpga` compiles.
     "hawkvision.integer": L0 | L1,
     "hawkvision.control": L0 | L1 | {"hawkvision.cascade"},
@@ -90,7 +93,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "loadgen.reports": L0 | L1 | {"loadgen.analysis", "loadgen.host", "loadgen.workload"},
     "loadgen.commands": L0 | L1 | CLIENT | {"loadgen"},
     "loadgen.__main__": L0 | L1 | {"loadgen.commands", "loadgen.host"},
-    "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
+    "edge": L0 | L1 | L2 | {"hawkvision.control"},
     # The only module that loads a backend by name.
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
     "hawkvision.testing": L0 | L1 | {"hawkvision.vision.backend"},

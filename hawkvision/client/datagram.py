@@ -1,4 +1,4 @@
-"""The client's way to a node by datagrams: asked over `hawkvision.lossy`, and told as HTTP replies would tell it."""
+"""The client's way to a node by datagrams: over `transport.client`, and told as HTTP replies would tell it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hawkvision.client.request import Question, TimeLimit
 from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
 from hawkvision.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
-from hawkvision.lossy import LossyLink
-from hawkvision.lossy_connections import NotConnectedInTime
-from hawkvision.transport.client import ConnectionLost
-from hawkvision.transport.jpeg_header import cut
-from hawkvision.transport.receiver import Status
+from hawkvision.transport.client.connection_manager import NotConnectedInTime
+from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.coding.jpeg_header import cut
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
+from hawkvision.transport.endpoint.receiver import Status
 from hawkvision.types import Pixels
 
 MAY_MISS: Final = 0.05

@@ -34,6 +34,7 @@ from hawkvision.errors import ConfigError, HawkVisionError, NotReady, Overloaded
 from hawkvision.log_relay import configure_worker
 from hawkvision.logs import LogFormat, LogLevel, adopt, current_request
 from hawkvision.servers.reload import Reloads
+from hawkvision.transport.settings import DatagramSettings
 
 APP_NAME = "hawkvision"
 # How long a shed caller should wait. A full queue of 128 at 8 a batch and 50 ms a batch drains in 0.8 s.
@@ -354,9 +355,10 @@ def application(config: DatacenterConfig) -> Application:
         ConfigError: if the rungs are unknown, or the lossy transport is asked for, which a cluster cannot offer: its
             proxies speak HTTP, and replicas come and go on ports of their own.
     """
-    if config.lossy_port is not None:
+    port = config.feature(DatagramSettings).port
+    if port is not None:
         raise ConfigError(
-            f"dc.lossy_port = {config.lossy_port}: in a cluster the tier speaks HTTP only; the lossy transport needs a "
+            f"dc.lossy_port = {port}: in a cluster the tier speaks HTTP only; the lossy transport needs a "
             "tier on one machine (`hawkvision dc up`)"
         )
     catalog = load_catalog(config)

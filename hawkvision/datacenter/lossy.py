@@ -11,9 +11,11 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from hawkvision.config import DatacenterConfig
 from hawkvision.datacenter.catalog import Catalog
@@ -23,12 +25,15 @@ from hawkvision.hop import HopReply, HopRequest, LossyOffer, parse_hop_datagram
 from hawkvision.logs import about
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.trace import start_trace
-from hawkvision.transport.coding import Complete, Expired, Partial
-from hawkvision.transport.identity import identity_for
+from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
+from hawkvision.transport.congestion.registry import controller_class
+from hawkvision.transport.endpoint.receiver import ReceiveTimeouts, Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.metrics import LossyDoorCounts
 from hawkvision.transport.offer import Offered
-from hawkvision.transport.receiver import Patience, Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.protocol.identity import identity_for
+from hawkvision.transport.settings import DatagramSettings
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +70,8 @@ class LossyDoor:
             ConfigError: if the address cannot be listened on, or certificate and key cannot be used.
         """
         door = cls(tier, config.max_body_bytes, keys)
-        files = config.lossy_certificate, config.lossy_key
+        datagrams = config.feature(DatagramSettings)
+        files = datagrams.certificate, datagrams.key
         identity = identity_for(*files)
         door._server = await LossyServer.start(
             config.host,
@@ -73,15 +79,21 @@ class LossyDoor:
             identity,
             door.answer,
             keys=keys,
-            takes_sent_keys=config.lossy_accept_sent_keys,
+            takes_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(tier.catalog),
-            patience=Patience(reserve_s=RESERVE_S),
+            timeouts=ReceiveTimeouts(reserve_s=RESERVE_S),
+            congestion=controller_class(datagrams.congestion_control),
             bound=bound,
         )
         door.offered = Offered(door._server, *files, identity)
-        server = door._server
-        tier.metrics.watch_lossy(lambda: server.counts({}))
+        tier.metrics.watch(door)
         return door
+
+    def collectors(self) -> Iterable[Collector]:
+        """See `Instrumented`."""
+        assert self._server is not None, "made by open"
+        server = self._server
+        return (LossyDoorCounts("hawkvision_dc", lambda: server.counts({})),)
 
     @property
     def offer(self) -> LossyOffer:
@@ -119,7 +131,7 @@ class LossyDoor:
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired), "the transport answers these by itself"
         if incoming.deadline is not None:
-            left_ms = (incoming.deadline - asyncio.get_running_loop().time()) * 1e3
+            left_ms = incoming.deadline.remaining_ms(asyncio.get_running_loop().time())
             asked = msgspec.structs.replace(asked, deadline_ms=left_ms)
         with self._tier.admit(asked) as visit:
             if len(arrived.body) > self._max_body_bytes:
@@ -152,6 +164,6 @@ async def _at_its_best(incoming: Incoming) -> Incoming:
     # Bounded by us, too: the picture that is here is better than none.
     patience_s = PATIENCE_S
     if incoming.deadline is not None:
-        patience_s = max(0.0, incoming.deadline - asyncio.get_running_loop().time())
+        patience_s = max(0.0, incoming.deadline.remaining_s(asyncio.get_running_loop().time()))
     await asyncio.wait((incoming.better,), timeout=patience_s)
     return incoming.better.result() if incoming.better.done() else incoming

@@ -22,9 +22,8 @@ from prometheus_client import (
 
 from hawkvision.metrics import (
     LATENCY_BUCKETS_S,
+    Instrumented,
     KeyRequests,
-    LossyCounts,
-    LossyDoorCounts,
     Tls,
     TlsState,
     describe_process,
@@ -103,9 +102,10 @@ class DatacenterMetrics:
         """Have the requests of each key on the page."""
         self.registry.register(KeyRequests("hawkvision_dc_key_requests", read))
 
-    def watch_lossy(self, read: Callable[[], LossyCounts]) -> None:
-        """Have a lossy door's counts on the page."""
-        self.registry.register(LossyDoorCounts("hawkvision_dc", read))
+    def watch(self, part: Instrumented) -> None:
+        """Have the metrics of a part of the tier on the page."""
+        for collector in part.collectors():
+            self.registry.register(collector)
 
     def watch_tls(self, read: Callable[[], TlsState]) -> None:
         """Have the state of the server's TLS on the page."""

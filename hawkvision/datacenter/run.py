@@ -62,6 +62,7 @@ from hawkvision.servers.protocol import KEEP_ALIVE_S, Limits, bounded, connectio
 from hawkvision.servers.reload import Reloads
 from hawkvision.servers.tls import Certificates
 from hawkvision.telemetry import SILENCED
+from hawkvision.transport.settings import DatagramSettings
 
 if TYPE_CHECKING:
     from hawkvision.datacenter.app import HandleVariants
@@ -159,8 +160,9 @@ async def _serve(
         stop.set()
     door.tier.metrics.restarts.set(restarts)
     lossy: LossyDoor | None = None
-    if config.lossy_port is not None:
-        lossy = await LossyDoor.open(config, config.lossy_port, door.tier, door.keys, sockets.datagrams)
+    port = config.feature(DatagramSettings).port
+    if port is not None:
+        lossy = await LossyDoor.open(config, port, door.tier, door.keys, sockets.datagrams)
         door.transports = lossy.offered.transports
     reloads = Reloads.of(door.keys, certificates)
     if lossy is not None:

@@ -18,6 +18,7 @@ from hawkvision.doctor import access, files, machine, network
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.servers.access import datacenter_certificates
+from hawkvision.transport.settings import DatagramSettings
 
 
 def examine_edge(path: Path | None) -> Iterator[Finding]:
@@ -69,7 +70,7 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
         yield "profile", partial(_profile, config)
     yield "state file", partial(_state_file, config)
     yield "keys and TLS", partial(access.access, config, "edge", _now())
-    yield from _port_checks("edge", config.host, config.port, config.lossy_port)
+    yield from _port_checks("edge", config.host, config.port, config.feature(DatagramSettings).port)
     if config.dc_url is not None:
         yield "datacenter", partial(_datacenter, config, config.dc_url)
 
@@ -82,7 +83,7 @@ def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     if config.backend != "noop":
         yield "models", partial(_datacenter_models, config)
     yield "keys and TLS", partial(access.access, config, "dc", _now())
-    yield from _port_checks("dc", config.host, config.port, config.lossy_port)
+    yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port)
 
 
 def _port_checks(section: str, host: str, port: int, lossy_port: int | None) -> Iterable[tuple[str, Check]]:

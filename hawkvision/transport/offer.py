@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hawkvision.hop import LossyOffer, Transports
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import Identity, identity_for
-from hawkvision.transport.server import LossyServer
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.protocol.control import VERSION
+from hawkvision.transport.protocol.identity import Identity, identity_for
 
 
 class Offered:

@@ -22,9 +22,9 @@ from hawkvision.cascade.profiling import Split
 from hawkvision.cascade.profiling_received import DELTA, ReceivedLooks, profile_received
 from hawkvision.cascade.scores import Score
 from hawkvision.pictures import LabelledPictures
-from hawkvision.transport.coding import Coded, Complete, Expired, Partial, Plan, decode, encode
-from hawkvision.transport.redundancy import QUALITIES
-from hawkvision.transport.wire import FRAGMENT_ROOM
+from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode, encode
+from hawkvision.transport.coding.rate_fec_control import QUALITIES
+from hawkvision.transport.protocol.wire import FRAGMENT_ROOM
 from hawkvision.vision import image
 from hawkvision.zoo.looking import MAX_PIXELS, Looks
 

@@ -19,11 +19,11 @@ import uvloop
 from hawkvision.client import CLASSIFY_PATH
 from hawkvision.hop import TRANSPORT_PATH, LossyOffer, Transports
 from hawkvision.process import running
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import own_identity
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.control import VERSION
+from hawkvision.transport.protocol.identity import own_identity
 from loadgen.clients.engine import Job
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.workload.arrivals import PoissonArrivals

@@ -29,12 +29,12 @@ from hawkvision.hop import (
     parse_hop_datagram,
     parse_hop_headers,
 )
-from hawkvision.transport.coding import Expired, Partial
-from hawkvision.transport.control import VERSION
-from hawkvision.transport.identity import own_identity
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.coding.image_coding import Expired, Partial
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.control import VERSION
+from hawkvision.transport.protocol.identity import own_identity
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7

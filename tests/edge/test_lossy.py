@@ -15,13 +15,18 @@ import pytest
 
 from edge.app import EdgeApp
 from edge.lossy import LossyDoor
+from hawkvision.clock import Deadline
 from hawkvision.config import EdgeConfig
+from hawkvision.errors import ConfigError
 from hawkvision.hop import LossyOffer
-from hawkvision.lossy import LossyLink
 from hawkvision.servers.keys import Keys
-from hawkvision.transport.coding import Complete, Partial
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.client.datagram_client import LossyLink
+from hawkvision.transport.coding.image_coding import Complete, Partial
+from hawkvision.transport.congestion.bbr import Bbr
+from hawkvision.transport.congestion.registry import DEFAULT
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import OnMiss
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
 from tests.edge.peer import ANSWER_CLASS, Peer
@@ -54,12 +59,16 @@ class Door:
 
 @asynccontextmanager
 async def door(
-    peer: Peer | None, lead: float, max_body_bytes: int = 100_000, max_pixels: int = 1_000_000
+    peer: Peer | None,
+    lead: float,
+    max_body_bytes: int = 100_000,
+    max_pixels: int = 1_000_000,
+    congestion: str = DEFAULT,
 ) -> AsyncIterator[Door]:
     async with bench(peer, lead, conditions=True, max_pixels=max_pixels) as it:
         if peer is not None:
             await known(it.node)
-        config = EdgeConfig(max_body_bytes=max_body_bytes)
+        config = EdgeConfig(max_body_bytes=max_body_bytes, features=(DatagramSettings(congestion_control=congestion),))
         app = EdgeApp(it.node.metrics, it.clock, Keys(), max_body_bytes)
         app.open_door(it.node)
         lossy = await LossyDoor.open(config, 0, app, it.node.metrics, 64, Keys(config.api_key))
@@ -67,6 +76,17 @@ async def door(
             yield Door(it, lossy)
         finally:
             await lossy.close(5.0)
+
+
+def test_the_setting_names_the_congestion_controller() -> None:
+    async def scenario() -> None:
+        async with door(None, 0.5, congestion="bbr") as it:
+            assert it.lossy._server.congestion is Bbr
+        with pytest.raises(ConfigError, match="datagram_congestion_control"):
+            async with door(None, 0.5, congestion="none"):
+                pass
+
+    asyncio.run(scenario())
 
 
 def incoming(
@@ -78,7 +98,8 @@ def incoming(
     better: asyncio.Future[Incoming] | None = None,
 ) -> Incoming:
     now = monotonic()
-    return Incoming(template, meta, arrived, now, None if deadline_s is None else now + deadline_s, better)
+    deadline = None if deadline_s is None else Deadline.after_s(deadline_s, now)
+    return Incoming(template, meta, arrived, now, deadline, better)
 
 
 def part(fraction: float, quality: int | None = 80) -> Partial:

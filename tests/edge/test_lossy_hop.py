@@ -18,6 +18,8 @@ from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.network.transport_choice import Transport
 from hawkvision.trace import start_trace
+from hawkvision.transport.congestion.bbr import Bbr
+from hawkvision.transport.congestion.path_measurement import PathMeasurement
 from hawkvision.types import Answer, MaxAccuracyDrop, PromiseStatus, Score, Tier
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
@@ -67,6 +69,25 @@ def test_pictures_go_as_datagrams_where_they_are_offered(peer: Peer) -> None:
     assert infer(peer).top_k[0].index == ANSWER_CLASS
     assert (len(peer.datagrams), peer.bodies) == (1, [])
     assert peer.datagrams[0][0] == msgspec.structs.replace(HURRIED, deadline_ms=None)
+
+
+def test_datagrams_to_the_datacenter_keep_to_the_congestion_controller_that_was_chosen(peer: Peer) -> None:
+    made = list[Bbr]()
+
+    class Noted(Bbr):
+        def __init__(self, path: PathMeasurement, now: float) -> None:
+            made.append(self)
+            super().__init__(path, now)
+
+    async def scenario() -> None:
+        uplink = Uplink(peer.url, None, 4, 10, MonotonicClock(), transport="lossy", congestion=Noted)
+        try:
+            await until(lambda: uplink.transport is Transport.LOSSY)
+        finally:
+            await uplink.close()
+
+    asyncio.run(scenario())
+    assert made
 
 
 def test_who_is_asked_for_datagrams_is_sent_no_key_and_who_gets_pictures_is(peer: Peer) -> None:

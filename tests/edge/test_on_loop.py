@@ -13,6 +13,7 @@ from edge.rung import Look
 from hawkvision.config import EdgeConfig
 from hawkvision.hop import HopRequest
 from hawkvision.trace import start_trace
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.vision.header import probe
 from tests.edge.bench import bench
 from tests.edge.peer import Peer, running_peer
@@ -29,7 +30,7 @@ def peer() -> Iterator[Peer]:
 @pytest.mark.parametrize(
     "config",
     [
-        EdgeConfig(lossy_port=0),
+        EdgeConfig(features=(DatagramSettings(port=0),)),
         EdgeConfig(backend="fpga-device"),
         EdgeConfig(providers=("CUDAExecutionProvider",)),
     ],

@@ -22,13 +22,13 @@ import numpy as np
 with atheris.instrument_imports(include=["hawkvision.transport", "hawkvision.hop"]):
     from hawkvision.errors import HawkVisionError
     from hawkvision.hop import HopRequest, parse_hop_datagram
-    from hawkvision.transport import frames
-    from hawkvision.transport.coding import Plan, decode, encode, reframe
-    from hawkvision.transport.control import Hello, MessageReader, encode_message
-    from hawkvision.transport.frames import Fragment, fragment_room
-    from hawkvision.transport.jpeg_header import cut, parse_header
-    from hawkvision.transport.seal import peek
-    from hawkvision.transport.wire import WireError
+    from hawkvision.transport.coding.image_coding import Plan, decode, encode, reframe
+    from hawkvision.transport.coding.jpeg_header import cut, parse_header
+    from hawkvision.transport.protocol import frames
+    from hawkvision.transport.protocol.control import Hello, MessageReader, encode_message
+    from hawkvision.transport.protocol.frames import Fragment, fragment_room
+    from hawkvision.transport.protocol.packet_protection import peek
+    from hawkvision.transport.protocol.wire import WireError
 
 from hawkvision.trace import start_trace
 

@@ -14,7 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hawkvision.transport.pacing import Arrival, RateController
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+from hawkvision.transport.congestion.packet_trains import Arrival
+from hawkvision.transport.congestion.rate_control import RateController
 
 REORDERING = 8
 REPORT_AFTER = 16
@@ -116,9 +119,16 @@ class Camera:
 
     MOST_WAITING = 3
 
-    def __init__(self, link: Link, picture: int, every_s: float, clock_offset_s: float = 4711.0) -> None:
+    def __init__(
+        self,
+        link: Link,
+        picture: int,
+        every_s: float,
+        clock_offset_s: float = 4711.0,
+        congestion: CongestionFactory = LossTolerant,
+    ) -> None:
         self.link, self.sim = link, link.sim
-        self.rate = RateController(self.sim.now)
+        self.rate = RateController(self.sim.now, congestion)
         self.picture, self.every_s, self._offset = picture, every_s, clock_offset_s
         self.waiting: deque[tuple[int, int]] = deque()
         self.out: dict[int, _Sent] = {}
@@ -163,7 +173,7 @@ class Camera:
             self.waiting.popleft()
             number = next(self._numbers)
             self.out[number] = _Sent(size, self.sim.now, picture)
-            self.rate.sent(size, self.sim.now)
+            self.rate.on_packet_sent(size, self.sim.now)
             self.sent += size
             self.left[picture] = self.sim.now - self.started[picture]
             if self.reachable:
@@ -212,7 +222,7 @@ class Camera:
             self._lose(late, [], None)
             if self._heard_at < now - timeout and self._silent_at < now - timeout:
                 self._silent_at = now
-                self.rate.silent(now)
+                self.rate.on_silence(now)
         if self.out:
             oldest = next(iter(self.out.values()))
             self.sim.at(max(oldest.at + self.rate.timeout_s(), now + 0.001), self._expire)
@@ -225,7 +235,7 @@ class Camera:
         runs = sum(number - 1 not in self._lost for number in numbers)
         times = [self.out.pop(number).at for number in numbers]
         if arrivals or times or rtt is not None:
-            self.rate.reported(arrivals, times, rtt, self.sim.now, runs)
+            self.rate.on_report(arrivals, times, rtt, self.sim.now, runs)
 
 
 class Bulk:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.seal import peek
-from tests.sim.lossy_world import World, small_picture
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.protocol.packet_protection import peek
+from tests.sim.transport_world import World, small_picture
 
 Address = tuple[str, int]
 
@@ -52,12 +52,12 @@ class Moving(World):
             self.switches.append(used)
         return authentic
 
-    def _pump_server(self) -> None:
+    def _flush_server(self) -> None:
         asides = self.receiver.channel.asides
         for address, datagram in asides:
             self._send(address, datagram)
         asides.clear()
-        super()._pump_server()
+        super()._flush_server()
 
     def _down(self, path: int, datagram: bytes) -> None:
         for address in self.receiver.channel.paths[path].where.destinations(len(datagram), self.now):

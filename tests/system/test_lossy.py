@@ -39,7 +39,7 @@ from hawkvision.process import ServerProcess, running
 from hawkvision.types import Answer, PromiseStatus, Tier
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
-from tests.hawkvision.transport.test_identity import files
+from tests.hawkvision.transport.protocol.test_identity import files
 from tests.pictures import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
 from tests.waiting import PATIENCE_S

@@ -13,7 +13,8 @@ from typing import Final
 
 from hawkvision.config import DatacenterConfig
 from hawkvision.errors import ConfigError
-from hawkvision.transport.udp import bind
+from hawkvision.transport.endpoint.udp import bind
+from hawkvision.transport.settings import DatagramSettings
 
 BACKLOG: Final = 1024
 """Connections that wait to be accepted; the kernel may allow fewer (net.core.somaxconn)."""
@@ -61,15 +62,14 @@ def open_sockets(config: DatacenterConfig) -> PublicSockets:
         http = _listen(config.host, config.port)
     except OSError as error:
         raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
-    if config.lossy_port is None:
+    port = config.feature(DatagramSettings).port
+    if port is None:
         return PublicSockets(http, None)
     try:
-        return PublicSockets(http, bind(config.host, config.lossy_port))
+        return PublicSockets(http, bind(config.host, port))
     except OSError as error:
         http.close()
-        raise ConfigError(
-            f"dc.host, dc.lossy_port: cannot listen on UDP {config.host}:{config.lossy_port}: {error}"
-        ) from None
+        raise ConfigError(f"dc.host, dc.lossy_port: cannot listen on UDP {config.host}:{port}: {error}") from None
 
 
 def hand_over(connection: socket.socket, sockets: PublicSockets, message: bytes) -> None:

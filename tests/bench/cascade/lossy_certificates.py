@@ -42,8 +42,8 @@ from hawkvision.cascade.scores import Score, score, softmax
 from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.pictures import LabelledPictures, read_pictures
-from hawkvision.transport.coding import Coded, Plan
-from hawkvision.transport.redundancy import LinkState, choose
+from hawkvision.transport.coding.image_coding import Coded, Plan
+from hawkvision.transport.coding.rate_fec_control import LinkState, choose
 from hawkvision.types import Logits, MaxAccuracyDrop, PromiseStatus, Quality, Received, Target
 from hawkvision.zoo.looking import look
 from hawkvision.zoo.lossy import decoded, transcoded

@@ -39,9 +39,9 @@ from hawkvision.artifacts import load_variant, write_atomic
 from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
-from hawkvision.transport.coding import Coded, Complete, Expired, Plan, decode, encode
-from hawkvision.transport.redundancy import LinkState, choose
-from hawkvision.transport.wire import FRAGMENT_ROOM, MAX_DATAGRAM, OVERHEAD
+from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Plan, decode, encode
+from hawkvision.transport.coding.rate_fec_control import LinkState, choose
+from hawkvision.transport.protocol.wire import FRAGMENT_ROOM, MAX_DATAGRAM, OVERHEAD
 from hawkvision.types import Pixels
 from hawkvision.vision.backend import Backend
 from hawkvision.vision.backends import open_backend

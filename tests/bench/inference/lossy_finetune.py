@@ -38,8 +38,8 @@ from hawkvision.artifacts import sha256_of
 from hawkvision.errors import ConfigError, HawkVisionError
 from hawkvision.manifest import InputSpec, cache_dir, models_dir
 from hawkvision.pictures import LabelledPictures, read_pictures
-from hawkvision.transport.coding import Coded, Plan, encode
-from hawkvision.transport.wire import OVERHEAD
+from hawkvision.transport.coding.image_coding import Coded, Plan, encode
+from hawkvision.transport.protocol.wire import OVERHEAD
 from hawkvision.types import Pixels
 from hawkvision.vision.image import load_input
 from hawkvision.zoo.convnet import CONVNETS

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from hawkvision.transport.coding import Plan
-from hawkvision.transport.wire import OVERHEAD
+from hawkvision.transport.coding.image_coding import Plan
+from hawkvision.transport.protocol.wire import OVERHEAD
 from hawkvision.types import Pixels
 from tests.bench.inference.lossy_accuracy import (
     BURST,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hawkvision.manifest import InputSpec
-from hawkvision.transport.coding import Coded, encode
+from hawkvision.transport.coding.image_coding import Coded, encode
 from hawkvision.types import Pixels
 from tests.bench.inference.lossy_accuracy import LossyLink
 from tests.bench.inference.lossy_finetune import (

@@ -28,14 +28,15 @@ from pathlib import Path
 
 import uvloop
 
-from hawkvision.transport.client import ConnectionLost, LossyClient
-from hawkvision.transport.coding import Complete, opaque
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.coding.image_coding import Complete, opaque
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
-from tests.hawkvision.transport.lossy_peers import IDENTITY, LOOPBACK
+from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK
 
 ASKERS = 8
 """Pictures that each client has under way."""

@@ -39,7 +39,7 @@ from hawkvision.client import AsyncClient
 from hawkvision.errors import HawkVisionError
 from hawkvision.manifest import load_labels, load_manifest, models_dir
 from hawkvision.pictures import read_pictures
-from hawkvision.transport.redundancy import FINE
+from hawkvision.transport.coding.rate_fec_control import FINE
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.tun_link import TunLink
 

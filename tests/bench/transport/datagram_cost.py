@@ -33,16 +33,16 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import DatagramFrameReceived, QuicEvent
 
-from hawkvision.transport.channel import Channel
-from hawkvision.transport.coding import Coded, Plan, decode, encode, opaque
-from hawkvision.transport.frames import fragment_room
-from hawkvision.transport.receiver import Budget, Receiver, Status
-from hawkvision.transport.seal import Secret, peek
-from hawkvision.transport.sender import Sender
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
+from hawkvision.transport.coding.image_coding import Coded, Plan, decode, encode, opaque
+from hawkvision.transport.endpoint.channel import Channel
+from hawkvision.transport.endpoint.receiver import Budget, Receiver, Status
+from hawkvision.transport.endpoint.sender import Sender
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.packet_protection import Secret, peek
 from tests.bench.transport.multipath import picture, pixels
-from tests.hawkvision.transport.lossy_peers import IDENTITY, connected
+from tests.hawkvision.transport.peers import IDENTITY, connected
 
 DATAGRAMS = 18
 SIZE = 1100

@@ -27,15 +27,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hawkvision.transport.client import ConnectionLost, LossyClient
-from hawkvision.transport.coding import Plan, encode
-from hawkvision.transport.frames import fragment_room
-from hawkvision.transport.identity import own_identity
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.server import LossyServer
-from hawkvision.transport.session import Incoming
-from hawkvision.transport.udp import Route
-from hawkvision.transport.wire import OVERHEAD
+from hawkvision.transport.coding.image_coding import Plan, encode
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.pending_responses import ConnectionLost
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Incoming
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.protocol.identity import own_identity
+from hawkvision.transport.protocol.wire import OVERHEAD
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.tun_link import TunLink
 

@@ -19,15 +19,15 @@ import cv2
 import numpy as np
 import uvloop
 
-from hawkvision.transport.client import LossyClient
-from hawkvision.transport.coding import Coded, Plan, encode
-from hawkvision.transport.frames import fragment_room
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Route
+from hawkvision.transport.coding.image_coding import Coded, Plan, encode
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.types import Pixels
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
-from tests.hawkvision.transport.lossy_peers import connected, serving
+from tests.hawkvision.transport.peers import connected, serving
 
 MOMENT_S = 0.5
 """How long after the cut counts as the event."""

@@ -21,7 +21,7 @@ from hawkvision.hop import (
     parse_hop_headers,
 )
 from hawkvision.trace import TraceContext, start_trace
-from hawkvision.transport.frames import MAX_META
+from hawkvision.transport.protocol.frames import MAX_META
 from hawkvision.types import Score
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)

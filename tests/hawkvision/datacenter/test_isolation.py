@@ -26,6 +26,7 @@ from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
 from hawkvision.errors import ConfigError
 from hawkvision.process import ServerProcess, running
+from hawkvision.transport.settings import DatagramSettings
 from tests.bench.robustness.exposure import (
     ASKING,
     attack,
@@ -179,7 +180,7 @@ def test_a_ray_that_asks_for_tokens_everywhere_is_taken(version: str) -> None:
 @linux
 def test_a_listener_that_was_handed_over_is_the_same_one() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    config = DatacenterConfig(port=0, lossy_port=0)
+    config = DatacenterConfig(port=0, features=(DatagramSettings(port=0),))
     with ours, theirs, closing(open_sockets(config)) as opened:
         hand_over(ours, opened, b"settings")
         taken, message = take_over(theirs)

@@ -25,16 +25,18 @@ from hawkvision.hop import HopReply, HopRequest, Middle
 from hawkvision.servers.keyfile import Scope, add_key, remove_key
 from hawkvision.servers.keys import Keys
 from hawkvision.trace import start_trace
-from hawkvision.transport.client import LossyClient
-from hawkvision.transport.coding import Coded, Plan, encode, opaque
-from hawkvision.transport.frames import fragment_room
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Route
+from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
+from hawkvision.transport.congestion.bbr import Bbr
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.frames import fragment_room
+from hawkvision.transport.settings import DatagramSettings
 from hawkvision.types import Score
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.datacenter.conftest import picture
-from tests.hawkvision.transport.test_identity import files
+from tests.hawkvision.transport.protocol.test_identity import files
 from tests.waiting import until
 
 TRACE = start_trace()
@@ -121,6 +123,19 @@ def test_a_picture_is_answered_as_over_http(config: DatacenterConfig) -> None:
     assert (reply.received_fraction, reply.quality) == (1.0, None)
 
 
+def test_the_setting_names_the_congestion_controller(config: DatacenterConfig) -> None:
+    async def scenario(name: str) -> object:
+        async with open_door(
+            msgspec.structs.replace(config, features=(DatagramSettings(congestion_control=name),))
+        ) as (door, _, _):
+            assert door._server is not None
+            return door._server.congestion
+
+    assert asyncio.run(scenario("bbr")) is Bbr
+    with pytest.raises(ConfigError, match="datagram_congestion_control"):
+        asyncio.run(scenario("none"))
+
+
 def test_a_middle_rung_is_asked_first(config: DatacenterConfig) -> None:
     reply = replied(ask(config, HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.95, "committee"))))
     assert (reply.model, reply.passed_over is not None) == ("committee", True)
@@ -192,7 +207,7 @@ def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_the
         async with open_door(config) as (door, _, variants), connected(door) as client:
             variants.gate.clear()
             meta = request.meta(TRACE)
-            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, hear=heard.append)
+            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, on_interim=heard.append)
             answer = asyncio.create_task(asking)
             await until(lambda: bool(heard) if progressive else bool(variants.pictures))
             variants.gate.set()
@@ -246,7 +261,7 @@ def test_the_useful_side_is_that_of_the_most_demanding_variant(config: Datacente
 
 def test_a_cluster_does_not_offer_the_lossy_transport(config: DatacenterConfig) -> None:
     with pytest.raises(ConfigError, match=r"lossy_port.*one machine"):
-        application(msgspec.structs.replace(config, lossy_port=0))
+        application(msgspec.structs.replace(config, features=(DatagramSettings(port=0),)))
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
@@ -258,7 +273,7 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
     config: DatacenterConfig, tmp_path: Path
 ) -> None:
     certificate, key = files(tmp_path, [x509.DNSName("tier.example")])
-    config = msgspec.structs.replace(config, lossy_certificate=certificate, lossy_key=key)
+    config = msgspec.structs.replace(config, features=(DatagramSettings(certificate=certificate, key=key),))
     request = HopRequest()
 
     async def scenario() -> list[str]:

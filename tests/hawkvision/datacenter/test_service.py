@@ -23,11 +23,11 @@ import pytest
 
 from hawkvision.hop import HopReply, HopRequest, Rungs, Transports
 from hawkvision.trace import start_trace
-from hawkvision.transport.client import LossyClient
-from hawkvision.transport.coding import opaque
-from hawkvision.transport.frames import fragment_room
-from hawkvision.transport.receiver import Status
-from hawkvision.transport.udp import Route
+from hawkvision.transport.coding.image_coding import opaque
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.frames import fragment_room
 from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, marked_processes, picture
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hawkvision.cascade.policy import Policy
 from hawkvision.pictures import LabelledPictures
-from hawkvision.transport.coding import Plan
-from hawkvision.transport.redundancy import QUALITIES
+from hawkvision.transport.coding.image_coding import Plan
+from hawkvision.transport.coding.rate_fec_control import QUALITIES
 from hawkvision.types import MaxAccuracyDrop, PromiseStatus, Received
 from hawkvision.vision.image import probe
 from hawkvision.zoo.calibrate import calibrate

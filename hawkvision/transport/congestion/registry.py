@@ -1,0 +1,36 @@
+"""Congestion controllers by name: ours, and those that packages add by the entry point `hawkvision.congestion`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Final
+
+from hawkvision.errors import ConfigError
+from hawkvision.transport.congestion.bbr import Bbr
+from hawkvision.transport.congestion.controller import CongestionController
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+
+ENTRY_POINTS: Final = "hawkvision.congestion"
+DEFAULT: Final = "loss_tolerant"
+CONTROLLERS: Final[dict[str, type[CongestionController]]] = {DEFAULT: LossTolerant, "bbr": Bbr}
+
+
+def controller_class(name: str) -> type[CongestionController]:
+    """The controller of this name.
+
+    Raises:
+        ConfigError: if there is none, or what is registered is no `CongestionController`.
+    """
+    if name in CONTROLLERS:
+        return CONTROLLERS[name]
+    added = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in added:
+        known = ", ".join(sorted({*CONTROLLERS, *added}))
+        raise ConfigError(f"datagram_congestion_control: there is no {name!r}; expected one of {known}")
+    loaded = added[name].load()
+    if not (isinstance(loaded, type) and issubclass(loaded, CongestionController)):
+        raise ConfigError(
+            f"datagram_congestion_control: entry point {name!r} of {ENTRY_POINTS} is {added[name].value}; "
+            "expected a CongestionController"
+        )
+    return loaded

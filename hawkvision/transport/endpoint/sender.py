@@ -1,0 +1,379 @@
+"""The sending end: pictures out as fragments, answers in. Sans-I/O.
+
+    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► answer parts ─► `Answered`
+                    ▲                                     │
+                    └── repair: the receiver's NACK, or reports that leave fewer than k fragments alive
+
+A fragment goes out on whichever living path may send first, so a second path doubles the rate and a dead one is
+drained. Losses are not repaired one by one: parity covers them. Only when fewer than k of a picture's fragments are
+delivered or still on their way, as many as are needed go out again, at growing intervals and `MAX_ROUNDS` times at
+most. Fragments that would arrive after their deadline are not sent at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from hawkvision.clock import Deadline
+from hawkvision.transport.coding.image_coding import Coded
+from hawkvision.transport.congestion.loss_meter import LossEstimate
+from hawkvision.transport.endpoint.channel import Channel
+from hawkvision.transport.endpoint.path import Path
+from hawkvision.transport.protocol.frames import (
+    MAX_META,
+    AnswerPart,
+    Cancel,
+    Fragment,
+    Frame,
+    Interim,
+    Nack,
+    Ping,
+    encode,
+    fragment_room,
+)
+from hawkvision.transport.protocol.packet_protection import Header
+from hawkvision.transport.protocol.wire import MAX_DATAGRAM, OVERHEAD, WireError
+
+MAX_PICTURES: Final = 64
+"""Unanswered pictures of one session."""
+MAX_ROUNDS: Final = 12
+"""Repairs of one picture. Every other interval is twice as long, so that they go on for 126 timeouts: 9 s at a round
+trip of 40 ms, about as long as the receiver waits."""
+MAX_RESENDS: Final = MAX_ROUNDS
+"""Times that a fragment is sent again at most, whoever asks for it. Fewer were used up within an outage of a second."""
+FAR_RATIO: Final = 2.0
+FAR_S: Final = 0.02
+"""A path whose round trip is so much longer than the shortest carries fragments only while the others may not."""
+BURSTY: Final = 2.0
+"""Mean lost run from which parity is spread over time instead of following at once."""
+PARITY_SPREAD_S: Final = 0.02
+"""How far behind the data the last parity fragment leaves on a bursty link: outages of radio links take 10 to 20 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a picture: a status number of `WIRE.md` §6, and its body."""
+
+    picture: int
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InterimReceived:
+    """What was said of a picture whose answer is still to come."""
+
+    picture: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _FragmentId:
+    """Which fragment a datagram held."""
+
+    picture: int
+    index: int
+
+
+@dataclass(slots=True)
+class _Fragment:
+    flying: int = 0
+    delivered: bool = False
+    sent: int = 0
+    sent_at: float = -math.inf
+    queued: bool = False
+
+
+@dataclass(slots=True)
+class _Picture:
+    number: int
+    template: int
+    coded: Coded
+    meta: bytes
+    deadline: Deadline | None
+    expires: float
+    """From when on nothing more is sent of it."""
+    fragments: list[_Fragment]
+    rounds: int = 0
+    repair_at: float = -math.inf
+    queued_bytes: int = 0
+    last_at: float = -math.inf
+    """Before which its last fragment will not leave."""
+    parts: dict[int, AnswerPart] = field(default_factory=dict)
+    heard: int = -1
+    """The latest interim's number."""
+
+    @property
+    def alive(self) -> int:
+        """Fragments that are delivered, on their way or about to be sent."""
+        return sum(f.delivered or f.flying > 0 or f.queued for f in self.fragments)
+
+
+class _Queued(NamedTuple):
+    """A tuple, for the heap compares them four times for each datagram."""
+
+    not_before: float
+    order: int
+    number: int
+    fragment: int
+
+
+class Sender:
+    """Sends pictures over a channel. Events are taken from `interims` and `answered`."""
+
+    def __init__(self, channel: Channel[_FragmentId]) -> None:
+        self.channel = channel
+        self.answered: deque[Answered] = deque()
+        self.interims: deque[InterimReceived] = deque(maxlen=MAX_PICTURES)
+        """Where nobody takes them, later ones are worth more than earlier ones."""
+        self._pictures: dict[int, _Picture] = {}
+        self._queue: list[_Queued] = []  # a heap; each fragment is in it once at most
+        self._cancels: deque[int] = deque(maxlen=MAX_PICTURES)
+        self._next = 0
+        self._order = 0
+        self._used: Counter[int] = Counter()
+        """When each path was used last, in fragments sent before."""
+        self._count = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether another picture must wait for an answer to an earlier one."""
+        return len(self._pictures) >= MAX_PICTURES
+
+    def loss(self, now: float) -> LossEstimate:
+        """The worst of the living paths' estimates: fragments are spread over all of them."""
+        return max((path.rate.loss for path in self.channel.usable(now)), key=lambda loss: loss.ratio)
+
+    def spare_s(self, size: int, now: float) -> float:
+        """How long that many bytes take over all living paths, spread by their rates."""
+        rates = [path.rate for path in self.channel.usable(now)]
+        whole = max(1.0, sum(rate.pacing_rate for rate in rates))
+        return max(rate.transmission_s(size * rate.pacing_rate / whole, now) for rate in rates)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What has not left yet."""
+        return sum(picture.queued_bytes for picture in self._pictures.values())
+
+    def ping(self, now: float) -> None:
+        """Ask for a report on every path: its round trip becomes known, and the receiver learns its address."""
+        for path in self.channel.paths.values():
+            self.channel.replies.append((path.number, self.channel.send(path, encode(Ping()), now)))
+
+    def submit(
+        self,
+        template: int,
+        coded: Coded,
+        deadline: Deadline | None,
+        meta: bytes,
+        now: float,
+        late_s: float = 0.0,
+    ) -> int:
+        """Queue a picture, and return its number.
+
+        It is sent until its deadline, or `late_s` longer where its answer is still wanted then.
+
+        Raises:
+            WireError: if the meta is too long, or a symbol for a datagram beside it.
+        """
+        assert not self.full, "the caller waits for room"
+        room = fragment_room(meta)
+        longest = max(map(len, coded.symbols))
+        if len(meta) > MAX_META or longest > room:
+            raise WireError(f"meta of {len(meta)}, symbols of {longest} bytes; expected at most {MAX_META} and {room}")
+        number = self._next
+        self._next = (number + 1) & 0xFFFFFFFF
+        expires = math.inf if deadline is None else deadline.at + late_s
+        picture = _Picture(number, template, coded, meta, deadline, expires, [_Fragment() for _ in coded.symbols])
+        self._pictures[number] = picture
+        k, n = coded.format.k, coded.format.n
+        spread = PARITY_SPREAD_S if self.loss(now).known and self.loss(now).burst > BURSTY else 0.0
+        for index in range(n):
+            wait = spread * max(0, index + 1 - k) / max(1, n - k)
+            self._put(picture, index, now + wait)
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for this picture any more."""
+        if self._pictures.pop(number, None) is not None:
+            self._cancels.append(number)
+
+    def receive(self, header: Header, datagram: bytes, now: float) -> bool:
+        """Take a datagram in; whether it was authentic."""
+        frames = self.channel.receive(header, datagram, now)
+        if frames is None:
+            return False
+        for frame in frames:
+            self._take(frame, now)
+        self._apply_reports(now)
+        return True
+
+    def answer(self, number: int, status: int, body: bytes) -> None:
+        """An answer that came another way; the first one counts."""
+        if self._pictures.pop(number, None) is not None:
+            self.answered.append(Answered(number, status, body))
+
+    def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
+        """Datagrams to send now, each with its path."""
+        self.channel.expire(now)
+        self._apply_reports(now)
+        yield from self.channel.due(now)
+        while self._cancels:
+            path = self.channel.best(now)
+            yield path.number, self.channel.send(path, encode(Cancel(self._cancels.popleft())), now)
+        while self._queue and self._queue[0].not_before <= now:
+            entry = self._queue[0]
+            picture = self._pictures.get(entry.number)
+            if picture is None or picture.expires <= now:
+                heapq.heappop(self._queue)
+                if picture is not None:
+                    self._dequeued(picture, entry.fragment)
+                continue
+            path, when = self._first_free(now)
+            if when > now:
+                return
+            heapq.heappop(self._queue)
+            self._dequeued(picture, entry.fragment)
+            yield path.number, self._send(path, picture, entry.fragment, now)
+
+    def next_timer(self, now: float) -> float:
+        """When `poll` has something to do again; +∞ for never."""
+        times = list(self.channel.timers(now))
+        if self._queue:
+            times.append(max(self._queue[0].not_before, self._first_free(now)[1]))
+        times.extend(p.repair_at for p in self._pictures.values() if p.repair_at > now and p.alive < p.coded.format.k)
+        return min(times, default=math.inf)
+
+    def _first_free(self, now: float) -> tuple[Path[_FragmentId], float]:
+        """The living path that may send a whole datagram first; of several the one that was used longest ago.
+
+        So a picture is spread over all paths, half of it outlives either of two, and each is known when it is needed.
+        """
+        usable = self.channel.usable(now)
+        if len(usable) == 1:
+            return usable[0], usable[0].rate.release_at(MAX_DATAGRAM, now)
+        near = FAR_S + FAR_RATIO * min((path.rate.rtt_s or 0.0) for path in usable)
+        return min(
+            ((path, path.rate.release_at(MAX_DATAGRAM, now)) for path in usable),
+            key=lambda pair: (pair[1], (pair[0].rate.rtt_s or 0.0) > near, self._used[pair[0].number]),
+        )
+
+    def _put(self, picture: _Picture, index: int, not_before: float) -> None:
+        fragment = picture.fragments[index]
+        if fragment.queued or fragment.sent > MAX_RESENDS:
+            return
+        fragment.queued = True
+        picture.queued_bytes += len(picture.coded.symbols[index]) + OVERHEAD
+        picture.last_at = max(picture.last_at, not_before)
+        self._order += 1
+        heapq.heappush(self._queue, _Queued(not_before, self._order, picture.number, index))
+
+    @staticmethod
+    def _dequeued(picture: _Picture, index: int) -> None:
+        picture.fragments[index].queued = False
+        picture.queued_bytes -= len(picture.coded.symbols[index]) + OVERHEAD
+
+    def _send(self, path: Path[_FragmentId], picture: _Picture, index: int, now: float) -> bytes:
+        fragment, coded = picture.fragments[index], picture.coded
+        self._count += 1
+        self._used[path.number] = self._count
+        fragment.flying += 1
+        fragment.sent += 1
+        fragment.sent_at = now
+        rest_s = max(self.spare_s(picture.queued_bytes, now), picture.last_at - now)
+        left = 0 if picture.deadline is None else max(1, round(picture.deadline.remaining_ms(now)))
+        frame = Fragment(
+            picture.number, picture.template, coded.format, index, left, round(rest_s * 1e3), picture.meta,
+            coded.symbols[index],
+        )  # fmt: skip
+        return self.channel.send(path, encode(frame), now, _FragmentId(picture.number, index))
+
+    def _take(self, frame: Frame, now: float) -> None:
+        match frame:
+            case AnswerPart():
+                self._take_part(frame, now)
+            case Interim(number, count, body):
+                picture = self._pictures.get(number)
+                if picture is not None and count > picture.heard:
+                    picture.heard = count
+                    self.interims.append(InterimReceived(number, body))
+            case Nack(number, asked):
+                picture = self._pictures.get(number)
+                if picture is None:
+                    return
+                for index in asked:
+                    if index < picture.coded.format.n:
+                        self._again(picture, index, now)
+                self._put_idle(picture, self._with_losses(len(asked), now) - len(asked), now)
+            case _:
+                pass  # authentic, but of no use at this end
+
+    def _take_part(self, part: AnswerPart, now: float) -> None:
+        picture = self._pictures.get(part.picture)
+        if picture is None:
+            return  # a copy, or cancelled
+        first = next(iter(picture.parts.values()), part)
+        if (first.status, first.parts) != (part.status, part.parts):
+            return
+        picture.parts[part.part] = part
+        if len(picture.parts) == part.parts:
+            body = b"".join(picture.parts[number].body for number in range(part.parts))
+            self.answer(part.picture, part.status, body)
+            for path in self.channel.paths.values():
+                if path.report_at is not None:
+                    path.report_at = now  # so that the receiver stops repeating it
+
+    def _again(self, picture: _Picture, index: int, now: float) -> None:
+        """Send a fragment once more, unless that just happened."""
+        rtt = max((path.rate.rtt_s or 0.0 for path in self.channel.usable(now)), default=0.0)
+        if now - picture.fragments[index].sent_at >= 0.9 * rtt:
+            picture.fragments[index].delivered = False
+            self._put(picture, index, now)
+
+    def _apply_reports(self, now: float) -> None:
+        """Draw the consequences of what reports and timeouts said."""
+        touched: set[int] = set()
+        for places, delivered in ((self.channel.delivered, True), (self.channel.lost, False)):
+            for place in places:
+                picture = self._pictures.get(place.picture)
+                if picture is None:
+                    continue
+                fragment = picture.fragments[place.index]
+                fragment.flying = max(0, fragment.flying - 1)
+                fragment.delivered = fragment.delivered or delivered
+                touched.add(place.picture)
+            places.clear()
+        for number, picture in self._pictures.items():
+            if number in touched or picture.repair_at <= now:
+                self._repair(picture, now)
+
+    def _repair(self, picture: _Picture, now: float) -> None:
+        """If the receiver cannot complete the picture with what is on its way, send what it needs."""
+        short = picture.coded.format.k - picture.alive
+        if short <= 0 or picture.rounds >= MAX_ROUNDS or now < picture.repair_at:
+            return
+        if picture.rounds == 0 and all(f.sent == 0 for f in picture.fragments):
+            return
+        timeout_s = min((path.rate.timeout_s() for path in self.channel.usable(now)), default=0.2)
+        picture.repair_at = now + timeout_s * 2.0 ** (picture.rounds // 2)
+        picture.rounds += 1
+        self._put_idle(picture, self._with_losses(short, now), now)
+
+    def _with_losses(self, wanted: int, now: float) -> int:
+        """How many to send so that about as many as are wanted arrive, by the measured loss."""
+        loss = self.loss(now)
+        return math.ceil(wanted / (1.0 - min(loss.ratio, 0.75)) - 1e-9) if loss.known else wanted
+
+    def _put_idle(self, picture: _Picture, count: int, now: float) -> None:
+        """Queue so many that are neither delivered nor on their way.
+
+        Those sent least first: with always the same ones, a few unlucky fragments would use up all their resends.
+        """
+        idle = [index for index, f in enumerate(picture.fragments) if not (f.delivered or f.flying or f.queued)]
+        for index in sorted(idle, key=lambda index: picture.fragments[index].sent)[:count]:
+            self._put(picture, index, now)

@@ -1,0 +1,1 @@
+"""What travels: datagrams, frames and control messages as bytes, their protection, identities and addresses."""

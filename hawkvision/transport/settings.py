@@ -1,0 +1,43 @@
+"""The settings that the datagram transport adds to a node and to a datacenter tier."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from hawkvision.config import DatacenterConfig, EdgeConfig, Port, Word
+from hawkvision.feature_settings import Section, SettingsGroup
+from hawkvision.servers.access import together
+
+
+class DatagramSettings(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=lambda name: f"lossy_{name}"
+):
+    """Where a server takes images as datagrams, and how."""
+
+    # == Datagrams ==
+    port: Port | None = None
+    """UDP port of the datagram transport, at `host`; 0 takes a free one, None listens to none. A datacenter tier
+    offers it on one machine only: behind a cluster's HTTP proxies no one process has the port."""
+    certificate: Path | None = None
+    """PEM file of the datagram transport's certificate, read again when it changes; without it the server makes its
+    own at each start. Clients compare the certificate: its dates and names do not matter to them."""
+    key: Path | None = None
+    """PEM file of the private key of that certificate."""
+    accept_sent_keys: bool = False
+    """Also lets in datagram clients of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
+    time of an update only."""
+    congestion_control: Word = "loss_tolerant"
+    """Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds."""
+
+
+def _check(section: Section, _: EdgeConfig | DatacenterConfig, datagrams: DatagramSettings) -> None:
+    together(section, "lossy_certificate", datagrams.certificate, "lossy_key", datagrams.key)
+
+
+EDGE: Final = SettingsGroup(section="edge", kind=DatagramSettings, check=partial(_check, "edge"))
+DATACENTER: Final = SettingsGroup(section="dc", kind=DatagramSettings, check=partial(_check, "dc"))
+"""Named by entry points of `hawkvision.settings`."""

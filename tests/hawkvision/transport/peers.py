@@ -1,0 +1,65 @@
+"""A lossy server and clients on loopback, for tests; everything is closed when the test leaves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from hawkvision.servers.keys import Keys
+from hawkvision.transport.congestion.controller import CongestionFactory
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
+from hawkvision.transport.endpoint.connection import LossyClient
+from hawkvision.transport.endpoint.receiver import Status
+from hawkvision.transport.endpoint.server import LossyServer
+from hawkvision.transport.endpoint.session import Handler, Incoming
+from hawkvision.transport.endpoint.udp import Route
+from hawkvision.transport.protocol.identity import Identity, own_identity
+
+IDENTITY = own_identity()
+LOOPBACK = Route(None, "127.0.0.1")
+
+
+async def echo(incoming: Incoming) -> tuple[Status, bytes]:
+    """Answer with what was asked."""
+    return Status.OK, incoming.template + b" " + incoming.meta
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    handler: Handler = echo,
+    *,
+    keys: Keys | None = None,
+    takes_sent_keys: bool = False,
+    port: int = 0,
+    identity: Identity = IDENTITY,
+    congestion: CongestionFactory = LossTolerant,
+) -> AsyncIterator[LossyServer]:
+    """A server on a free port."""
+    server = await LossyServer.start(
+        "127.0.0.1", port, identity, handler, keys=keys, takes_sent_keys=takes_sent_keys, congestion=congestion
+    )
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    port: int,
+    *,
+    api_key: str | None = None,
+    certificate: str = IDENTITY.pem,
+    name: str = IDENTITY.name,
+    routes: Sequence[Route] = (LOOPBACK,),
+    congestion: CongestionFactory = LossTolerant,
+    timeout_s: float = 10.0,
+) -> AsyncIterator[LossyClient]:
+    """A client with a session."""
+    client = await LossyClient.connect(
+        port, certificate, name, routes=routes, api_key=api_key, congestion=congestion, timeout_s=timeout_s
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
