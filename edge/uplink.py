@@ -14,9 +14,8 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -24,21 +23,22 @@ import msgspec
 
 from edge.admission import Admission
 from edge.hops import KEY_REFUSED, Hop, HopBroken, HopLate, HttpHop, KeyRefused
+from edge.link_report import LinkReport, LinkState
 from edge.lossy_hop import TooLargeForDatagrams
+from edge.probes import Probes
+from edge.question import Question
 from edge.replies import Escalated, checked, refused
 from edge.ways import Wanted, Ways
 from hawkvision import errors
 from hawkvision.clock import Clock
 from hawkvision.errors import DeadlineMissed, EscalationFailed, Overloaded, RequestError
 from hawkvision.hop import HopReply, HopRequest, Rungs
-from hawkvision.logs import Transitions
 from hawkvision.memory import to_the_end
 from hawkvision.metrics import EdgeMetrics
 from hawkvision.network.circuit_breaker import CircuitBreaker, State
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY, Request
 from hawkvision.network.transport_choice import Transport
 from hawkvision.trace import TraceContext
-from hawkvision.types import Reason
 from hawkvision.vision.image import ImageHeader
 from hawkvision.vision.reduce import Reducer
 
@@ -53,43 +53,12 @@ UNMEASURED_MS: Final = 40.0
 SPARED_S: Final = 0.01
 """How long before the end of its wait who has something takes that: a busy machine makes waits longer than they should
 be, and who holds an answer need not be late."""
-LOOK_AGAIN_S: Final = 1.0
-"""Between two looks at the datacenter for connections that end: a tier that closes each after its answer is no reason
-to ask it all the time."""
 OWN_SHARE: Final = 0.5
 """An escalation was late for no fault of the datacenter's if that usually takes no more than this share of the wait."""
 
 
 class GivenUp(EscalationFailed):
     """Too few answers that take so long come in time; the edge's own is given instead."""
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What has come of a progressive request while the last is still awaited."""
-
-    latest: Escalated | None = None
-    first_ms: float | None = None
-    came: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def add(self, answer: Escalated) -> None:
-        """Another one, of more members."""
-        self.latest = answer
-        self.first_ms = answer.round_trip_ms if self.first_ms is None else self.first_ms
-        self.came.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What is asked, as the arguments of `Uplink.infer` say, and what has come of it."""
-
-    body: bytes
-    request: HopRequest
-    trace: TraceContext
-    timeout_s: float
-    exact: bool
-    probe: bool
-    parts: _Parts = field(default_factory=_Parts)
 
 
 class Uplink:
@@ -125,16 +94,9 @@ class Uplink:
             admission: from which memory is taken to make pictures smaller; None has no bound.
         """
         self.url = url.rstrip("/")
-        self.lost = asyncio.Event()
-        """Set when a link goes down, is doubted, or a connection ends, for whoever watches the datacenter."""
-        self._reported = Transitions(log, {"transport": Transport.TCP, "doubt": False})
-        self._noted: tuple[Transport, bool, State, bool] | None = None
-        """What was last reported: the transport, whether it is connected, its breaker's state, and a refused key."""
+        self._report = LinkReport(self.url, clock)
         self._key_refused: str | None = None
         """What the datacenter says against our key; None if it takes it, as far as is known."""
-        self._ended_at = -math.inf
-        self._looking: asyncio.TimerHandle | None = None
-        """To have the datacenter looked at, for a connection has ended."""
         http = HttpHop(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
         self._ways = Ways(http, api_key, transport, clock, self._switched, self._probed, metrics)
         hops: tuple[Hop | None, ...] = (http, self._ways.lossy)
@@ -149,7 +111,7 @@ class Uplink:
         self._connections = connections
         self._most_pending = connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
-        self._trial: asyncio.Task[None] | None = None
+        self._probes = Probes(self._ask, self.report, clock, metrics)
         self._given_up: set[asyncio.Task[Escalated]] = set()
         """Escalations that go on though nobody waits any more; of those pending, so bounded like them."""
         self._closed = False
@@ -182,34 +144,15 @@ class Uplink:
         """Of the circuit breaker of the way that the next picture goes."""
         return self._breaker.state(self._clock.now())
 
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when a link goes down, is doubted, or a connection ends, for whoever watches the datacenter."""
+        return self._report.lost
+
     def report(self) -> None:
         """Log what has changed about the way that pictures go; to be called whenever something may have."""
-        breaker, transport = self._breaker, self.transport
-        now = (transport, breaker.connected, self.state, self._key_refused is not None)
-        before, self._noted = self._noted, now
-        if before == now:
-            return
-        note, good, bad = self._reported.note, logging.INFO, logging.WARNING
-        loss = "" if self.loss is None else f", loss {self.loss:.3f}"
-        note("transport", transport, good, "pictures go to %s over %s%s", self.url, transport.value, loss)
-        if self._key_refused is not None:
-            note(
-                "datacenter", "key", bad, "datacenter lost: %s refuses edge.dc_api_key: %s", self.url, self._key_refused
-            )
-            return
-        if not breaker.connected:
-            note("datacenter", False, bad, "datacenter lost: %s does not answer; circuit breaker open", self.url)
-            return
-        again = "reached" if before is None else "back"
-        note("datacenter", True, good, "datacenter %s: %s answers", again, self.url)
-        if self.state is State.CLOSED:
-            said = "datacenter trusted again: answers of %s are in time; circuit breaker closed"
-            note("doubt", False, good, said, self.url)
-        else:
-            said = "datacenter doubted: too few answers of %s would be in time; circuit breaker open"
-            note("doubt", True, bad, said, self.url)
-            if before is None or before[2] is State.CLOSED:
-                self.lost.set()
+        state = LinkState(self.transport, self._breaker.connected, self.state, self._key_refused)
+        self._report.report(state, self.loss)
 
     @property
     def _breaker(self) -> CircuitBreaker:
@@ -220,21 +163,12 @@ class Uplink:
 
     def _probed(self) -> None:
         """Probes are of datagrams: of another transport they say nothing before the datacenter was first asked."""
-        if self._noted is not None or self.transport is Transport.LOSSY:
+        if self._report.begun or self.transport is Transport.LOSSY:
             self.report()
 
     def _connection_ended(self) -> None:
-        """The datacenter may have ended, too: have it looked at, once in `LOOK_AGAIN_S` at most."""
-        if self._closed or self._looking is not None or not self.up:
-            return
-
-        def look() -> None:
-            self._looking = None
-            self._ended_at = self._clock.now()
-            self.lost.set()
-
-        wait_s = max(0.0, LOOK_AGAIN_S - (self._clock.now() - self._ended_at))
-        self._looking = asyncio.get_running_loop().call_later(wait_s, look)
+        if not self._closed and self.up:
+            self._report.connection_ended()
 
     @property
     def idle(self) -> bool:
@@ -315,7 +249,6 @@ class Uplink:
         *,
         exact: bool = False,
         patient: bool = True,
-        probe: bool = False,
     ) -> Escalated:
         """Ask the datacenter about a picture, whose bytes are sent; `as_sent` makes them fewer.
 
@@ -329,17 +262,24 @@ class Uplink:
             RequestError: what the datacenter found wrong with the picture.
             EscalationFailed: for everything else, a timeout included.
         """
+        question = Question(body, request, trace, timeout_s, exact, probe=False)
+        asking = self._ask(question)
+        return await (asking if patient else self._while_likely(asking, self._ways.hop, question))
+
+    def _ask(self, question: Question) -> Coroutine[Any, Any, Escalated]:
+        """It counts as pending at once, and until it is over.
+
+        Raises:
+            EscalationFailed: if too many are already.
+        """
         if self._pending >= self._most_pending:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
         if self._metrics is not None:
-            self._metrics.uplink_bytes.inc(len(body))
-        hop = self._ways.hop
-        question = _Question(body, request, trace, timeout_s, exact, probe)
-        asking = self._asked(hop, question)
-        return await (asking if patient else self._while_likely(asking, hop, question))
+            self._metrics.uplink_bytes.inc(len(question.body))
+        return self._asked(self._ways.hop, question)
 
-    async def _asked(self, hop: Hop, question: _Question) -> Escalated:
+    async def _asked(self, hop: Hop, question: Question) -> Escalated:
         try:
             try:
                 return await self._infer(hop, question)
@@ -349,7 +289,7 @@ class Uplink:
             self._pending -= 1
             self.report()
 
-    async def _while_likely(self, asking: Coroutine[Any, Any, Escalated], hop: Hop, question: _Question) -> Escalated:
+    async def _while_likely(self, asking: Coroutine[Any, Any, Escalated], hop: Hop, question: Question) -> Escalated:
         """Its outcome if that comes while it is likely enough, or what has come by then; it goes on alone.
 
         Raises:
@@ -397,41 +337,21 @@ class Uplink:
         """
         timeout_s = self.trial_s
 
-        async def sent() -> _Question:
+        async def sent() -> Question:
             reduced = await self.as_sent(body, header)
             exact = self.carries_whole(reduced, timeout_s)
-            return _Question(reduced, asked(exact), trace, timeout_s, exact, probe=True)
+            return Question(reduced, asked(exact), trace, timeout_s, exact, probe=True)
 
         return self._probe(sent)
 
-    def _probe(self, made: Callable[[], Coroutine[Any, Any, _Question]]) -> bool:
+    def _probe(self, made: Callable[[], Awaitable[Question]]) -> bool:
         """Begin to ask what is `made`, behind everybody's back, if that is due; whether it has begun."""
-        breaker = self._breaker
-        if self._closed or not self.idle or not breaker.begin_probe(self._clock.now()):
-            return False
+        return not self._closed and self.idle and self._probes.begin(self._breaker, made)
 
-        async def probing() -> None:
-            try:
-                it = await made()
-                if self._metrics is not None:
-                    self._metrics.escalations.labels(it.request.task, Reason.TRIAL.value).inc()
-                await self.infer(it.body, it.request, it.trace, it.timeout_s, exact=it.exact, probe=True)
-            except (EscalationFailed, RequestError) as error:
-                log.debug("trial failed: %s", error)
-            except Exception:  # nobody would hear of it
-                log.exception("trial broke off")
-            finally:
-                breaker.end_probe(self._clock.now())
-                self.report()
-
-        self._trial = asyncio.create_task(probing())
-        self.report()
-        return True
-
-    async def _again(self, question: _Question) -> _Question:
+    async def _again(self, question: Question) -> Question:
         """A copy of what was asked, to be waited for as long as a trial is."""
         request = msgspec.structs.replace(question.request, deadline_ms=self._breaker.longest_ms)
-        return _Question(question.body, request, question.trace.child(), self.trial_s, question.exact, probe=True)
+        return Question(question.body, request, question.trace.child(), self.trial_s, question.exact, probe=True)
 
     async def rungs(self) -> Rungs:
         """What the datacenter serves. Once it has refused our key, it must also show that it takes it by now.
@@ -452,10 +372,9 @@ class Uplink:
     async def close(self) -> None:
         """Close the connections."""
         self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-        self._reported.close()
-        background = [task for task in (self._trial, *self._given_up) if task is not None]
+        self._report.close()
+        await self._probes.close()
+        background = list(self._given_up)
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
@@ -464,11 +383,10 @@ class Uplink:
     # ----------------------------------------------------------------------------------------- escalations
 
     def _switched(self) -> None:
-        if self._trial is not None:
-            self._trial.cancel()
+        self._probes.cancel()
         self.report()
 
-    async def _infer(self, hop: Hop, question: _Question) -> Escalated:
+    async def _infer(self, hop: Hop, question: Question) -> Escalated:
         request, timeout_s, times = question.request, question.timeout_s, hop.breaker.times
         started = self._clock.now()
         self._ways.asked(started)
@@ -510,7 +428,7 @@ class Uplink:
         return answer
 
     def _was_answered(
-        self, hop: Hop, question: _Question, answer: Escalated, under_way: Request, *, early: bool
+        self, hop: Hop, question: Question, answer: Escalated, under_way: Request, *, early: bool
     ) -> None:
         """Learn from it; `early`: it should have been in time. Who has no deadline asks for more, and tells nothing."""
         if question.request.deadline_ms is None:
@@ -534,7 +452,7 @@ class Uplink:
         own_ms = reply.timing_ms.total
         self._dc_ms += PACE_GAIN * (own_ms - self._dc_ms) if self._dc_ms else own_ms
 
-    def _was_late(self, hop: Hop, question: _Question, under_way: Request, *, early: bool) -> None:
+    def _was_late(self, hop: Hop, question: Question, under_way: Request, *, early: bool) -> None:
         """Learn from it; `early`: it should have been back long before."""
         now, timeout_ms = self._clock.now(), question.timeout_s * 1e3
         if question.request.deadline_ms is None:
@@ -549,10 +467,10 @@ class Uplink:
 
     def _failed(self, hop: Hop) -> None:
         hop.breaker.connected = False
-        self.lost.set()
+        self._report.lost.set()
 
     def _refusal(
-        self, hop: Hop, question: _Question, status: int, payload: bytes, under_way: Request
+        self, hop: Hop, question: Question, status: int, payload: bytes, under_way: Request
     ) -> RequestError | EscalationFailed:
         """What a reply other than 200 means here."""
         fault, said = refused(status, payload)

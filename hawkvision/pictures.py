@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -75,14 +75,16 @@ def picture_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def read_pictures(path: Path, labels: Sequence[str]) -> LabelledPictures:
+def read_pictures(path: Path, labels: Sequence[str], names: Mapping[str, int] | None = None) -> LabelledPictures:
     """Read a labelled set; `labels` are the task's class names in index order.
+
+    `names` are further names that a class directory may have, with their class indices.
 
     Raises:
         ConfigError: naming the file or folder and what was expected there.
     """
     if path.is_dir():
-        return _read_idx(path, len(labels)) if holds_idx_files(path) else _read_folder(path, labels)
+        return _read_idx(path, len(labels)) if holds_idx_files(path) else _read_folder(path, labels, names or {})
     if path.is_file():
         return _read_npz(path, len(labels))
     raise ConfigError(f"{path}: expected an npz file or a directory of class directories, or of idx files")
@@ -162,15 +164,16 @@ def _read_idx(root: Path, classes: int) -> LabelledPictures:
     )
 
 
-def _read_folder(root: Path, labels: Sequence[str]) -> LabelledPictures:
+def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) -> LabelledPictures:
     numbers = {label: index for index, label in enumerate(labels)} | {str(i): i for i in range(len(labels))}
+    numbers |= names
     paths: list[Path] = []
     found: list[int] = []
     for folder in sorted(p for p in root.iterdir() if p.is_dir()):
         if folder.name not in numbers:
             raise ConfigError(
                 f"{folder}: the directory is named after no class; expected a label such as {labels[0]!r} "
-                f"or an index from 0 to {len(labels) - 1}"
+                f"or an index from 0 to {len(labels) - 1}{_or_one_of(names)}"
             )
         pictures = _pictures_in(folder)
         paths += pictures
@@ -189,6 +192,10 @@ def _read_folder(root: Path, labels: Sequence[str]) -> LabelledPictures:
         np.full(len(bodies), root.name),
         np.zeros(len(bodies), np.bool_),
     )
+
+
+def _or_one_of(names: Mapping[str, int]) -> str:
+    return f", or a name such as {min(names)!r}" if names else ""
 
 
 def _pictures_in(folder: Path) -> list[Path]:

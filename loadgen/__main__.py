@@ -2,74 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from hawkvision.errors import HawkVisionError
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
 from hawkvision.terminal import write_anything
-from loadgen import awake, command_line
+from loadgen.commands import command_line
+
+
+class Command(NamedTuple):
+    """Where a command is, and what it is for."""
+
+    module: str
+    """It has `Options`, a dataclass, and `async run(options)`, which gives an exit status or None."""
+    summary: str
+
 
 COMMANDS: Final = {
-    "run": "loadgen.run",
-    "find-capacity": "loadgen.capacity",
-    "mlperf": "loadgen.mlperf",
-    "noise": "loadgen.floor",
-    "evaluate": "loadgen.evaluate",
-    "compare": "loadgen.compare",
-    "behind": "loadgen.behind",
-    "rivals": "loadgen.rivals",
-    "peers": "loadgen.peers",
+    "run": Command("run", "Send a schedule of requests to a server, and report what its users would see."),
+    "find-capacity": Command("find_capacity", "Find the highest rate at which a server keeps a P99 and an accuracy."),
+    "compare": Command("compare", "Compare recorded runs with the first: ratios with intervals, and what they show."),
+    "evaluate": Command("evaluate", "Measure accuracy, escalations and latency per target on labelled images."),
+    "mlperf": Command("mlperf", "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline."),
+    "noise": Command("noise", "Measure what the load generator itself adds and can send, against a null server."),
+    "link-proxy": Command("link_proxy", "Offer a server at another loopback address, behind a bad link (needs root)."),
 }
-"""Each a module with `SUMMARY`, `add_arguments(parser)` and `async run(given)`, which gives an exit status or None."""
-EXTRA_OF: Final = {"PIL": "peers", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
-"""Which extra installs what is needed beyond what a node needs."""
+MOVED: Final = {
+    "behind": "python -m loadgen link-proxy",
+    "rivals": "python -m tests.bench.policies, from a checkout",
+    "peers": "python -m tests.bench.servers, from a checkout",
+}
+"""Commands of earlier releases, and what to run now."""
+
+
+class _Commands(TyperGroup):
+    """Loads only the command that was asked for: some need extras that others do without."""
+
+    def list_commands(self, _: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _: Any, cmd_name: str) -> TyperCommand | None:
+        """For the list of commands: its name and what it is for."""
+        found = COMMANDS.get(cmd_name)
+        return None if found is None else TyperCommand(cmd_name, help=found.summary)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            module = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}")
+            command = command_line.command_of(name, COMMANDS[name].summary, module.Options, module.run)
+        return name, command, rest
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> int:
-    """Run one command; the exit status is the command's, 1 for an error that was explained, 2 for a wrong command line.
+    """Run one command.
 
-    Only the command that is asked for is loaded: some need extras that others do without.
+    Returns:
+        The exit status: the command's own, 1 for an error that was explained, 2 for a wrong command line.
     """
     write_anything()
-    words = list(sys.argv[1:] if argv is None else argv)
-    command_line.words.set(words)
-    parser = argparse.ArgumentParser(prog=prog, description="Test a deployment from outside.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    asked = words[0] if words else ""
-    try:
-        for name, module in COMMANDS.items():
-            if asked not in COMMANDS or asked == name:
-                loaded = importlib.import_module(module)
-                command = commands.add_parser(name, help=loaded.SUMMARY, description=loaded.SUMMARY)
-                loaded.add_arguments(command)
-                if name != "compare":
-                    command.add_argument(
-                        "--keep-awake",
-                        action="store_true",
-                        help="keep the processors from halting meanwhile; of use on virtual machines, whose hosts are "
-                        "slow to give them back",
-                    )
-        given = parser.parse_args(words)
-        with awake.kept() if getattr(given, "keep_awake", False) else contextlib.nullcontext():
-            status: int | None = asyncio.run(importlib.import_module(COMMANDS[given.command]).run(given))
-    except HawkVisionError as error:
-        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        print(f"error: {error}{where}", file=sys.stderr)  # noqa: T201
-        return 1
-    except ModuleNotFoundError as error:
-        extra = EXTRA_OF.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        print(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", file=sys.stderr)  # noqa: T201
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return status or 0
+    given = list(sys.argv[1:] if argv is None else argv)
+    command_line.words.set(given)
+    renamed = command_line.renamed_option(given)
+    if given and given[0] in MOVED:
+        renamed = f"{given[0]}: this command is now {MOVED[given[0]]}"
+    if renamed is not None:
+        print(f"error: {renamed}", file=sys.stderr)  # noqa: T201
+        return command_line.USAGE_STATUS
+    app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+    app.callback(help="Test a deployment from outside, before trusting it.")(lambda: None)
+    group = typer.main.get_group(app)
+
+    def act() -> int | None:
+        try:
+            group.main(args=given, prog_name=prog)
+        except SystemExit as exit_:
+            return exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
+        return 0
+
+    return command_line.explained(act)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from hypothesis import settings
 from hawkvision import advice
 
 ROOT: Final = Path(__file__).parent
-MACHINE: Final = ("system", "hawkvision/datacenter", "loadgen")
-"""Folders whose tests start clusters, make network devices or look at all processes: one worker runs them all."""
+TOGETHER: Final = ("hawkvision/datacenter", "system")
+"""Folders of which one worker runs all tests, for they share tiers of Ray, which are slow to start; the longest first.
+All others are given out by the file, so that all workers are busy until the end."""
 
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.
 settings.register_profile("hawkvision", deadline=None)
@@ -33,6 +34,12 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hawkvision-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
+def together(nodeid: str) -> str:
+    """What a test shares its worker with: its folder if that is one of `TOGETHER`, else its file."""
+    file = nodeid.partition("::")[0].removeprefix(f"{ROOT.name}/")
+    return next((folder for folder in TOGETHER if file.startswith(f"{folder}/")), file)
+
+
 @pytest.fixture(autouse=True)
 def nothing_given() -> None:
     """Messages advise commands with the options of the process, which many tests share."""
@@ -41,15 +48,22 @@ def nothing_given() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a file together, for they share fixtures, where several workers run them.
+    """Give a folder of `TOGETHER`, or else a file, to one worker, in the order in which they were collected.
 
     Not by `--dist loadgroup`: it marks names of tests in a way that pytest 9.2 no longer reads.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist gives no types away
+    class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist gives no types away
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0].removeprefix(f"{ROOT.name}/")
-            return "machine" if file.startswith(MACHINE) else file
+            return together(nodeid)
 
-    return ByFile(config, log)
+    config.option.loadscopereorder = False  # xdist would begin with whatever has the most tests
+    return Together(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several workers run them, begin with the folders of `TOGETHER`."""
+    if hasattr(config, "workerinput"):
+        rank = {folder: number for number, folder in enumerate(TOGETHER)}
+        items.sort(key=lambda item: rank.get(together(item.nodeid), len(rank)))

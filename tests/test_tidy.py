@@ -44,6 +44,7 @@ L1 = frozenset(
         "hawkvision.pictures",
         "hawkvision.pictures_idx",
         "hawkvision.process",
+        "hawkvision.reports",
         "hawkvision.service_links",
         "hawkvision.terminal",
         "hawkvision.servers",
@@ -80,7 +81,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "fpga.device": FPGA | {"fpga.reports", "fpga.simulation"},
     "fpga.backends": FPGA | {"fpga.compiler", "fpga.simulation", "fpga.reports", "fpga.device"},
     "fpga.offload": FPGA | {"fpga.compiler", "fpga.reports", "fpga.backends"},
-    "loadgen": L0 | L1 | CLIENT | {"hawkvision.transport"},
+    "loadgen": L0 | L1,
+    "loadgen.host": L0 | L1,
+    "loadgen.workload": L0 | L1,
+    "loadgen.network": L0 | L1 | {"loadgen.host", "loadgen.workload"},
+    "loadgen.clients": L0 | L1 | CLIENT | {"hawkvision.transport", "loadgen.host", "loadgen.workload"},
+    "loadgen.analysis": L0 | L1 | {"loadgen.workload"},
+    "loadgen.reports": L0 | L1 | {"loadgen.analysis", "loadgen.host", "loadgen.workload"},
+    "loadgen.commands": L0 | L1 | CLIENT | {"loadgen"},
+    "loadgen.__main__": L0 | L1 | {"loadgen.commands", "loadgen.host"},
     "edge": L0 | L1 | L2 | LOSSY | {"hawkvision.control"},
     # The only module that loads a backend by name.
     "edge.assembly": L0 | L1 | L2 | {"edge", "fpga"},
@@ -97,12 +106,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "hawkvision": L0 | CLIENT,
 }
 ONLY_IMPORTERS_OF = {
-    # The second is plain Ray Serve as a rival, a process of its own that nothing imports.
-    "ray": ("hawkvision.datacenter", "loadgen.peers.ray_server"),
+    "ray": ("hawkvision.datacenter",),
     "torch": ("hawkvision.zoo",),
     "torchvision": ("hawkvision.zoo",),
     # The first forbids reports before it imports; the second does the same in other servers' environments.
-    "onnxruntime": ("hawkvision.onnx_runtime", "loadgen.peers.work"),
+    "onnxruntime": ("hawkvision.onnx_runtime", "tests.bench.servers.handlers.work"),
     # It keeps the reports out that the package would make.
     "openvino": ("hawkvision.vision.openvino_backend",),
 }
@@ -160,6 +168,33 @@ def test_imports_point_downwards() -> None:
             if not inside and not metadata and not any(is_under(imported, name) for name in allowed):
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {module} ({own}) must not import {imported}")
     assert not wrong, "\n".join(wrong)
+
+
+MOST_MODULES = 12
+ROOMS = (
+    "fpga",
+    "hawkvision/integer",
+    "loadgen",
+    "tests/fpga",
+    "tests/hawkvision/integer",
+    "tests/loadgen",
+    *(
+        f"tests/bench/{room}"
+        for room in ("cascade", "fpga", "inference", "policies", "robustness", "servers", "transport")
+    ),
+)
+"""Trees of folders that hold at most `MOST_MODULES` modules each, `__init__` not counted."""
+
+
+def test_no_folder_holds_more_than_a_dozen_modules() -> None:
+    held: dict[Path, int] = {}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            if path.name != "__init__.py":
+                held[path.parent] = held.get(path.parent, 0) + 1
+    assert held, "the folders have moved"
+    crowded = [f"{folder.relative_to(ROOT)}: {count}" for folder, count in held.items() if count > MOST_MODULES]
+    assert not crowded, "\n".join(crowded)
 
 
 def test_heavy_libraries_have_their_importers() -> None:

@@ -29,7 +29,7 @@ EXTRA_OF: Final = {
     "onnx": "build",
     "safetensors": "build",
     "scipy": "build",
-    "matplotlib": "report",
+    "jinja2": "report",
     "ray": "datacenter",
     "torch": "models",
     "torchvision": "models",

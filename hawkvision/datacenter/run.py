@@ -386,6 +386,10 @@ def _start_ray(config: DatacenterConfig, catalog: Catalog, folder: Path) -> None
     # Of Ray's API server nothing would run here but its usage reports. Disabled, they still ask name servers and the
     # metadata services of clouds where this machine is. Nobody else needs it.
     ray._private.services.start_api_server = lambda *_, **__: ("", None)
+    # Two interpreters less: one asks for more machines, of which there are none, and one passes on logs, which replicas
+    # send themselves.
+    ray._private.node.Node.start_monitor = lambda _: None
+    ray._private.node.Node.start_log_monitor = lambda _: None
     replicas = len(catalog.groups) * config.max_replicas
     ray.init(
         address="local",

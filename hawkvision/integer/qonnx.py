@@ -88,7 +88,9 @@ class _QonnxReader:
             quant = chain.take("Quant")
             if quant is None:
                 head, scale = self._last(layer, step, made, pool)
-                return IntegerGraph(chain.name(chain.model_name), pixels, (*nodes, head), scale, chain.fill(planes))
+                return IntegerGraph(
+                    chain.unique_name(chain.model_name), pixels, (*nodes, head), scale, chain.fill(planes)
+                )
             facts = chain.activation_quant(quant)
             wanted = float(facts.scale.reshape(()))
             nodes += rescaled(
@@ -141,7 +143,12 @@ class _QonnxReader:
             raise self._chain.refusal(node, f"kernel_shape: its weights are {weights.shape}, got {how['kernel_shape']}")
         kernel = np.ascontiguousarray(weights.transpose(0, 2, 3, 1))
         return _QonnxLayer(
-            self._chain.name(described(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), int(pads[0])
+            self._chain.unique_name(described(node)),
+            kernel,
+            facts.bits,
+            steps,
+            self._bias(node, len(kernel)),
+            int(pads[0]),
         )
 
     def _dense(self, node: onnx.NodeProto, stream: ActivationShape) -> _QonnxLayer:
@@ -154,7 +161,7 @@ class _QonnxReader:
         planes = weights.reshape(len(weights), stream.channels, stream.height, stream.width)
         kernel = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
         return _QonnxLayer(
-            self._chain.name(described(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), 0
+            self._chain.unique_name(described(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), 0
         )
 
     def _weights(self, node: onnx.NodeProto, dimensions: int, *, turned: bool) -> tuple[NDArray[np.int8], Quant, Reals]:

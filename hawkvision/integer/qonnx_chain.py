@@ -201,9 +201,9 @@ class QonnxChain:
             raise CompileError(f"{self.where}: {FILL_KEY}: expected a value per plane, as in 125,123,114; got {text!r}")
         return tuple(int(value) for value in text.split(","))
 
-    def name(self, told: str) -> str:
+    def unique_name(self, wanted: str) -> str:
         """A unique name that hardware languages and file systems accept."""
-        plain = re.sub(r"[^A-Za-z0-9_]+", "_", told).strip("_")[:48] or "layer"
+        plain = re.sub(r"[^A-Za-z0-9_]+", "_", wanted).strip("_")[:48] or "layer"
         plain = plain if plain[0].isalpha() else f"n{plain}"
         name, count = plain, 1
         while name in self._names:

@@ -17,6 +17,8 @@ from typing import Final
 import numpy as np
 
 from hawkvision.cascade.profile import Profile
+from hawkvision.reports.pages import Markup, joined, source
+from hawkvision.reports.pages import render as render_page
 from hawkvision.zoo.drift import SETTLING, Replay, Summary, alarm_delays, summarise
 from hawkvision.zoo.report_figures import (
     cost_figure,
@@ -53,8 +55,6 @@ class Findings:
 
 def render(findings: Findings) -> str:
     """The page."""
-    style = files("hawkvision.zoo").joinpath("report.css").read_text(encoding="utf-8")
-    title = f"Calibration report: {escape(findings.profile.task)}"
     body = "\n".join(
         [
             _head(findings),
@@ -67,10 +67,16 @@ def render(findings: Findings) -> str:
         ]
     )
     body = re.sub(r"(?<=\d) %", NARROW + "%", body)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    style = files("hawkvision.zoo").joinpath("report.css").read_text(encoding="utf-8")
+    return str(
+        render_page(
+            "hawkvision.reports",
+            "plain.html",
+            title=f"Calibration report: {findings.profile.task}",
+            style=joined((Markup(style), source("hawkvision.reports", "charts.css"))),
+            script="",
+            body=Markup(body),
+        )
     )
 
 
@@ -364,9 +370,8 @@ def _uses(profile: Profile) -> str:
 
 def _figure(title: str, svg: str, caption: str, *, wide: bool = False) -> str:
     """A figure with its title above and its caption below; both are HTML already, or harmless text."""
-    label = f'<svg aria-label="{escape(title)}"'
     kind = ' class="wide"' if wide else ""
-    return f"<figure{kind}><h3>{title}</h3>{svg.replace('<svg', label, 1)}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure{kind}><h3>{title}</h3>{svg}<figcaption>{caption}</figcaption></figure>"
 
 
 def _settled(runs: Iterable[Replay], drift: Drift) -> Summary:

@@ -225,7 +225,7 @@ def running_peer(
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield peer
     finally:

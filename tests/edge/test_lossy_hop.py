@@ -19,8 +19,8 @@ from hawkvision.metrics import EdgeMetrics
 from hawkvision.network.transport_choice import Transport
 from hawkvision.trace import start_trace
 from hawkvision.types import Answer, MaxAccuracyDrop, PromiseStatus, Score, Tier
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.edge.bench import Bench, bench, known, misses
 from tests.edge.peer import ANSWER_CLASS, MIDDLE_CLASS, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA

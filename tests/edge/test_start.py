@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 def answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200

@@ -31,7 +31,7 @@ def infer(peer: Peer, behaviour: Mapping[str, object], request: HopRequest = REQ
     async def ask() -> Escalated:
         uplink = Uplink(peer.url, None, connections=1, classes=10, clock=MonotonicClock())
         try:
-            return await uplink.infer(b"picture", request, start_trace(), timeout_s=10.0)
+            return await uplink.infer(b"picture", request, start_trace(), timeout_s=60.0)
         finally:
             await uplink.close()
 

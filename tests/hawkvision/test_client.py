@@ -379,7 +379,7 @@ def test_closing_ends_a_call_under_way() -> None:
         with silent.accept()[0]:
             client.close()
             with pytest.raises((RuntimeError, Unreachable)):
-                call.result(timeout=10)
+                call.result(timeout=60)
 
 
 fractions = st.floats(0.0, 1.0)

@@ -67,7 +67,10 @@ def test_settings_of_a_feature_come_from_file_environment_and_command_line(insta
     assert parsed.feature(Lamp) == Lamp(colour="green", names=("a", "b"))
 
 
-def test_help_lists_settings_of_features(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_settings_of_features(
+    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     install(lamp="EDGE")
     with pytest.raises(SystemExit):
         parse_arguments(EdgeConfig, "edge", "", ["--help"])

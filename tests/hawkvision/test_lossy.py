@@ -25,8 +25,8 @@ from hawkvision.transport.receiver import Status
 from hawkvision.transport.redundancy import LinkState, choose
 from hawkvision.transport.server import LossyServer
 from hawkvision.transport.session import Incoming
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.pictures import encoded, with_restarts
 from tests.waiting import until
 

@@ -19,8 +19,8 @@ from hawkvision.transport.coding import Complete, Partial
 from hawkvision.transport.erasure import MAX_SYMBOLS
 from hawkvision.transport.redundancy import FINE, QUALITIES
 from hawkvision.types import Quality
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.test_lossy import serving
 from tests.hawkvision.test_lossy_plan import ROOM
 from tests.pictures import with_restarts

@@ -17,13 +17,13 @@ import pytest
 from hawkvision.errors import NotReady
 from hawkvision.process import ServerProcess, running
 
-SERVER = ("loadgen.bench.echo", "raw")
+SERVER = ("tests.bench.servers.overhead.echo", "raw")
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 
 
 def echoed(server: ServerProcess, body: bytes) -> bytes:
-    with urlopen(Request(f"{server.url}/echo", body), timeout=10) as reply:
+    with urlopen(Request(f"{server.url}/echo", body), timeout=60) as reply:
         answer: bytes = reply.read()
         return answer
 
@@ -35,7 +35,10 @@ def test_server_is_ready_when_entered_and_gone_when_left() -> None:
 
 
 def test_server_that_ends_at_once_is_explained_and_leaves_nothing() -> None:
-    with pytest.raises(NotReady, match="invalid choice: 'nonsense'"), running("loadgen.bench.echo", "nonsense"):
+    with (
+        pytest.raises(NotReady, match="invalid choice: 'nonsense'"),
+        running("tests.bench.servers.overhead.echo", "nonsense"),
+    ):
         pass
 
 

@@ -15,8 +15,8 @@ from hawkvision.config import EdgeConfig, load_config
 from hawkvision.errors import ManifestError
 from hawkvision.manifest import load_labels, load_manifest, models_dir
 from hawkvision.text import decode_text, read_text
-from loadgen.arrivals import read_timestamps
-from loadgen.links import FOLDER, load_profile
+from loadgen.network.profiles import FOLDER, load_profile
+from loadgen.workload.arrivals import read_timestamps
 
 MARKS = {"utf-8": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
 

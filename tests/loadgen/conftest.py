@@ -11,5 +11,5 @@ from hawkvision.process import ServerProcess, running
 
 @pytest.fixture(scope="session")
 def null() -> Iterator[ServerProcess]:
-    with running("loadgen.noise", title="the null server") as server:
+    with running("loadgen.clients.noise_floor", title="the null server") as server:
         yield server

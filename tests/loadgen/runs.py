@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hawkvision.types import PromiseStatus
-from loadgen.record import LinkSample, NoiseFloor, Origin, Outcome, Run, TargetClass
+from loadgen.workload.record import LinkSample, NoiseFloor, Origin, Outcome, Run, TargetClass
 
 FIVE = (
     TargetClass({"max_accuracy_drop": "0.01", "deadline_ms": "100"}, 0.2),

@@ -18,8 +18,8 @@ from hawkvision.transport.client import LossyClient, unheard
 from hawkvision.transport.coding import Coded
 from hawkvision.transport.pacing import LossEstimate
 from hawkvision.transport.receiver import Status
-from loadgen.link_model import Pipe
-from loadgen.links import LinkProfile
+from loadgen.network.link_model import LinkPipe
+from loadgen.network.profiles import LinkProfile
 from tests.sim.lossy_world import World
 from tests.sim.virtual_time import VirtualLoop, run
 
@@ -39,7 +39,7 @@ class LinkWorld(World):
     def over(self, profile: LinkProfile, offset: int) -> None:
         """Give the one route a profile's weather."""
         up, down = profile.specs(offset)
-        self.routes[0].up, self.routes[0].down = Pipe(up, "up0"), Pipe(down, "down0")
+        self.routes[0].up, self.routes[0].down = LinkPipe(up, "up0"), LinkPipe(down, "down0")
 
     def play(self, main: Callable[[LossyLink], Coroutine[Any, Any, T]]) -> T:
         """The result of `main`, which is given a client's link that is connected."""

@@ -1,4 +1,5 @@
-"""A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by `loadgen.link_model` pipes.
+"""A session of the lossy transport under simulated time: `Sender` and `Receiver` joined by
+`loadgen.network.link_model` pipes.
 
 No sockets, no wall clock; time moves from event to event, so a minute of link takes a second or two of one core. Both
 ends are driven as `client` and `session` of `hawkvision.transport` drive them: pumped once after what arrived together,
@@ -22,9 +23,9 @@ from hawkvision.transport.coding import Coded, opaque
 from hawkvision.transport.receiver import STRICT, Budget, Patience, Picture, Receiver, Status
 from hawkvision.transport.seal import Secret, peek
 from hawkvision.transport.sender import Sender
-from loadgen.link import UDP_OVERHEAD_BYTES
-from loadgen.link_model import Pipe
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_model import LinkPipe
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES
 
 TICK_S = 0.0005
 """The least that `udp` waits for a timer."""
@@ -44,8 +45,8 @@ def small_picture(k: int = 6, parity: float = 0.5) -> Coded:
 class Route:
     """One path's pipes, as the client sees them."""
 
-    up: Pipe[bytes]
-    down: Pipe[bytes]
+    up: LinkPipe[bytes]
+    down: LinkPipe[bytes]
 
     def cut(self, dead: bool) -> None:
         self.up.dead = self.down.dead = dead
@@ -74,7 +75,7 @@ class World:
         self.now = 100.0
         self.seed = seed
         self.routes = [
-            Route(*(Pipe(seeded(spec, seed), f"{way}{n}") for way, spec in zip(("up", "down"), pair, strict=True)))
+            Route(*(LinkPipe(seeded(spec, seed), f"{way}{n}") for way, spec in zip(("up", "down"), pair, strict=True)))
             for n, pair in enumerate(links)
         ]
         self.sender = Sender(Channel[Any](7, client, server, self.now))

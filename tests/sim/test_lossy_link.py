@@ -13,8 +13,8 @@ from hawkvision.errors import DeadlineMissed
 from hawkvision.lossy import MAX_LATE, MOST_TWICE, LossyLink
 from hawkvision.transport.coding import Arrived, Coded, Complete, Partial
 from hawkvision.transport.receiver import Picture, Status
-from loadgen.link_model import Pipe
-from loadgen.links import load_profile
+from loadgen.network.link_model import LinkPipe
+from loadgen.network.profiles import load_profile
 from tests.pictures import encoded
 from tests.sim.lossy_link_world import LinkWorld, quantile
 from tests.sim.lossy_world import seeded
@@ -150,7 +150,7 @@ def test_a_picture_that_meets_a_slow_spell_is_answered_late_as_it_was_sent() -> 
 
     async def main(link: LossyLink) -> Answered:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.1) for n in range(20)))
-        world.routes[0].up = Pipe(seeded("rate=2mbit,delay=30ms", 1), "slow")
+        world.routes[0].up = LinkPipe(seeded("rate=2mbit,delay=30ms", 1), "slow")
         return await world.caller(link, 0.0)
 
     late = world.play(main)
@@ -167,7 +167,7 @@ def test_small_pictures_are_sent_twice_but_not_in_one_another_s_way() -> None:
 
     async def main(link: LossyLink) -> list[float]:
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.25) for n in range(20)))
-        world.routes[0].up = Pipe(seeded("rate=8mbit,delay=75ms", 1), "far")
+        world.routes[0].up = LinkPipe(seeded("rate=8mbit,delay=75ms", 1), "far")
         await asyncio.gather(*(world.caller(link, 0.5 + n * 0.25) for n in range(8)))
         before = len(world.coded)
         await world.caller(link, 0.5)

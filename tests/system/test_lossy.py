@@ -37,8 +37,8 @@ from hawkvision.errors import (
 )
 from hawkvision.process import ServerProcess, running
 from hawkvision.types import Answer, PromiseStatus, Tier
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.test_identity import files
 from tests.pictures import encoded
 from tests.system.test_both_tiers import CAT, wait_for_certificates
@@ -64,7 +64,7 @@ class Link:
 
 
 def offer_of(url: str) -> dict[str, object]:
-    with urllib.request.urlopen(f"{url}/v1/transport", timeout=10) as reply:
+    with urllib.request.urlopen(f"{url}/v1/transport", timeout=60) as reply:
         offered: dict[str, object] = json.load(reply)["lossy"]
         return offered
 

@@ -98,7 +98,7 @@ def test_a_build_asks_for_no_name_and_writes_only_to_its_own_cache() -> None:
 
 @pytest.fixture(scope="module")
 def null() -> Iterator[ServerProcess]:
-    with running("loadgen.noise", title="the null server") as server:
+    with running("loadgen.clients.noise_floor", title="the null server") as server:
         yield server
 
 

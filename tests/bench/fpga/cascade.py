@@ -24,7 +24,8 @@ from rich.table import Table
 from hawkvision.errors import HawkVisionError
 from hawkvision.process import running
 from loadgen.__main__ import main as loadgen
-from loadgen.evaluate import Report, Row
+from loadgen.analysis.evaluation import TargetRow
+from loadgen.commands.evaluate import EvaluationReport
 
 TARGETS = (
     "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.02,max_accuracy_drop=0.05"
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    rows = [row for row in report.rows if isinstance(row, Row)]
+    rows = [row for row in report.rows if isinstance(row, TargetRow)]
     table = Table("target", "drop", "± 95 %", "promised", "kept", "escalated", title=f"{given.task}, {given.backend}")
     for row in rows:
         promised = "–" if row.promised_drop is None else f"{row.promised_drop:.4f}"
@@ -58,18 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(not all(is_kept(row) and not row.degraded for row in rows))
 
 
-def margin(row: Row) -> float:
+def margin(row: TargetRow) -> float:
     """Half the width of the 95 % interval of the paired drop (normal approximation)."""
     changed = (row.lost + row.gained) / row.n
     return 1.96 * math.sqrt(max(changed - row.drop**2, 0.0) / row.n)
 
 
-def is_kept(row: Row) -> bool:
+def is_kept(row: TargetRow) -> bool:
     """Whether the drop is not more than promised, as far as these images can tell."""
     return row.promised_drop is None or row.drop - margin(row) <= row.promised_drop
 
 
-def _evaluated(given: argparse.Namespace) -> Report:
+def _evaluated(given: argparse.Namespace) -> EvaluationReport:
     device = () if given.fpga_device is None else ("--fpga-device", given.fpga_device)
     profile = () if given.profile is None else ("--profile", str(given.profile))
     indices = () if given.profile is None else ("--indices", str(given.profile.with_name("held_out.json")))
@@ -92,7 +93,7 @@ def _evaluated(given: argparse.Namespace) -> Report:
         )  # fmt: skip
         if status:
             raise HawkVisionError("loadgen evaluate failed; see above")
-        return msgspec.json.decode(out.read_bytes(), type=Report)
+        return msgspec.json.decode(out.read_bytes(), type=EvaluationReport)
 
 
 if __name__ == "__main__":

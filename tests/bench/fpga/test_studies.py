@@ -13,7 +13,7 @@ from fpga.compiler.folding import interval, latency
 from fpga.reports.build_report import read
 from fpga.reports.energy import BOARD_W
 from hawkvision.types import PromiseStatus
-from loadgen.evaluate import Row
+from loadgen.analysis.evaluation import TargetRow
 from tests.bench.fpga import exact, partial
 from tests.bench.fpga.accuracy import Rung, measure, missed
 from tests.bench.fpga.cascade import is_kept, margin
@@ -52,8 +52,8 @@ def test_first_test_images_alone_are_looked_at_if_asked(tmp_path: Path) -> None:
     assert np.unique([rung.accuracy.n for rung in measure("shapes", data, 10, models)]).tolist() == [10]
 
 
-def row(lost: int, gained: int, promised: float | None, n: int = 1000) -> Row:
-    return Row(
+def row(lost: int, gained: int, promised: float | None, n: int = 1000) -> TargetRow:
+    return TargetRow(
         target="t", n=n, accuracy=0.9, low=0.8, high=1.0, lost=lost, gained=gained, drop=(lost - gained) / n,
         promised_drop=promised, status={PromiseStatus.HELD: n}, escalated=0.1, degraded=0, p50_ms=1.0, p99_ms=2.0,
     )  # fmt: skip

@@ -118,7 +118,7 @@ def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) 
         contextlib.closing(DeviceBackend(GRAPH, process.url)) as backend,
     ):
         before = pool.submit(backend.infer_pieces, whole(image, in_line))
-        assert in_line.wait(10)
+        assert in_line.wait(60)
         np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(image[None])[0])
         before.result()
 
@@ -177,9 +177,9 @@ def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
 
     def turned_away(backend: DeviceBackend, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, None]]:
         yield np.zeros((8, 1), np.uint8), None
-        assert begun.wait(10), "the device has its first pixels, so it has the only place"
+        assert begun.wait(60), "the device has its first pixels, so it has the only place"
         others.append(pool.submit(backend.infer_pieces, whole(image, in_line)))
-        assert in_line.wait(10), "another image waits, and no more than one may"
+        assert in_line.wait(60), "another image waits, and no more than one may"
         yield np.zeros((8, 1), np.uint8), None
 
     others: list[Future[np.ndarray]] = []

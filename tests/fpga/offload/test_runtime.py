@@ -71,7 +71,7 @@ class Twin:
             self.calls += 1
             failing = self.dead or (self._fails_each and self.calls % self._fails_each == 0)
         if self.hold is not None:
-            assert self.hold.wait(10)
+            assert self.hold.wait(60)
         if failing:
             raise BackendError("the line broke")
         with self._lock:
@@ -205,7 +205,7 @@ def test_no_more_images_are_on_their_way_than_there_are_places() -> None:
     calls = run.fpga.calls
     with ThreadPoolExecutor(6) as pool:
         waiting = [pool.submit(run.both.infer, run.images) for _ in range(6)]
-        for _, future in zip(range(4), as_completed(waiting, timeout=10), strict=False):
+        for _, future in zip(range(4), as_completed(waiting, timeout=60.0), strict=False):
             assert future.result() is not None
         assert run.fpga.calls - calls == 2
         run.fpga.hold.set()
@@ -234,7 +234,7 @@ def test_closing_does_not_wait_for_a_probe_of_a_device_that_says_nothing() -> No
     run.pass_time(2)
     began = time.monotonic()
     run.both.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "half of what the device holds it for"
     assert run.cpu.closed
 
 

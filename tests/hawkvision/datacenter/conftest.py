@@ -1,4 +1,6 @@
-"""A real datacenter process on the no-op backend, started once for the tests that talk to it."""
+"""Real datacenter tiers on the no-op backend, started once for the tests of this folder: a start takes Ray ten seconds
+of processor time. A test that changes a tier for good starts its own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from hawkvision.manifest import Manifest, parse_manifest
 ROOT = Path(__file__).parents[3]
 KEY = "a-key-for-all-tests"
 MARK = "HAWKVISION_TEST_MARK"
-START_LIMIT_S = 120.0
+START_LIMIT_S = 240.0
 
 _VARIANT = """
 [[variants]]
@@ -62,6 +65,8 @@ class Running:
     process: subprocess.Popen[str]
     url: str
     mark: str
+    log: Path | None = None
+    """Where it logs, if not to where the tests do."""
 
 
 def picture(side: int = 64) -> bytes:
@@ -81,7 +86,7 @@ def marked_processes(mark: str) -> list[str]:
     return found
 
 
-def launch(models: Path, *arguments: str, **settings: str) -> Running:
+def launch(models: Path, *arguments: str, log: Path | None = None, **settings: str) -> Running:
     """Start `python -m hawkvision.datacenter` on a free port and do not wait for it."""
     mark = uuid.uuid4().hex
     environment = {
@@ -93,13 +98,15 @@ def launch(models: Path, *arguments: str, **settings: str) -> Running:
     }
     port = free_port()
     command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", str(port), *arguments]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-    return Running(process, f"http://127.0.0.1:{port}", mark)
+    with ExitStack() as stack:
+        to = None if log is None else stack.enter_context(log.open("wb"))
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=to, text=True)
+    return Running(process, f"http://127.0.0.1:{port}", mark, log)
 
 
-def start(models: Path, *arguments: str, **settings: str) -> Running:
+def start(models: Path, *arguments: str, log: Path | None = None, **settings: str) -> Running:
     """Start `python -m hawkvision.datacenter` and wait for its ready line."""
-    running = launch(models, *arguments, **settings)
+    running = launch(models, *arguments, log=log, **settings)
     assert ready_url(running.process) == running.url
     return running
 
@@ -150,9 +157,25 @@ def config(models: Path) -> DatacenterConfig:
     return DatacenterConfig(task="shapes", models_dir=models, backend="noop")
 
 
-@pytest.fixture(scope="module")
-def service(models: Path) -> Iterator[Running]:
+@pytest.fixture(scope="package")
+def service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One with a key, of both rungs, that takes few requests and small bodies; it logs JSON."""
     limits = {"max_ongoing_requests": "4", "max_queued_requests": "4", "max_body_bytes": "200000", "lossy_port": "0"}
-    running = start(models, api_key=KEY, **limits)
+    log = tmp_path_factory.mktemp("service") / "log"
+    running = start(models, "--log-format", "json", api_key=KEY, log=log, **limits)
     yield running
-    stop(running)
+    stop_cleanly(running)
+
+
+@pytest.fixture(scope="package")
+def medium(models: Path) -> Iterator[Running]:
+    """One of a single rung; tests kill parts of it, and leave it ready again."""
+    running = start(models, "--variants", "medium")
+    yield running
+    stop_cleanly(running)
+
+
+def stop_cleanly(running: Running) -> None:
+    """Whatever it has been through, it ends well and leaves nothing behind."""
+    assert stop(running) == 0
+    assert marked_processes(running.mark) == []

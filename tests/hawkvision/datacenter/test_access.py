@@ -69,7 +69,7 @@ def tier(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gua
         "tls_client_ca": str(authority.path),
         "keys_file": str(keys_file),
     }
-    running = launch(models, **files)
+    running = launch(models, log=None, **files)
     url = ready_url(running.process)
     yield Guarded(url, authority, pair, own, keys_file, edge, prometheus)
     stop(running)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.hawkvision.datacenter.conftest import Running, picture, start, stop
+from tests.hawkvision.datacenter.conftest import KEY, Running, picture
 from tests.hawkvision.datacenter.test_service import ask
 from tests.hawkvision.servers.test_protocol import GET, OFFERS, flood, replies, until_closed
 
 pytestmark = pytest.mark.slow
-POST = b"POST /v1/infer HTTP/1.1\r\nHost: x\r\n"
-IN_FLIGHT = 4
+POST = b"POST /v1/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n" % KEY.encode()
+IN_FLIGHT = 8
 """All that the tier holds, running and queued."""
-
-
-@pytest.fixture(scope="module")
-def service(models: Path) -> Iterator[Running]:
-    running = start(models, max_ongoing_requests="2", max_queued_requests="2")
-    yield running
-    stop(running)
 
 
 def connect(service: Running, sends: bytes = b"") -> socket.socket:

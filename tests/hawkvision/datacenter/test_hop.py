@@ -8,7 +8,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hawkvision.errors import BadField
-from hawkvision.hop import MAX_DEADLINE_MS, MAX_TOP_K, HopRequest, Middle, parse_hop_datagram, parse_hop_headers
+from hawkvision.hop import (
+    MAX_DEADLINE_MS,
+    MAX_TOP_K,
+    HopClass,
+    HopReply,
+    HopRequest,
+    HopTiming,
+    Middle,
+    PassedOver,
+    parse_hop_datagram,
+    parse_hop_headers,
+)
 from hawkvision.trace import TraceContext, start_trace
 from hawkvision.transport.frames import MAX_META
 from hawkvision.types import Score
@@ -163,3 +174,23 @@ PLAIN = HopRequest(variant="medium", middle=Middle(Score.TOP1, 0.5, "committee")
 def test_a_datagrams_request_is_refused_by_the_field_that_is_wrong(template: bytes, meta: bytes, field: str) -> None:
     with pytest.raises(BadField, match=f"^{field}"):
         parse_hop_datagram(template, meta)
+
+
+class _ReplyOfBefore(msgspec.Struct, frozen=True):
+    """What the release before states and reads of a reply."""
+
+    top_k: tuple[HopClass, ...]
+    model: str
+    timing_ms: HopTiming
+    batch_size: int
+    complete: bool = True
+
+
+def test_the_release_before_reads_a_reply_that_states_what_computed_it_and_states_nothing_itself() -> None:
+    stated = f"{'a' * 64}/int8"
+    passed = PassedOver(3, 0.5, stated)
+    reply = HopReply((HopClass(1, 0.5),), "best", HopTiming(1.0, 2.0, 3.0, 6.0), 1, 0.5, passed, fingerprint=stated)
+    assert msgspec.json.decode(msgspec.json.encode(reply), type=HopReply) == reply
+    before = msgspec.json.decode(msgspec.json.encode(reply), type=_ReplyOfBefore)
+    assert (before.model, before.top_k) == (reply.model, reply.top_k)
+    assert msgspec.json.decode(msgspec.json.encode(before), type=HopReply).fingerprint is None

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from ipaddress import IPv4Address, IPv6Address
@@ -25,8 +26,15 @@ from hawkvision.datacenter.launch.ray_version import check_ray
 from hawkvision.datacenter.launch.sockets import hand_over, open_sockets, take_over
 from hawkvision.errors import ConfigError
 from hawkvision.process import ServerProcess, running
-from tests.bench.exposure import ASKING, attack, attacks_that_work_on_the_control, reached_of, vital, without_key
-from tests.hawkvision.datacenter.conftest import ROOT, marked_processes, start
+from tests.bench.robustness.exposure import (
+    ASKING,
+    attack,
+    attacks_that_work_on_the_control,
+    reached_of,
+    vital,
+    without_key,
+)
+from tests.hawkvision.datacenter.conftest import MARK, ROOT, marked_processes
 from tests.hawkvision.datacenter.test_stopping import until
 
 KEY: Final = "a-key-for-tests-of-exposure"
@@ -34,6 +42,8 @@ POWERLESS: Final = ("setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all"
 """Root without capabilities is as any user: it needs a user namespace for a network of its own. (The kernel asks for
 this one capability before user 0, and no other, keeps its number in one: user_namespaces(7).)"""
 LONG_TMPDIR_BYTES: Final = 98
+ISOLATED: Final = uuid.uuid4().hex
+"""Marks the processes of the tier that `isolated` is."""
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
 
@@ -53,7 +63,10 @@ def long_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
-    """A tier that has no capability, under a TMPDIR of 98 characters, with Ray told to ask for no token."""
+    """A tier that has no capability, under a TMPDIR of 98 characters, with Ray told to ask for no token.
+
+    The last test of this file kills it.
+    """
     if shutil.which("setpriv") is None:
         pytest.skip("no setpriv here")
     env = {
@@ -62,6 +75,7 @@ def isolated(models: Path, long_tmpdir: Path) -> Iterator[ServerProcess]:
         "HAWKVISION_DC_API_KEY": KEY,
         "RAY_AUTH_MODE": "disabled",
         "TMPDIR": str(long_tmpdir),
+        MARK: ISOLATED,
     }
     with running(*COMMAND, prefix=POWERLESS, env=env) as server:
         yield server
@@ -214,6 +228,7 @@ def test_a_private_folder_is_its_owners_alone_and_goes_with_it(tmp_path: Path, m
 
 HOLD: Final = """
 import sys
+import uuid
 from hawkvision.datacenter.launch.folder import private_folder
 with private_folder() as folder:
     print(folder.parent, flush=True)
@@ -265,8 +280,7 @@ def test_a_tmpdir_that_is_too_long_or_not_there_is_named_in_the_log(
 
 @linux
 @pytest.mark.slow
-def test_a_killed_launcher_takes_all_of_its_tier_along(models: Path) -> None:
-    killed = start(models, "--variants", "medium")
-    killed.process.kill()
-    killed.process.communicate()
-    until(lambda: not marked_processes(killed.mark))
+def test_a_killed_launcher_takes_all_of_its_tier_along(isolated: ServerProcess) -> None:
+    assert marked_processes(ISOLATED)
+    isolated.process.kill()
+    until(lambda: not marked_processes(ISOLATED))

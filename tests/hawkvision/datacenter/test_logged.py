@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from hawkvision import __version__
-from hawkvision.process import ServerProcess, running
-from tests.hawkvision.datacenter.conftest import picture
+from tests.hawkvision.datacenter.conftest import Running, picture
 from tests.hawkvision.datacenter.test_service import TRACE, ask
 
 pytestmark = pytest.mark.slow
 
 
-def lines(tier: ServerProcess) -> list[dict[str, object]]:
-    return [json.loads(line) for line in tier.output().splitlines()]
+def lines(service: Running) -> list[dict[str, object]]:
+    assert service.log is not None
+    whole = service.log.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
 
 
-def test_a_tiers_lines_are_json_and_its_replicas_are_among_them(models: Path) -> None:
-    words = ("--backend", "noop", "--variants", "medium", "--port", "0", "--log-format", "json", "--task", "shapes")
-    with running("hawkvision.datacenter", *words, "--models-dir", str(models)) as tier:
-        reply = ask(tier.url, picture(), **{"X-Request-Id": "mine", "traceparent": TRACE})
-        assert (reply.status, reply.headers["x-request-id"]) == (200, "mine")
-        forged = ask(tier.url, picture(), **{"X-Request-Id": "not sane", "traceparent": TRACE})
-        assert forged.headers["x-request-id"] == TRACE.split("-")[1]
-        page = ask(tier.url, path="/metrics").body.decode()
-        assert tier.stop() == 0
-    ready = [line for line in lines(tier) if "replica ready" in str(line["message"])]
+def test_a_tiers_lines_are_json_and_its_replicas_are_among_them(service: Running) -> None:
+    reply = ask(service, picture(), **{"X-Request-Id": "mine", "traceparent": TRACE})
+    assert (reply.status, reply.headers["x-request-id"]) == (200, "mine")
+    forged = ask(service, picture(), **{"X-Request-Id": "not sane", "traceparent": TRACE})
+    assert forged.headers["x-request-id"] == TRACE.split("-")[1]
+    page = ask(service, path="/metrics").body.decode()
+    said = lines(service)
+    ready = [line for line in said if "replica ready" in str(line["message"])]
     assert [(line["level"], line["logger"], line["message"]) for line in ready] == [
-        ("INFO", "hawkvision.datacenter", "replica ready: medium (noop)")
+        ("INFO", "hawkvision.datacenter", "replica ready: medium (noop), small (noop)")
     ]
-    assert all({"time", "level", "logger", "request_id", "trace_id", "message"} <= set(line) for line in lines(tier))
+    assert all({"time", "level", "logger", "request_id", "trace_id", "message"} <= set(line) for line in said)
     described = f'hawkvision_dc_build_info{{backend="noop",task="shapes",version="{__version__}"}} 1.0'
     assert described in page.splitlines()
     assert re.search(r"(?m)^process_resident_memory_bytes [1-9]", page)

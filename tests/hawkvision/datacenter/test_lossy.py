@@ -31,8 +31,8 @@ from hawkvision.transport.frames import fragment_room
 from hawkvision.transport.receiver import Status
 from hawkvision.transport.udp import Route
 from hawkvision.types import Score
-from loadgen.link import UdpRelay
-from loadgen.link_spec import LinkSpec
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.datacenter.conftest import picture
 from tests.hawkvision.transport.test_identity import files
 from tests.waiting import until
@@ -105,7 +105,7 @@ def ask(
 ) -> tuple[Status, bytes]:
     async def scenario() -> tuple[Status, bytes]:
         async with open_door(config) as (door, _, _), connected(door) as client:
-            return await client.ask(request.template(), picture, meta=meta or request.meta(TRACE), timeout_s=10.0)
+            return await client.ask(request.template(), picture, meta=meta or request.meta(TRACE), timeout_s=60.0)
 
     return asyncio.run(scenario())
 
@@ -153,7 +153,7 @@ def test_a_tier_that_is_not_ready_says_so(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with open_door(config) as (door, tier, _), connected(door) as client:
             tier.variants = None
-            return await client.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=10.0)
+            return await client.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=60.0)
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body)["status"]) == (Status.REFUSED, 503)
@@ -164,7 +164,7 @@ def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterCo
         async with open_door(config) as (door, _, variants), connected(door) as client:
             variants.gate.clear()
             request = HopRequest()
-            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.2, timeout_s=10.0)
+            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.2, timeout_s=60.0)
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "deadline_missed")
@@ -175,7 +175,7 @@ def test_a_progressive_request_is_told_just_before_its_deadline_what_there_is(co
         async with open_door(config) as (door, _, variants), connected(door) as client:
             variants.gate.clear()
             request = HopRequest(variant="committee", progressive=True)
-            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.3, timeout_s=10.0)
+            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.3, timeout_s=60.0)
 
     reply = replied(asyncio.run(scenario()))
     assert (reply.model, reply.top_k[0].index, reply.complete) == ("committee", 2, False)
@@ -192,7 +192,7 @@ def test_a_progressive_request_is_told_what_there_is_so_far_as_soon_as_it_is_the
         async with open_door(config) as (door, _, variants), connected(door) as client:
             variants.gate.clear()
             meta = request.meta(TRACE)
-            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=10.0, hear=heard.append)
+            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, hear=heard.append)
             answer = asyncio.create_task(asking)
             await until(lambda: bool(heard) if progressive else bool(variants.pictures))
             variants.gate.set()
@@ -208,7 +208,7 @@ def test_what_is_inside_is_answered_before_the_door_closes(config: DatacenterCon
         async with open_door(config) as (door, _, variants), connected(door) as client:
             variants.gate.clear()
             request = HopRequest()
-            asking = asyncio.create_task(client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=10))
+            asking = asyncio.create_task(client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60))
             await until(lambda: bool(variants.pictures))
             closing = asyncio.create_task(door.close(10.0))
             variants.gate.set()
@@ -227,11 +227,11 @@ def test_a_picture_with_holes_is_awaited_until_its_deadline_and_says_how_much_ca
         async with open_door(config) as (door, _, _):
             lossy = LinkSpec.parse("delay=20ms,seed=5")
             async with UdpRelay(("127.0.0.1", door.offer.port), lossy) as relay, connected(door, relay.address[1]) as c:
-                replied(await c.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=10.0))
+                replied(await c.ask(HopRequest().template(), WHOLE, meta=HopRequest().meta(TRACE), timeout_s=60.0))
                 relay.up = LinkSpec.parse("delay=20ms,loss=40%,seed=5")
                 meta = HopRequest().meta(TRACE)
                 for _ in range(20):  # on a machine that stands still the deadline may pass before anything came
-                    answer = await c.ask(HopRequest().template(), holed, meta=meta, deadline_s=0.1, timeout_s=10.0)
+                    answer = await c.ask(HopRequest().template(), holed, meta=meta, deadline_s=0.1, timeout_s=60.0)
                     if answer[0] is Status.OK:
                         break
                 return replied(answer)
@@ -273,7 +273,7 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
             offers.append(door.offer.certificate)
             async with connected(door) as after:
                 for client in (before, after):
-                    status, _ = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=10.0)
+                    status, _ = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60.0)
                     assert status is Status.OK
             return offers
 
@@ -293,7 +293,7 @@ def test_a_picture_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
         async with open_door(config, keys) as (door, _, _), connected(door, api_key=key) as client:
             found = []
             for _ in range(3):
-                status, body = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=10.0)
+                status, body = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60.0)
                 found.append((status, "" if status is Status.OK else json.loads(body)["code"]))
                 if len(found) == 2:
                     remove_key(file, "edge-1")

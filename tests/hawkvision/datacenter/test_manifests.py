@@ -120,7 +120,7 @@ def test_a_loopback_address_is_refused_for_a_cluster(config: DatacenterConfig) -
 
 
 def answers(url: str, path: str, body: bytes | None = None) -> int:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.request("POST" if body else "GET", path, body)
         return connection.getresponse().status

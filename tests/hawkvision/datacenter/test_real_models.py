@@ -60,7 +60,7 @@ def built(task: str) -> Catalog:
     return catalog
 
 
-@pytest.fixture(scope="module", params=["imagenet", "cifar10", "fashion_mnist"])
+@pytest.fixture(scope="module", params=["imagenet", "cifar10"])
 def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
     catalog = built(request.param)
     command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--task", catalog.task]

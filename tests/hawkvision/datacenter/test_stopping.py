@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, launch, marked_processes, ready_url
+from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, launch, marked_processes
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,6 @@ STAGES: dict[str, Callable[[Running], object]] = {
     "the socket listens": lambda running: until(lambda: listens(running)),
     "Ray begins to start": lambda running: until(lambda: runs(running, "gcs_server")),
     "replicas are deployed": lambda running: until(lambda: runs(running, "ServeController")),
-    "ready": lambda running: ready_url(running.process),
 }
 
 

@@ -124,7 +124,10 @@ def over(link: RoundTrip, deadline_ms: float, rate_hz: float, seeds: int = 2) ->
     """Of all seeds together; of vain waits in a row the most."""
     found = [simulate(link, deadline_ms, rate_hz=rate_hz, callers=250, seed=seed) for seed in range(seeds)]
     return Outcome(
-        *(sum(getattr(each, name) for each in found) for name in ("callers", "possible", "both", "vain")),
+        callers=sum(each.callers for each in found),
+        possible=sum(each.possible for each in found),
+        both=sum(each.both for each in found),
+        vain=sum(each.vain for each in found),
         vain_in_a_row=max(each.vain_in_a_row for each in found),
         probes=min(each.probes for each in found),
     )

@@ -18,7 +18,7 @@ from tests.processors import confined_to_one
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class Work:

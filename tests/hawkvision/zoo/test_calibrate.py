@@ -163,7 +163,14 @@ def test_shipped_certificates_were_made_on_images_that_had_no_part_in_the_design
         for pair in profile.pairs:
             whole, received = pair.conditions[0], pair.received
             every = [whole.balanced, whole.fast, *whole.certificates]
-            every += [c for found in received for c in (found.best, found.fast, *found.certificates) if c is not None]
+            over_links = [
+                certificate
+                for found in received
+                for certificate in (found.best, found.fast, *found.certificates, *found.accept_certificates)
+                if certificate is not None
+            ]
+            assert all(certificate.basis == "labelled" for certificate in over_links), pair.edge
+            every += over_links
             for certificate in every:
                 if certificate.basis != "profile":
                     assert certificate.delta == pytest.approx(paid)

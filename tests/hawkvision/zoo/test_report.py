@@ -340,7 +340,7 @@ def test_profile_of_other_models_is_refused_by_name(tmp_path: Path, task: BandTa
 
 
 def test_missing_extra_is_named() -> None:
-    code = "import sys; sys.modules['matplotlib'] = None; from hawkvision.cli import main; main()"
+    code = "import sys; sys.modules['jinja2'] = None; from hawkvision.cli import main; main()"
     command = [sys.executable, "-c", code, "report", "calibration", "--data", "x"]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 1

@@ -1,0 +1,1 @@
+"""What HTML reports share: pages from templates, and the marks that charts are drawn with."""

@@ -1,0 +1,1 @@
+"""Statistics of recorded runs: quantiles, confidence intervals, accuracy, steady state, capacity."""

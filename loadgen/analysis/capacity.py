@@ -1,0 +1,267 @@
+"""What a run at one rate says about a server's capacity: whether the rate holds, and how sure that is.
+
+A rate holds when all of this is true. A request without an answer counts as infinitely late and as wrong.
+
+- The P99 is within its bound.
+- The second half of the run looked like the first, and no backlog grew (`loadgen.analysis.steady_state`). With a loose
+  bound, a server beyond saturation keeps its P99 for a while.
+- The accuracy is not missed. It is missed if its whole 95 % interval is below what is wanted. It is also missed if the
+  accuracy is below and load is the cause: fewer of the same images were right than at the lowest rate, by more than
+  chance explains.
+
+The accuracy alone would not do: 300 images are too few to tell a server that is slightly better than it must be from
+one that is slightly worse. Every run sends the same images, so the effect of load is measured in pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from loadgen.analysis.accuracy import IntervalEstimate, mean_difference
+from loadgen.analysis.bootstrap import (
+    CONFIDENCE,
+    Floats,
+    Places,
+    block_length,
+    bootstrap,
+    clustered_interval,
+    occasions,
+    quantiles,
+)
+from loadgen.analysis.rate_search import RateTrial
+from loadgen.analysis.samples import FEWEST_BEYOND
+from loadgen.analysis.steady_state import is_growing, is_steady
+from loadgen.workload.record import INTERRUPTED, Outcome
+
+SHARE: Final = 0.99
+
+
+class Failing(StrEnum):
+    """Why a rate did not hold."""
+
+    P99 = "P99"
+    UNSTEADY = "not steady"
+    BACKLOG = "the backlog grew"
+    ACCURACY = "accuracy"
+
+
+class Standing(StrEnum):
+    """How an accuracy stands to what is wanted."""
+
+    SHOWN = "shown"
+    """The whole 95 % interval is at least what is wanted."""
+    KEPT = "kept, not shown"
+    """It is at least what is wanted, and could be so by chance."""
+    CHANCE = "missed within chance"
+    """It is below, and could be so by chance."""
+    MISSED = "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityGoal:
+    """What is to be kept."""
+
+    p99_ms: float
+    min_accuracy: float | None
+
+    def standing(self, accuracy: IntervalEstimate) -> Standing | None:
+        """How an accuracy stands to it; None if none is wanted."""
+        wanted = self.min_accuracy
+        if wanted is None:
+            return None
+        if accuracy.value >= wanted:
+            return Standing.SHOWN if accuracy.low >= wanted else Standing.KEPT
+        return Standing.CHANCE if accuracy.high >= wanted else Standing.MISSED
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """One rate, tried once."""
+
+    rate: float
+    confirming: bool
+    n: int
+    p99_ms: float | None
+    """None: more than one request in a hundred was not answered at all."""
+    accuracy: float | None
+    """Right answers over all requests; None without labels."""
+    late_ms: float
+    """P99 of how late the generator itself was."""
+    failing: list[Failing]
+    held: bool
+    interrupted: bool = False
+    """Then it held nothing, whatever it was like so far."""
+    errors: dict[str, int] = {}
+    """Requests that were not answered, by code."""
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """A long run, and how sure its figures are."""
+
+    rate: float
+    n: int
+    wanted: int
+    """Requests; more than `n` where the time was cut."""
+    seconds: float
+    p99_ms: float | None
+    """None, as the next two: more requests than that were not answered at all."""
+    p99_low: float | None
+    p99_high: float | None
+    occasions: int
+    """Separate occasions on which the P99 was reached."""
+    few: bool
+    """Fewer than `FEWEST_BEYOND` of these or of requests beyond it: its interval is probably too narrow."""
+    accuracy: IntervalEstimate | None
+    """Right answers over all requests; None without labels."""
+    standing: Standing | None
+    """How the accuracy stands to what is wanted; None if nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedAnswers:
+    """What came of the counted requests of a run, in the order in which they were due."""
+
+    outcomes: Sequence[Outcome]
+    start_s: float
+    end_s: float
+    latency_ms: Floats
+    right: NDArray[np.bool_] | None
+    """None without labels."""
+    picture: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.outcomes)
+
+    def p99_ms(self) -> float:
+        """Infinite if nothing was asked."""
+        return float(quantiles(self.latency_ms, [SHARE])[0]) if len(self) else math.inf
+
+    def accuracy(self) -> IntervalEstimate | None:
+        """With its interval."""
+        if self.right is None or not len(self):
+            return None
+        return IntervalEstimate(float(self.right.mean()), *clustered_interval(self.right, self.picture))
+
+
+def counted(outcomes: Sequence[Outcome], start_s: float, end_s: float, *, labelled: bool) -> CountedAnswers:
+    """The requests due from `start_s` to `end_s`, but those that were still unanswered when an interrupt came."""
+    kept = sorted(
+        (each for each in outcomes if start_s <= each.due_s < end_s and each.error != INTERRUPTED),
+        key=lambda each: each.due_s,
+    )
+    return CountedAnswers(
+        kept,
+        start_s,
+        end_s,
+        np.array([each.latency_s * 1e3 if each.answered else math.inf for each in kept], np.float64),
+        np.array([each.answered and each.right is True for each in kept], np.bool_) if labelled else None,
+        np.array([each.picture for each in kept], np.int64),
+    )
+
+
+def judge(
+    tried: RateTrial,
+    answers: CountedAnswers,
+    goal: CapacityGoal,
+    least: CountedAnswers | None,
+    *,
+    interrupted: bool = False,
+) -> Probe:
+    """Whether a rate held; `least` is what came of the lowest rate, whose pictures were the same."""
+    p99_ms, accuracy = answers.p99_ms(), answers.accuracy()
+    failing: list[Failing] = []
+    if not p99_ms <= goal.p99_ms:
+        failing.append(Failing.P99)
+    if is_steady(answers.outcomes, answers.start_s, answers.end_s) is False:
+        failing.append(Failing.UNSTEADY)
+    if is_growing(answers.outcomes, answers.start_s, answers.end_s):
+        failing.append(Failing.BACKLOG)
+    if _too_wrong(answers, accuracy, goal, least):
+        failing.append(Failing.ACCURACY)
+    return Probe(
+        rate=tried.rate,
+        confirming=tried.confirming,
+        n=len(answers),
+        p99_ms=_finite(p99_ms),
+        accuracy=None if accuracy is None else accuracy.value,
+        late_ms=_late_ms(answers.outcomes),
+        failing=failing,
+        held=not failing and not interrupted,
+        interrupted=interrupted,
+        errors=dict(Counter(each.error for each in answers.outcomes if not each.answered).most_common()),
+    )
+
+
+def confirmation(rate: float, answers: CountedAnswers, goal: CapacityGoal, wanted: int, seed: int) -> Confirmation:
+    """The figures of a long run, of at least one request. Its P99's interval is by a block bootstrap."""
+    n, latency_ms = len(answers), answers.latency_ms
+    block = block_length(rankdata(latency_ms))
+
+    def statistic(places: Places) -> Floats:
+        return quantiles(latency_ms[places], [SHARE])
+
+    tail = (1.0 - CONFIDENCE) / 2.0
+    # Not `bootstrap.interval`, which leaves out what is infinite.
+    low, high = np.quantile(bootstrap(n, block, seed, statistic)[:, 0], (tail, 1.0 - tail), method="higher")
+    reached = occasions(latency_ms, answers.p99_ms(), block)
+    accuracy = answers.accuracy()
+    return Confirmation(
+        rate=rate,
+        n=n,
+        wanted=max(wanted, n),
+        seconds=answers.end_s - answers.start_s,
+        p99_ms=_finite(answers.p99_ms()),
+        p99_low=_finite(float(low)),
+        p99_high=_finite(float(high)),
+        occasions=reached,
+        few=min((1.0 - SHARE) * n + 1e-9, reached) < FEWEST_BEYOND,
+        accuracy=accuracy,
+        standing=None if accuracy is None else goal.standing(accuracy),
+    )
+
+
+def is_lightly_loaded(probe: Probe) -> bool:
+    """Whether answers were as accurate as without load, as far as latency tells: others are compared with these."""
+    return not probe.interrupted and set(probe.failing) <= {Failing.ACCURACY}
+
+
+def _too_wrong(
+    answers: CountedAnswers, accuracy: IntervalEstimate | None, goal: CapacityGoal, least: CountedAnswers | None
+) -> bool:
+    if goal.min_accuracy is None:
+        return False
+    if accuracy is None:
+        return True  # nothing was answered, or nobody can know
+    standing = goal.standing(accuracy)
+    if standing is Standing.CHANCE:
+        return least is not None and _lost_by_load(answers, least)
+    return standing is Standing.MISSED
+
+
+def _lost_by_load(answers: CountedAnswers, least: CountedAnswers) -> bool:
+    """Whether fewer of the same pictures were right than at the lowest rate, by more than chance explains."""
+    n = min(len(answers), len(least))
+    if answers.right is None or least.right is None or n == 0:
+        return False
+    assert (answers.picture[:n] == least.picture[:n]).all(), "runs of one search send the same pictures"
+    lost = least.right[:n].astype(np.float64) - answers.right[:n]
+    found = mean_difference(lost, answers.picture[:n], np.ones(n, np.bool_))
+    return found is not None and found.low > 0.0
+
+
+def _late_ms(outcomes: Sequence[Outcome]) -> float:
+    late = np.array([(each.sent_s - each.due_s) * 1e3 for each in outcomes], np.float64)
+    return float(quantiles(late, [SHARE])[0]) if len(late) else 0.0
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

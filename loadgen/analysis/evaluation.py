@@ -1,0 +1,117 @@
+"""What an evaluation says per target: accuracy, drop below the reference stage, escalations and latency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.types import (
+    Answer,
+    PromiseStatus,
+    Quality,
+    Target,
+    target_fields,
+)
+from loadgen.analysis.bootstrap import exact_interval
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedImage:
+    """One answered picture: whether it was right, what the client waited, and what the answer says of itself."""
+
+    right: bool
+    latency_ms: float
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedImages:
+    """What was answered so far, by picture."""
+
+    samples: dict[Target, dict[int, EvaluatedImage]] = field(default_factory=dict)
+    unattainable: dict[Target, float] = field(default_factory=dict)
+    """The maximum that the node named instead."""
+
+
+class UnattainableTarget(msgspec.Struct, frozen=True, tag="unattainable"):
+    """A target that the node refused with 422."""
+
+    target: str
+    maximum: float
+
+
+class TargetRow(msgspec.Struct, frozen=True, tag="measured"):
+    """What one target was measured to give. Fractions are 0..1, times milliseconds at the client."""
+
+    target: str
+    n: int
+    accuracy: float
+    low: float
+    high: float
+    lost: int
+    """Pictures that `quality=best` got right and this target wrong."""
+    gained: int
+    """The reverse."""
+    drop: float
+    promised_drop: float | None
+    """Largest bound that any answer stated; None where any stated none."""
+    status: dict[PromiseStatus, int]
+    escalated: float
+    degraded: int
+    p50_ms: float
+    p99_ms: float
+
+
+def rows_of(
+    seen: EvaluatedImages, chosen: NDArray[np.intp], targets: Sequence[Target]
+) -> tuple[TargetRow | UnattainableTarget, ...]:
+    """The rows of targets with answers, each over the pictures that `best` has answered, too."""
+    best = seen.samples.get(Quality.BEST, {})
+    rows: list[TargetRow | UnattainableTarget] = []
+    for target in targets:
+        if target in seen.unattainable:
+            rows.append(UnattainableTarget(written(target), seen.unattainable[target]))
+            continue
+        samples = seen.samples.get(target, {})
+        both = [index for index in chosen.tolist() if index in samples and index in best]
+        if both:
+            rows.append(summarise(written(target), [samples[index] for index in both], [best[index] for index in both]))
+    return tuple(rows)
+
+
+def written(target: Target) -> str:
+    """The target as `field=value`."""
+    ((name, value),) = target_fields(target).items()
+    return f"{name}={value}"
+
+
+def summarise(target: str, samples: Sequence[EvaluatedImage], best: Sequence[EvaluatedImage]) -> TargetRow:
+    """One row from a target's samples and those of `best` for the same pictures, in the same order."""
+    n = len(samples)
+    right = np.array([sample.right for sample in samples])
+    best_right = np.array([sample.right for sample in best])
+    lost, gained = int((best_right & ~right).sum()), int((right & ~best_right).sum())
+    low, high = exact_interval(int(right.sum()), n)
+    p50, p99 = np.percentile([sample.latency_ms for sample in samples], (50, 99))
+    promises = [sample.answer.accuracy for sample in samples]
+    bounds = [promise.max_drop for promise in promises if promise.max_drop is not None]
+    return TargetRow(
+        target=target,
+        n=n,
+        accuracy=float(right.mean()),
+        low=low,
+        high=high,
+        lost=lost,
+        gained=gained,
+        drop=(lost - gained) / n,
+        promised_drop=max(bounds) if len(bounds) == n else None,
+        status={s: found for s in PromiseStatus if (found := sum(p.status is s for p in promises))},
+        escalated=sum(sample.answer.escalated for sample in samples) / n,
+        degraded=sum(sample.answer.degraded for sample in samples),
+        p50_ms=float(p50),
+        p99_ms=float(p99),
+    )

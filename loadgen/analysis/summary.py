@@ -1,0 +1,398 @@
+"""The summary of a run: latencies, accuracies and targets kept, in all and per target, with intervals.
+
+- Every request due after the warm-up counts. One that was refused, broken off or timed out is never right and never in
+  time; its latency is at least the time to its failure and at least its deadline. A percentile that such requests reach
+  is a lower bound (`at_least`).
+- Effective accuracy is the share of all requests that were answered right and within the deadline. Accuracy is the
+  share of the answers that are right, whenever they came.
+- An answer is *flagged* when it does not claim to keep its accuracy target: its status is not `held`, or it is
+  `degraded`. Answers of servers that give no guarantee are all flagged.
+- A drop is paired: on the same images, the share that the reference stage gets right less the share answered right.
+- Percentiles are measured values: the smallest that so many of all do not exceed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadgen.analysis.accuracy import (
+    IntervalEstimate,
+    TargetJudgement,
+    TargetVerdict,
+    bound_field,
+    drops_of,
+    judge,
+    mean_difference,
+)
+from loadgen.analysis.bootstrap import (
+    Floats,
+    Places,
+    bootstrap,
+    clustered_interval,
+    exact_interval,
+    interval,
+    quantiles,
+)
+from loadgen.analysis.samples import CountedRequests, counted_of, counted_seconds, deadline_of, error_code, is_flagged
+from loadgen.workload.record import Run, TargetClass
+
+__all__ = [
+    "ClassSummary",
+    "Figures",
+    "IntervalEstimate",
+    "Percentile",
+    "RunSummary",
+    "TargetJudgement",
+    "TargetVerdict",
+    "failures",
+    "show",
+    "summarise",
+    "targets_kept",
+]
+
+SHARES: Final = (0.5, 0.9, 0.99, 0.999)
+SHED: Final = (429, 503)
+NAMED_CODES: Final = 3
+"""Error codes that a sentence names; a server may invent any number."""
+
+
+class Percentile(msgspec.Struct, frozen=True):
+    """A latency that a share of all requests did not exceed."""
+
+    share: float
+    ms: float
+    low: float
+    high: float
+    at_least: bool
+    """Requests without an answer reach it, so the true one is larger."""
+    occasions: int
+    """Separate occasions on which it was reached."""
+    few: bool
+    """It rests on fewer than `FEWEST_BEYOND` requests or occasions; its interval is probably too narrow."""
+
+    @property
+    def name(self) -> str:
+        """`P99.9`."""
+        return f"P{100 * self.share:g}"
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What is said of any set of requests. Shares are 0..1, those of answers where it says so."""
+
+    n: int
+    answered: int
+    offered_per_s: float
+    answered_per_s: float
+    """Answers that came while the schedule ran, per second of it."""
+    percentiles: tuple[Percentile, ...]
+    """At `SHARES`."""
+    max_ms: float
+    """Without an interval: resampling cannot tell of what is slower than the slowest (Bickel and Freedman, 1981)."""
+    accuracy: IntervalEstimate | None
+    """Of answers; None without labels or answers."""
+    effective: IntervalEstimate | None
+    """Right and in time, of all requests; None without labels."""
+    in_time: IntervalEstimate | None
+    """Answered in time, of all requests; None without a deadline."""
+    escalated: float
+    """Of answers."""
+    degraded: float
+    """Of answers."""
+    flagged: float
+    """Of answers."""
+    shed: int
+    """Refused with 429 or 503."""
+    shed_share: float
+    """Of all requests."""
+    errors: dict[str, int]
+    """Requests without an answer, by code, the most frequent first."""
+    sent_bytes: float
+    """Per request."""
+    received_fraction: float
+    """Mean over answers."""
+
+    def percentile(self, share: float) -> Percentile:
+        """The one at a share of `SHARES`."""
+        return self.percentiles[SHARES.index(share)]
+
+
+class ClassSummary(msgspec.Struct, frozen=True):
+    """One class of requests."""
+
+    target: str
+    share: float
+    """Of all counted requests."""
+    figures: Figures
+    drop: IntervalEstimate | None
+    """Against the best rung, over answers; None if that was not measured."""
+    unflagged: int
+    """Answers that claim to keep the target."""
+    unflagged_drop: IntervalEstimate | None
+    promised_drop: float | None
+    """The largest drop that any of them allows itself; None where any states none."""
+    numeric: bool
+    """Whether its target says in numbers what accuracy is wanted."""
+    kept: TargetJudgement | None
+    """None where it does not, or where that was not measured."""
+
+
+class RunSummary(msgspec.Struct, frozen=True):
+    """A run, said in numbers."""
+
+    name: str
+    url: str
+    protocol: str
+    schedule: str
+    link: str
+    """As in `Run`; empty without one."""
+    deadline_ms: float | None
+    total: Figures
+    classes: tuple[ClassSummary, ...]
+    """Those with requests, in the order of `Run.targets`."""
+    block: int
+    """Neighbouring requests that were resampled together for the intervals of `total`."""
+    per_picture: float
+    """How often a picture was sent on average."""
+    steady: bool | None
+    interrupted: bool
+
+    @property
+    def conditions(self) -> str:
+        """`poisson:8 behind lte`: the schedule, and the link if there was one."""
+        return f"{self.schedule} behind {self.link}" if self.link else self.schedule
+
+
+def summarise(run: Run) -> RunSummary:
+    """Everything that is said about a run; the same for the same run, since resampling is seeded with its seed.
+
+    Raises:
+        ConfigError: if no request counts.
+    """
+    counted = counted_of(run)
+    total = _figures(run, counted)
+    classes = []
+    for number, target in enumerate(run.targets):
+        places = np.flatnonzero(counted.target == number)
+        if len(places):
+            classes.append(_class_summary(run, target, counted.some(places), len(counted.outcomes)))
+    return RunSummary(
+        name=run.name,
+        url=run.url,
+        protocol=run.protocol,
+        schedule=run.schedule,
+        link=run.link,
+        deadline_ms=run.deadline_ms,
+        total=total,
+        classes=tuple(classes),
+        block=counted.block(),
+        per_picture=len(counted.outcomes) / len(np.unique(counted.picture)),
+        steady=run.steady,
+        interrupted=run.interrupted,
+    )
+
+
+def _figures(run: Run, counted: CountedRequests) -> Figures:
+    outcomes, answered = counted.outcomes, counted.answered
+    n, answers = len(outcomes), int(answered.sum())
+    seconds = counted_seconds(run, outcomes)
+    end = run.warm_up_s + seconds
+    deadlines = [deadline_of(run, target) for target in run.targets]
+    replies = [each for each in outcomes if each.answered]
+    shed = sum(each.status in SHED for each in outcomes)
+    block = counted.block()
+    resampled = _resampled(run, counted, block)
+    return Figures(
+        n=n,
+        answered=answers,
+        offered_per_s=n / seconds,
+        answered_per_s=sum(each.done_s <= end for each in replies) / seconds,
+        percentiles=tuple(_percentile(counted, share, resampled[:, k], block) for k, share in enumerate(SHARES)),
+        max_ms=float(counted.latency_ms.max()),
+        accuracy=_accuracy(counted),
+        effective=_share(counted.right & counted.in_time, resampled[:, -1]) if run.labelled else None,
+        in_time=_share(counted.in_time, resampled[:, -2]) if np.isfinite(deadlines).any() else None,
+        escalated=_mean([each.escalated for each in replies]),
+        degraded=_mean([each.degraded for each in replies]),
+        flagged=_mean([is_flagged(each) for each in replies]),
+        shed=shed,
+        shed_share=shed / n,
+        errors=dict(Counter(error_code(each) for each in outcomes if not each.answered).most_common()),
+        sent_bytes=_mean([each.sent_bytes for each in outcomes]),
+        received_fraction=_mean([each.received_fraction for each in replies]),
+    )
+
+
+def _resampled(run: Run, counted: CountedRequests, block: int) -> Floats:
+    """Per resample: the latencies at `SHARES`, the share in time, and the share right and in time."""
+    effective = counted.right & counted.in_time
+
+    def statistic(places: Places) -> Floats:
+        shares = (counted.in_time[places].mean(axis=1), effective[places].mean(axis=1))
+        return np.column_stack([quantiles(counted.latency_ms[places], SHARES), *shares])
+
+    return bootstrap(len(counted.outcomes), block, run.origin.seed, statistic)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def _percentile(counted: CountedRequests, share: float, resampled: Floats, block: int) -> Percentile:
+    low, high = interval(resampled)
+    return Percentile(
+        share=share,
+        ms=float(quantiles(counted.latency_ms, [share])[0]),
+        low=low,
+        high=high,
+        at_least=not counted.true_percentile(share),
+        occasions=counted.occasions(share, block),
+        few=counted.few(share, block),
+    )
+
+
+def _accuracy(counted: CountedRequests) -> IntervalEstimate | None:
+    if not counted.labelled.any():
+        return None
+    right = counted.right[counted.labelled]
+    low, high = clustered_interval(right, counted.picture[counted.labelled])
+    return IntervalEstimate(float(right.mean()), low, high)
+
+
+def _share(flags: NDArray[np.bool_], resampled: Floats) -> IntervalEstimate:
+    """A share of requests of which neighbours are alike.
+
+    At least as wide as if they were not: resamples of nothing but successes would call the next one certain.
+    """
+    low, high = interval(resampled)
+    exact_low, exact_high = exact_interval(float(flags.sum()), len(flags))
+    return IntervalEstimate(float(flags.mean()), min(low, exact_low), max(high, exact_high))
+
+
+def _class_summary(run: Run, target: TargetClass, counted: CountedRequests, all_requests: int) -> ClassSummary:
+    unflagged = counted.labelled & ~np.array([is_flagged(each) for each in counted.outcomes])
+    drops = drops_of(run, counted)
+    known = np.isfinite(drops)
+    bounds = [each.max_drop for each in counted.outcomes if each.answered and not is_flagged(each)]
+    stated = [bound for bound in bounds if bound is not None]
+    return ClassSummary(
+        target=target.name,
+        share=len(counted.outcomes) / all_requests,
+        figures=_figures(run, counted),
+        drop=mean_difference(drops, counted.picture, known & counted.labelled),
+        unflagged=int(unflagged.sum()),
+        unflagged_drop=mean_difference(drops, counted.picture, known & unflagged),
+        promised_drop=max(stated) if stated and len(stated) == len(bounds) else None,
+        numeric=bound_field(target) is not None,
+        kept=judge(run, target, counted, drops, unflagged),
+    )
+
+
+def show(summaries: Sequence[RunSummary], console: Console) -> None:
+    """Print a table for a person: a row per run, and a row per target where there is one run."""
+    alone = summaries[0] if len(summaries) == 1 else None
+    table = Table(box=None, header_style="bold", title=escape(_title(summaries)))
+    table.add_column("target" if alone else "run", no_wrap=True)
+    for title in (
+        "requests",
+        "P50 ms",
+        "P99 ms (95 %)",
+        "P99.9 ms",
+        "in time",
+        "right + in time (95 %)",
+        "accuracy",
+        "escalated",
+        "no answer (shed)",
+        "flagged",
+        "KiB sent",
+    ):
+        table.add_column(title, justify="right")
+    table.add_column("targets kept" if alone is None else "against the target")
+    for summary in summaries:
+        style = "bold" if alone else None
+        row = _cells("all" if alone else summary.name, summary.total)
+        table.add_row(*row, escape(targets_kept(summary)), style=style)
+    for one in alone.classes if alone else ():
+        table.add_row(*_cells(f"  {one.target}", one.figures), escape(_standing(one)))
+    console.print(table)
+    console.print("latency from when a request was due; 95 % intervals by block bootstrap; " + _caution(summaries))
+
+
+def _title(summaries: Sequence[RunSummary]) -> str:
+    first = summaries[0]
+    deadline = "no deadline" if first.deadline_ms is None else f"deadline {first.deadline_ms:g} ms"
+    return f"{first.name} at {first.url}, {first.conditions}, {deadline}" if len(summaries) == 1 else deadline
+
+
+def _cells(name: str, figures: Figures) -> tuple[str, ...]:
+    p99 = figures.percentile(0.99)
+    effective = figures.effective
+    return (
+        escape(name),
+        str(figures.n),
+        _milliseconds(figures.percentile(0.5)),
+        f"{_milliseconds(p99)} ({p99.low:.3g}–{p99.high:.3g})",
+        _milliseconds(figures.percentile(0.999)),
+        "" if figures.in_time is None else f"{figures.in_time.value:.1%}",
+        "" if effective is None else f"{effective.value:.1%} ({100 * effective.low:.0f}–{100 * effective.high:.0f})",
+        "" if figures.accuracy is None else f"{figures.accuracy.value:.1%}",
+        f"{figures.escalated:.1%}",
+        f"{figures.n - figures.answered} ({figures.shed_share:.1%})",
+        f"{figures.flagged:.1%}",
+        f"{figures.sent_bytes / 1024:.1f}",
+    )
+
+
+def _milliseconds(percentile: Percentile) -> str:
+    return f"{'≥' if percentile.at_least else ''}{percentile.ms:.1f}{'?' if percentile.few else ''}"
+
+
+def targets_kept(summary: RunSummary) -> str:
+    """`4 of 5 (1 not shown; 1 missed silently)`: how the targets with a number fared; empty if there are none."""
+    verdicts = Counter(one.kept.verdict for one in summary.classes if one.kept is not None)
+    total = sum(verdicts.values())
+    if not total:
+        return ""
+    words = {one: str(one) for one in TargetVerdict if one is not TargetVerdict.KEPT} | {
+        TargetVerdict.UNSHOWN: "not shown"
+    }
+    others = [f"{verdicts[one]} {word}" for one, word in words.items() if verdicts[one]]
+    kept = verdicts[TargetVerdict.KEPT] + verdicts[TargetVerdict.UNSHOWN]
+    return f"{kept} of {total}" + (f" ({'; '.join(others)})" if others else "")
+
+
+def failures(figures: Figures) -> str:
+    """`148 unreachable, 2 timeout`: how many requests got no answer, by the most frequent codes."""
+    codes = list(figures.errors.items())
+    named = [f"{found} {code}" for code, found in codes[:NAMED_CODES]]
+    others = sum(found for _, found in codes[NAMED_CODES:])
+    return ", ".join([*named, *([f"{others} others"] if others else [])])
+
+
+def _standing(one: ClassSummary) -> str:
+    if one.kept is None:
+        if one.drop is not None:
+            return f"drop {100 * one.drop.value:+.1f} pt"
+        return "not measured" if one.numeric else ""
+    missing = one.kept.shortfall
+    side = "short by" if missing.value > 0 else "spare"
+    error = 100 * (missing.high - missing.low) / 2
+    return f"{one.kept.verdict} ({side} {100 * abs(missing.value):.1f} ± {error:.1f} pt)"
+
+
+def _caution(summaries: Sequence[RunSummary]) -> str:
+    found = ["? rests on few requests or few occasions"]
+    if any(one.at_least for summary in summaries for one in summary.total.percentiles):
+        found.append("≥ requests without an answer reach it")
+    found += [f"{summary.name}: no answer: {failures(summary.total)}" for summary in summaries if summary.total.errors]
+    found += [f"{summary.name} was interrupted" for summary in summaries if summary.interrupted]
+    found += [f"{summary.name} was not steady" for summary in summaries if summary.steady is False]
+    return escape("; ".join(found))

@@ -1,0 +1,1 @@
+"""The programs that send requests and time the answers, one module a protocol."""

@@ -1,0 +1,121 @@
+"""Client of a node over HTTP: `POST /v1/classify`, the image as the raw body, the fields as query parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+
+from hawkvision.client import CLASSIFY_PATH
+from hawkvision.types import PromiseStatus
+from loadgen.clients.base import Reply, RequestTimes
+from loadgen.clients.connections import ConnectionBroken, ConnectionPool, HttpReply
+from loadgen.workload.record import UNANSWERED
+
+WARM: Final = 8
+"""Connections opened beforehand."""
+MAX_CODE: Final = 60
+"""Characters of an error's code that are kept."""
+
+
+class HttpClient:
+    """An `Asker` of `/v1/classify`, or of another path that takes a picture and answers with an `index`."""
+
+    def __init__(
+        self, connections: ConnectionPool, limit: int, path: str = CLASSIFY_PATH, task: str | None = None
+    ) -> None:
+        self._connections = connections
+        self._limit = limit
+        self._path = path
+        self._task = {} if task is None else {"task": task}
+        self._heads: dict[tuple[tuple[str, str], ...], bytes] = {}
+
+    async def open(self) -> None:
+        """See `Asker`."""
+        await self._connections.open(min(WARM, self._limit))
+
+    async def ask(self, picture: bytes, fields: Mapping[str, str], times: RequestTimes) -> Reply:
+        """See `Asker`."""
+        key = tuple(fields.items())
+        head = self._heads.get(key)
+        if head is None:
+            query = urlencode({**self._task, **fields})
+            head = self._heads[key] = self._connections.head(
+                "POST", f"{self._path}?{query}" if query else self._path, "Content-Type: application/octet-stream\r\n"
+            )
+        reply = await exchanged(self._connections, head, picture, times)
+        return reply if isinstance(reply, Reply) else read_answer(reply, len(picture))
+
+    async def close(self) -> None:
+        """See `Asker`."""
+        await self._connections.close()
+
+
+async def exchanged(connections: ConnectionPool, head: bytes, body: bytes, times: RequestTimes) -> HttpReply | Reply:
+    """The reply, or what to say of its absence."""
+    try:
+        return await connections.exchange(head, body, times)
+    except TimeoutError:
+        return Reply(UNANSWERED, "timeout")
+    except ConnectionBroken as error:
+        return Reply(UNANSWERED, error.code)
+
+
+class _AccuracyBlock(msgspec.Struct, frozen=True):
+    status: PromiseStatus | None = None
+    max_drop: float | None = None
+
+
+class _AnswerBody(msgspec.Struct, frozen=True):
+    """Of DESIGN §3; other servers may leave out all but the class."""
+
+    index: int
+    confidence: float | None = None
+    tier: str = ""
+    model: str = ""
+    escalated: bool = False
+    degraded: bool = False
+    received_fraction: float = 1.0
+    accuracy: _AccuracyBlock = _AccuracyBlock()
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    code: str = ""
+
+
+_ANSWER: Final = msgspec.json.Decoder(_AnswerBody)
+_ERROR: Final = msgspec.json.Decoder(_ErrorBody)
+
+
+def read_answer(reply: HttpReply, sent_bytes: int) -> Reply:
+    """What a reply of `/v1/classify` says; one that is no answer says `bad_reply` and counts as none."""
+    if reply.status != 200:
+        return refused(reply, sent_bytes)
+    try:
+        answer = _ANSWER.decode(reply.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Reply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
+    return Reply(
+        status=200,
+        index=answer.index,
+        confidence=answer.confidence,
+        tier=answer.tier,
+        model=answer.model,
+        escalated=answer.escalated,
+        degraded=answer.degraded,
+        promise=answer.accuracy.status,
+        max_drop=answer.accuracy.max_drop,
+        received_fraction=answer.received_fraction,
+        sent_bytes=sent_bytes,
+    )
+
+
+def refused(reply: HttpReply, sent_bytes: int) -> Reply:
+    """An error reply, by its code where it has one."""
+    try:
+        code = _ERROR.decode(reply.body).code[:MAX_CODE]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        code = ""
+    return Reply(reply.status, code or f"http_{reply.status}", sent_bytes=sent_bytes)

@@ -1,0 +1,130 @@
+"""`python -m loadgen.clients.worker`: a worker process, which takes orders on standard input and reports on standard
+output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import uvloop
+
+from hawkvision.errors import ConfigError, HawkVisionError
+from loadgen.clients.engine import Engine, Job, SharedImages, client_for
+from loadgen.clients.messages import (
+    ORDERS,
+    REALTIME,
+    BeginSending,
+    ConnectClients,
+    LoadImages,
+    Report,
+    StopSending,
+    WorkerDone,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+    frame,
+    read_frame,
+)
+from loadgen.host.scheduling import before_others
+
+if TYPE_CHECKING:
+    pass  # OpenCV, which clients do not need
+
+TELL_S: Final = 0.2
+"""Between reports of progress."""
+
+
+async def _serve(orders: asyncio.StreamReader, out: int) -> None:
+    """Take orders until the pipe ends."""
+    loaded = SharedImages([], [], None)
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            order = ORDERS.decode(await read_frame(orders))
+            match order:
+                case LoadImages(bodies, numbers, labels):
+                    loaded = SharedImages(bodies, numbers, labels)
+                    _say(out, WorkerReady())
+                case ConnectClients(job):
+                    await _work(job, loaded, orders, out)
+                case BeginSending() | StopSending():
+                    pass  # of a job that failed, or was over already
+
+
+async def _work(job: Job, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
+    """One job, from connecting to its outcomes."""
+    try:
+        asker = client_for(job.server, max(job.max_in_flight, job.callers))
+        await asker.open()
+    except HawkVisionError as error:
+        _say(out, WorkerFailed(str(error), isinstance(error, ConfigError)))
+        return
+    _say(out, WorkerReady())
+    begin = ORDERS.decode(await read_frame(orders))
+    if not isinstance(begin, BeginSending):
+        await asker.close()
+        return
+    engine = Engine(job, loaded, asker)
+    helpers = [asyncio.create_task(_tell_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
+    try:
+        outcomes = await engine.run(begin.at)
+    finally:
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+    await asker.close()
+    _say(out, WorkerDone(outcomes))
+
+
+async def _tell_progress(engine: Engine, out: int) -> None:
+    while True:
+        await asyncio.sleep(TELL_S)
+        _say(out, WorkerProgress(engine.tally.sent, engine.tally.done, engine.tally.failed))
+
+
+async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
+    """`StopSending` stops; the pipe's end ends the process, for nobody is left to tell."""
+    try:
+        while True:
+            if isinstance(ORDERS.decode(await read_frame(orders)), StopSending):
+                engine.stop()
+    except asyncio.IncompleteReadError:
+        os._exit(1)
+
+
+def _say(out: int, report: Report) -> None:
+    """Written at once: the workers always reads."""
+    left = memoryview(frame(msgspec.msgpack.encode(report)))
+    while left:
+        left = left[os.write(out, left) :]
+
+
+def main() -> int:
+    """Be a client process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if REALTIME in sys.argv[1:]:
+        before_others()
+    out = os.dup(1)
+    os.dup2(2, 1)  # whatever libraries print does not go among the frames
+    # Outcomes are never garbage while a job runs; walking all of them is a pause that latencies would show.
+    gc.set_threshold(700, 10, 1_000_000)
+
+    async def client() -> None:
+        orders = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+        await _serve(orders, out)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(client())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

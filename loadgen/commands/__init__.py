@@ -1,0 +1,1 @@
+"""One module per command of `python -m loadgen`, and what the commands share."""

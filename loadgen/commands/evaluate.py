@@ -1,0 +1,323 @@
+"""`python -m loadgen evaluate`: whether a running node keeps its accuracy targets on labelled images.
+
+A closed loop sends the same images for one target after another, so that the drop below `best` is paired: images that
+`best` gets right and the target does not, less the reverse, over all. Accuracies have the exact (Clopper-Pearson) 95 %
+interval. Images that a profile was fitted or certified on prove nothing, so by default only those that `hawkvision
+calibrate` held out are sent, and only from the data set that it saw.
+
+After Ctrl-C, or if the node fails, the table shows what was answered so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.client import AsyncClient
+from hawkvision.errors import ConfigError, HawkVisionError, TargetUnreachable
+from hawkvision.manifest import models_dir
+from hawkvision.pictures import LabelledPictures
+from hawkvision.types import (
+    MaxAccuracyDrop,
+    MinAccuracy,
+    MinConfidence,
+    Quality,
+    Target,
+    target_fields,
+)
+from loadgen.analysis.evaluation import (
+    EvaluatedImage,
+    EvaluatedImages,
+    TargetRow,
+    UnattainableTarget,
+    rows_of,
+    written,
+)
+from loadgen.clients.connections import check_server
+from loadgen.commands.command_line import MeasurementOptions, option
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded, unless
+from loadgen.commands.terminal import terminal
+from loadgen.workload.dataset import read_labelled
+from loadgen.workload.held_out import read_indices, thin
+from loadgen.workload.record import check_files
+
+EvaluationSplit: TypeAlias = Literal["held_out", "all"]
+DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
+MAX_CONCURRENCY: Final = 256
+LATE_S: Final = 29.0
+"""How long after its deadline an answer counts: how late it comes is measured."""
+"""Callers in the closed loop; a node sheds beyond its queue of 256."""
+
+
+class EvaluationReport(msgspec.Struct, frozen=True):
+    """A whole evaluation, as `--json` writes it."""
+
+    url: str
+    task: str
+    data: str
+    data_sha256: str
+    split: str
+    n: int
+    concurrency: int
+    rows: tuple[TargetRow | UnattainableTarget, ...]
+    interrupted: bool = False
+    """By Ctrl-C or by an error. Then rows may have fewer pictures than `n`, and targets may be missing."""
+    not_best: int = 0
+    """Answers to `quality=best` that were `degraded`, another rung's: drops are not below the ladder's best then."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(MeasurementOptions):
+    """The options of `python -m loadgen evaluate`."""
+
+    url: Annotated[str, option("Server", "Address of the edge node.")]
+    api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
+    concurrency: Annotated[
+        int, option("Server", "Callers, each of which sends the next image when the last one is answered.")
+    ] = 1
+    data: Annotated[Path, option("Images", "Labelled images: an npz file, or a folder with a directory per class.")]
+    task: Annotated[str, option("Images", "Task of the images.")] = "imagenet"
+    split: Annotated[
+        EvaluationSplit,
+        option("Images", "held_out: only images that the calibration did not see; all: for data that it never saw."),
+    ] = "held_out"
+    indices: Annotated[
+        Path | None,
+        option(
+            "Images", "File that lists the held-out images. Default: held_out.json beside the profile.", metavar="FILE"
+        ),
+    ] = None
+    class_map: Annotated[
+        Path | None,
+        option(
+            "Images",
+            "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
+            metavar="FILE",
+        ),
+    ] = None
+    limit: Annotated[int | None, option("Images", "Send at most this many images, evenly spread.")] = None
+    seed: Annotated[int, option("Images", "Seed of the order in which images are sent.")] = 0
+    models_dir: Annotated[
+        Path | None, option("Images", "Folder of the models, where labels and held-out images are listed.")
+    ] = None
+    targets: Annotated[str, option("Targets", "Targets to measure, comma-separated, each FIELD=VALUE.")] = (
+        DEFAULT_TARGETS
+    )
+    json: Annotated[Path | None, option("Output", "Write the report to this file.", metavar="FILE")] = None
+
+
+async def run(given: Options) -> int:
+    """Evaluate as the options say, and print the table.
+
+    The status is 130 after an interrupt, which ends it with what it has; 1 if `best` was not the best rung's, else 0.
+
+    Raises:
+        HawkVisionError: for data, indices or targets that do not fit, or a node that does not answer; what was
+            answered before is said and written all the same.
+    """
+    check_server(given.url, given.api_key)
+    check_files(given.json)
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
+    models = models_dir(given.models_dir)
+    targets = parse_targets(given.targets)
+    pictures = read_labelled(given.data, given.task, models, given.class_map)
+    if given.split == "held_out":
+        chosen = read_indices(given.indices or models / given.task / "held_out.json", pictures)
+    else:
+        chosen = np.arange(len(pictures))
+    # Data sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
+    chosen = np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
+    if not 1 <= given.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
+    seen = EvaluatedImages()
+    rows: tuple[TargetRow | UnattainableTarget, ...] | None = None
+    failed: HawkVisionError | None = None
+    with heeded() as stop:
+        async with AsyncClient(
+            given.url, api_key=given.api_key, late_s=LATE_S, connections=given.concurrency
+        ) as client:
+            asking = measure(client, given.task, pictures, chosen, targets, given.concurrency, seen)
+            try:
+                rows = await unless(stop, asking)
+            except HawkVisionError as error:
+                if not rows_of(seen, chosen, targets):
+                    raise
+                failed = error
+    report = EvaluationReport(
+        url=client.url,
+        task=given.task,
+        data=pictures.name,
+        data_sha256=pictures.sha256,
+        split=given.split,
+        n=len(chosen),
+        concurrency=given.concurrency,
+        rows=rows_of(seen, chosen, targets) if rows is None else rows,
+        interrupted=rows is None,
+        not_best=sum(sample.answer.degraded for sample in seen.samples.get(Quality.BEST, {}).values()),
+    )
+    # A file or a pipe has no width of its own, and Rich would cut the table at 80.
+    show(report, terminal(160))
+    if given.json is not None:
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    if failed is not None:
+        raise failed
+    return INTERRUPTED_STATUS if report.interrupted else int(report.not_best > 0)
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """Targets from `field=value,…`.
+
+    Raises:
+        ConfigError: naming the part that is none.
+    """
+    targets: list[Target] = []
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        try:
+            match name:
+                case "quality":
+                    target: Target = Quality(value)
+                case "max_accuracy_drop":
+                    target = MaxAccuracyDrop(_fraction(value))
+                case "min_accuracy":
+                    target = MinAccuracy(_fraction(value))
+                case "min_confidence":
+                    target = MinConfidence(_fraction(value))
+                case _:
+                    raise ValueError(name)
+        except ValueError:
+            raise ConfigError(
+                f"--targets: expected quality=fast|balanced|best, or max_accuracy_drop, min_accuracy or "
+                f"min_confidence with a fraction from 0 to 1; got {part.strip()!r}"
+            ) from None
+        if target not in targets:
+            targets.append(target)
+    return tuple(targets)
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:  # also refuses NaN
+        raise ValueError(text)
+    return value
+
+
+async def measure(
+    client: AsyncClient,
+    task: str,
+    pictures: LabelledPictures,
+    chosen: NDArray[np.intp],
+    targets: Sequence[Target],
+    concurrency: int,
+    seen: EvaluatedImages | None = None,
+) -> tuple[TargetRow | UnattainableTarget, ...]:
+    """Send the chosen pictures once per target, `best` first, for the others are compared with it.
+
+    What is answered is in `seen` at once, for whoever does not want to wait for the end.
+
+    Raises:
+        HawkVisionError: what the node says of a picture, with the picture's number.
+    """
+    seen = EvaluatedImages() if seen is None else seen
+    await _ask(client, task, pictures, chosen, Quality.BEST, concurrency, seen)
+    for target in targets:
+        if target is Quality.BEST:
+            continue
+        try:
+            await _ask(client, task, pictures, chosen, target, concurrency, seen)
+        except TargetUnreachable as error:
+            seen.unattainable[target] = error.maximum
+    return rows_of(seen, chosen, targets)
+
+
+async def _ask(
+    client: AsyncClient,
+    task: str,
+    pictures: LabelledPictures,
+    chosen: NDArray[np.intp],
+    target: Target,
+    concurrency: int,
+    seen: EvaluatedImages,
+) -> None:
+    """Every chosen picture. The first refusal ends it: what cannot be answered cannot be judged."""
+    samples = seen.samples.setdefault(target, {})
+    waiting = iter(chosen.tolist())
+    fields = target_fields(target)
+
+    async def caller() -> None:
+        for index in waiting:
+            started = time.perf_counter()
+            try:
+                answer = await client.classify(pictures.bodies[index], task=task, **fields)  # type: ignore[arg-type]
+            except HawkVisionError as error:
+                error.add_note(f"picture {index} of {pictures.name}, {written(target)}")
+                raise
+            latency_ms = (time.perf_counter() - started) * 1e3
+            samples[index] = EvaluatedImage(answer.index == int(pictures.labels[index]), latency_ms, answer)
+
+    try:
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(concurrency):
+                callers.create_task(caller())
+    except* HawkVisionError as group:
+        first = group.exceptions[0]
+        raise first from None
+
+
+def show(report: EvaluationReport, console: Console) -> None:
+    """Print the report for a person."""
+    table = Table(
+        box=None, header_style="bold", title=f"{report.n} pictures of {report.data} ({report.split}) at {report.url}"
+    )
+    for title in (
+        "target",
+        "accuracy",
+        "95 % interval",
+        "drop below best",
+        "promised",
+        "status",
+        "escalated",
+        "degraded",
+        "P50 ms",
+        "P99 ms",
+    ):
+        table.add_column(title, justify="left" if title in ("target", "status") else "right", no_wrap=title == "target")
+    for row in report.rows:
+        if isinstance(row, UnattainableTarget):
+            table.add_row(row.target, "", "", "", "", f"unattainable, at most {row.maximum:g}")
+            continue
+        table.add_row(
+            row.target if row.n == report.n else f"{row.target} ({row.n} pictures)",
+            f"{row.accuracy:.1%}",
+            f"{row.low:.1%}–{row.high:.1%}",
+            f"{row.drop:+.2%} (−{row.lost} +{row.gained})",
+            "" if row.promised_drop is None else f"≤ {row.promised_drop:.2%}",
+            ", ".join(f"{status} {found}" for status, found in row.status.items()),
+            f"{row.escalated:.1%}",
+            str(row.degraded),
+            f"{row.p50_ms:.1f}",
+            f"{row.p99_ms:.1f}",
+        )
+    console.print(table)
+    console.print(
+        f"closed loop, {report.concurrency} callers; drop: pictures lost (−) and gained (+) against quality=best"
+        + ("; interrupted: targets without answers are missing" if report.interrupted else "")
+    )
+    if report.not_best:
+        console.print(
+            f"{report.not_best} of {report.n} answers to quality=best were degraded, another rung's: is the datacenter "
+            "reached? Drops are no drops below the best rung",
+            style="bold red",
+        )

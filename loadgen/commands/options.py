@@ -1,0 +1,205 @@
+"""The options that all load tests share, and what is made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+from hawkvision import __version__
+from hawkvision.client import CLASSIFY_PATH
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import models_dir
+from loadgen.clients.connections import check_server
+from loadgen.clients.engine import Job, Protocol, ServerAddress
+from loadgen.commands import command_line
+from loadgen.commands.command_line import MeasurementOptions, option
+from loadgen.host import idle_prevention
+from loadgen.workload import target_mix
+from loadgen.workload.arrivals import Arrivals, ClosedLoop
+from loadgen.workload.dataset import Dataset, Split, read_dataset
+from loadgen.workload.record import Origin, TargetClass
+
+MAX_IN_FLIGHT: Final = 512
+"""Unanswered requests, for all processes together: two seconds at 250 per second, beyond which nobody would wait."""
+MOST_IN_FLIGHT: Final = 4096
+CLOSED_PLAN: Final = 20_000
+"""Requests that are dealt for a closed loop; it begins anew after these."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadOptions(MeasurementOptions):
+    """The options that all load tests share: the server, the images, the targets, and the senders."""
+
+    url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8080.")]
+    protocol: Annotated[Protocol, option("Server", "Protocol to send requests with.")] = "http"
+    path: Annotated[str, option("Server", "Path that images are posted to; plain HTTP only.")] = CLASSIFY_PATH
+    api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
+    timeout_s: Annotated[float, option("Server", "Seconds after which a request counts as unanswered.")] = 10.0
+    data: Annotated[
+        str | None,
+        option(
+            "Images",
+            "Images to send: an npz file, a folder with a directory per class, or a flat folder. Default: a few "
+            "built-in ones.",
+        ),
+    ] = None
+    task: Annotated[
+        str | None,
+        option(
+            "Images", "Task to name in every request; also names the labels. Default: none named, labels of imagenet."
+        ),
+    ] = None
+    split: Annotated[
+        Split,
+        option(
+            "Images",
+            "Which labelled images to use. held_out: those that the calibration did not see; auto: held_out if "
+            "the calibration used this very data, else all.",
+        ),
+    ] = "auto"
+    indices: Annotated[
+        Path | None,
+        option(
+            "Images", "File that lists the held-out images. Default: held_out.json beside the profile.", metavar="FILE"
+        ),
+    ] = None
+    class_map: Annotated[
+        Path | None,
+        option(
+            "Images",
+            "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
+            metavar="FILE",
+        ),
+    ] = None
+    limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
+    targets: Annotated[
+        str,
+        option("Targets", "Targets and their shares, such as max_drop:0.01=0.2,quality:fast=0.5; default: no target."),
+    ] = target_mix.DEFAULT
+    deadline_ms: Annotated[float | None, option("Targets", "Deadline of every request, in milliseconds.")] = None
+    on_miss: Annotated[
+        str | None, option("Targets", "What the server does when it would miss the deadline: degrade, wait or fail.")
+    ] = None
+    processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
+    max_in_flight: Annotated[
+        int, option("Load", "Most requests without an answer at a time; further ones count as unanswered.")
+    ] = MAX_IN_FLIGHT
+    seed: Annotated[int, option("Load", "Seed of arrival times, targets and the order of images.")] = 0
+    models_dir: Annotated[
+        Path | None, option("Images", "Folder of the models, where labels and held-out images are listed.")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setup:
+    """Whom to ask about which pictures, for what, by how many processes."""
+
+    server: ServerAddress
+    dataset: Dataset
+    classes: list[TargetClass]
+    processes: int
+    max_in_flight: int
+    seed: int
+
+    def job(self, arrivals: Arrivals, duration_s: float) -> Job:
+        """Every request of a run: when, of which class, with which picture.
+
+        One seed gives the same requests whatever server is asked, so that runs can be compared in pairs.
+        """
+        if isinstance(arrivals, ClosedLoop):
+            due: list[float] = []
+            n = CLOSED_PLAN
+        else:
+            due = arrivals.due_times(duration_s, self.seed).tolist()
+            n = len(due)
+        return Job(
+            server=self.server,
+            fields=[each.fields for each in self.classes],
+            target=target_mix.deal(self.classes, n, self.seed + 1).tolist(),
+            picture=self.dataset.order(n, self.seed + 2).tolist(),
+            duration_s=duration_s,
+            max_in_flight=self.max_in_flight,
+            due=due,
+            callers=arrivals.callers if isinstance(arrivals, ClosedLoop) else 0,
+        )
+
+
+def read_setup(given: LoadOptions) -> Setup:
+    """What the options say.
+
+    Raises:
+        ConfigError: naming the option that does not fit.
+    """
+    check_server(given.url, given.api_key)
+    positive("--timeout-s", given.timeout_s)
+    if not 1 <= given.max_in_flight <= MOST_IN_FLIGHT:
+        raise ConfigError(f"--max-in-flight: expected 1 to {MOST_IN_FLIGHT}, got {given.max_in_flight}")
+    if given.seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {given.seed}")
+    if not given.path.startswith("/"):
+        raise ConfigError(f"--path: expected to begin with '/', got {given.path!r}")
+    if given.protocol != "http" and given.path != CLASSIFY_PATH:
+        raise ConfigError(
+            f"--path: expected none with --protocol {given.protocol}, which has its own; got {given.path!r}"
+        )
+    dataset = read_dataset(
+        given.data,
+        given.task or "imagenet",
+        models_dir(given.models_dir),
+        split=given.split,
+        indices=given.indices,
+        limit=given.limit,
+        class_map=given.class_map,
+    )
+    server = ServerAddress(given.url, given.protocol, given.task, given.path, given.api_key, given.timeout_s)
+    classes = target_mix.parse(given.targets, given.deadline_ms, given.on_miss)
+    return Setup(server, dataset, classes, given.processes, given.max_in_flight, given.seed)
+
+
+def positive(option: str, value: float) -> None:
+    """Refuse what is no positive number.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if not 0.0 < value < math.inf:
+        raise ConfigError(f"{option}: expected a number above 0, got {value!r}")
+
+
+def origin(seed: int) -> Origin:
+    """Where a run that begins now comes from."""
+    return Origin(
+        command=command_line.stated(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        hawkvision=__version__,
+        python=platform.python_version(),
+        cpu=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        load_before=max(0.0, os.getloadavg()[0] - idle_prevention.spinning()),
+        seed=seed,
+    )
+
+
+def check_callers(arrivals: Arrivals, processes: int) -> None:
+    """Refuse a closed loop with fewer callers than processes, some of which would have nothing to do.
+
+    Raises:
+        ConfigError: saying so.
+    """
+    if isinstance(arrivals, ClosedLoop) and arrivals.callers < processes:
+        raise ConfigError(f"--processes {processes}: expected at most as many as callers, {arrivals.callers}")
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:  # no Linux
+        pass
+    return platform.machine()

@@ -1,0 +1,440 @@
+"""`python -m loadgen run`: one load test, from the schedule to the report.
+
+The command measures the generator against a null server (`noise_floor`), asks the reference stage for every image if
+wanted (`--reference`), and runs the schedule. Ctrl-C stops sending, waits a few seconds for answers and writes
+everything; a second Ctrl-C ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hawkvision.client import AsyncClient
+from hawkvision.errors import ArtifactError, ConfigError, HawkVisionError, NotReady
+from hawkvision.types import Answer, Quality
+from loadgen.analysis.steady_state import is_steady
+from loadgen.clients import noise_floor
+from loadgen.clients.engine import Job, Tally, client_for
+from loadgen.clients.processes import WorkerProcesses
+from loadgen.clients.server_info import identify
+from loadgen.commands import options
+from loadgen.commands.command_line import option
+from loadgen.commands.interrupt import INTERRUPTED_STATUS, heeded
+from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
+from loadgen.commands.options import Setup
+from loadgen.commands.terminal import terminal
+from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
+from loadgen.network.profiles import LinkProfile, load_profile, names
+from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
+from loadgen.workload.record import NoiseFloor, Origin, Outcome, Run, check_files, save
+
+REFERENCE_CALLERS: Final = 4
+REFERENCE_RETRY_S: Final = 10.0
+REFERENCE_WAITS_S: Final = (0.5, 1.0, 2.0)
+"""Before a picture is shown again that something else than the best rung answered: a link has bad moments."""
+DURATION_S: Final = 60.0
+WARM_UP_S: Final = 2.0
+REPLAY_TAIL_S: Final = 0.001
+"""After the last timestamp, lest it be due when all is over."""
+
+if TYPE_CHECKING:
+    from loadgen.analysis.summary import RunSummary
+
+Show = Callable[[Tally], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options(options.LoadOptions):
+    """The options of `python -m loadgen run`."""
+
+    arrivals: Annotated[
+        str,
+        option(
+            "Load",
+            "When requests are sent: poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], "
+            "diurnal:RATE[,swing=0.8,period_s=…], replay:FILE or closed:CALLERS; rates in requests per second.",
+        ),
+    ] = "poisson:8"
+    duration_s: Annotated[
+        float | None,
+        option("Load", "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file."),
+    ] = None
+    warm_up_s: Annotated[float, option("Load", "Seconds at the start of which requests are not counted.")] = WARM_UP_S
+    link: Annotated[
+        str | None,
+        option("Load", f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root."),
+    ] = None
+    reference: Annotated[
+        bool,
+        option(
+            "Measurement",
+            "First ask for every image with quality=best, so that accuracy drops can be judged.",
+            "--reference",
+        ),
+    ] = False
+    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.", "--no-noise")] = False
+    name: Annotated[
+        str | None, option("Output", "Name of the run in reports. Default: that of the record, else run.")
+    ] = None
+    json: Annotated[
+        Path | None, option("Output", "Write the record to this file (.json or .json.gz).", metavar="FILE")
+    ] = None
+    html: Annotated[Path | None, option("Output", "Write the report page to this file.", metavar="FILE")] = None
+    p99_ms: Annotated[
+        float | None, option("Verdict", "Exit with status 1 if the P99 is above this many milliseconds.")
+    ] = None
+    min_effective: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if a smaller share of requests is answered right within the deadline.",
+            metavar="SHARE",
+        ),
+    ] = None
+    max_cpu_steal: Annotated[
+        float | None,
+        option(
+            "Verdict", "Exit with status 1 if the host held back a larger share of processor time.", metavar="SHARE"
+        ),
+    ] = None
+    max_cpu_slowdown: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if processors were slower than at their best by more; needs --prevent-cpu-idle.",
+            metavar="SHARE",
+        ),
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadTest:
+    """What the options ask for."""
+
+    setup: Setup
+    arrivals: Arrivals
+    duration_s: float
+    profile: LinkProfile | None
+    job: Job
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a test."""
+
+    outcomes: list[Outcome]
+    stopped_s: float | None
+    """When it was interrupted, after its start."""
+    floor: NoiseFloor | None
+    reference: dict[int, bool] | None
+    stolen: float | None
+    """Share of the processor time wanted that was stolen."""
+    slowed: float | None
+    """How much slower than at their best the processors were."""
+    server: str
+
+
+async def run(given: Options) -> int:
+    """Test as the options say; print, and write what is asked for.
+
+    The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
+
+    Raises:
+        HawkVisionError: for options that do not fit, or a server that cannot be connected to.
+    """
+    test = read_test(given)
+    started = options.origin(test.setup.seed)
+    console = terminal(180)
+    measured = await _measure(given, test, console)
+    tested = assemble(given, test, started, measured)
+    summary = _write(tested, given.json, given.html, console)
+    missed = [*missed_goals(summary, given.p99_ms, given.min_effective), *host_limits(tested, given)]
+    for said in missed:
+        print(f"missed: {said}", file=sys.stderr)  # noqa: T201
+    return INTERRUPTED_STATUS if measured.stopped_s is not None else int(bool(missed))
+
+
+def read_test(given: Options) -> LoadTest:
+    """What the options say.
+
+    Raises:
+        ConfigError: naming the option that does not fit.
+    """
+    arrivals = parse(given.arrivals)
+    duration_s = given.duration_s
+    if duration_s is None:
+        duration_s = arrivals.span_s + REPLAY_TAIL_S if isinstance(arrivals, ReplayedArrivals) else DURATION_S
+    options.positive("--duration-s", duration_s)
+    if not 0.0 <= given.warm_up_s < duration_s:
+        raise ConfigError(
+            f"--warm-up-s (default {WARM_UP_S:g}): expected 0 or more and less than the run, which lasts "
+            f"{duration_s:g} s; got {given.warm_up_s!r}"
+        )
+    check_files(given.json, given.html)
+    _check_goals(given)
+    profile = None if given.link is None else load_profile(given.link)
+    setup_ = options.read_setup(given)
+    options.check_callers(arrivals, setup_.processes)
+    for named, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
+        if asked and setup_.dataset.labels is None:
+            raise ConfigError(f"{named}: expected labelled pictures; --data has none")
+    job = setup_.job(arrivals, duration_s)
+    if not job.target:
+        raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {duration_s:g} s")
+    if job.due and job.due[-1] < given.warm_up_s:
+        raise ConfigError(
+            f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
+            "warm-up, or more requests (--arrivals, --duration-s)"
+        )
+    return LoadTest(setup_, arrivals, duration_s, profile, job)
+
+
+def _check_goals(given: Options) -> None:
+    if given.p99_ms is not None:
+        options.positive("--p99-ms", given.p99_ms)
+    for named, share in (
+        ("--min-effective", given.min_effective),
+        ("--max-cpu-steal", given.max_cpu_steal),
+        ("--max-cpu-slowdown", given.max_cpu_slowdown),
+    ):
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"{named}: expected a share above 0 and at most 1, got {share!r}")
+    if given.max_cpu_slowdown is not None and not given.prevent_cpu_idle:
+        raise ConfigError("--max-cpu-slowdown: expected --prevent-cpu-idle as well, which measures it")
+
+
+async def _measure(given: Options, test: LoadTest, console: Console) -> Measured:
+    """The noise floor, the reference, then the schedule."""
+    setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
+    async with WorkerProcesses(setup_.processes) as workers:
+        await workers.load(setup_.dataset)
+        floor = None if given.no_noise else await noise_floor.measure(workers, job, rate)
+        if floor is not None:
+            console.print(
+                f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
+                f"at most {floor.max_rate:.0f} requests/s",
+                highlight=False,
+            )
+            if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
+                console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
+        server = await identify(setup_.server)
+        reference = await ask_reference(setup_, job) if given.reference else None
+        async with _behind(setup_, test.profile) as proxy:
+            if proxy is not None:
+                job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
+            before, paced = cpu_steal.read(), idle_prevention.pace()
+            outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
+            stolen, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
+    return Measured(outcomes, stopped_s, floor, reference, stolen, slowed, server)
+
+
+def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
+    """What a test came short of: answers at all, and the goals that are given, by what was measured."""
+    total, missed = summary.total, []
+    if not total.answered:
+        why = ", ".join(f"{code} {count}" for code, count in total.errors.items())
+        missed.append(f"none of {total.n} requests was answered: {why}")
+    p99 = total.percentile(0.99)
+    if p99_ms is not None and (p99.at_least or p99.ms > p99_ms):
+        missed.append(f"P99 {'≥ ' * p99.at_least}{p99.ms:.1f} ms; expected at most {p99_ms:g} ms")
+    if min_effective is not None and total.effective is not None and total.effective.value < min_effective:
+        missed.append(f"{total.effective.value:.1%} right and in time; expected at least {min_effective:.1%}")
+    return missed
+
+
+def host_limits(tested: Run, given: Options) -> list[str]:
+    """By how much the machine's host disturbed a test more than is allowed; unknown counts as too much."""
+    return [
+        f"{name} is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"
+        for name, share, most in (
+            ("CPU steal", tested.stolen, given.max_cpu_steal),
+            ("CPU slow-down", tested.slowed, given.max_cpu_slowdown),
+        )
+        if most is not None and (share is None or share > most)
+    ]
+
+
+def assemble(given: Options, test: LoadTest, started: Origin, measured: Measured) -> Run:
+    """The record of a test. If it was interrupted before the warm-up was over, all requests count."""
+    duration_s = test.duration_s if measured.stopped_s is None else min(measured.stopped_s, test.duration_s)
+    warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
+    dataset = test.setup.dataset
+    return Run(
+        name=given.name or ("run" if given.json is None else given.json.name.partition(".")[0]),
+        url=given.url,
+        protocol=given.protocol,
+        schedule=given.arrivals,
+        duration_s=duration_s,
+        warm_up_s=warm_up_s,
+        deadline_ms=given.deadline_ms,
+        data=dataset.name,
+        labelled=dataset.labels is not None,
+        targets=test.setup.classes,
+        outcomes=measured.outcomes,
+        origin=started,
+        links=[] if test.profile is None else link_samples(test.profile, test.duration_s),
+        link="" if test.profile is None else test.profile.name,
+        noise=measured.floor,
+        steady=is_steady(measured.outcomes, warm_up_s, duration_s),
+        interrupted=measured.stopped_s is not None,
+        reference=measured.reference,
+        stolen=measured.stolen,
+        slowed=measured.slowed,
+        server=measured.server,
+    )
+
+
+async def ask_reference(setup_: Setup, job: Job) -> dict[int, bool]:
+    """Whether the best rung is right about each (labelled) picture of the job, over plain HTTP.
+
+    Once each, and again where something else answered.
+
+    Raises:
+        HawkVisionError: if a picture is still refused, or unanswered, after `REFERENCE_RETRY_S` of waiting.
+        NotReady: if the best rung does not answer one, however often it is asked.
+    """
+    dataset, server = setup_.dataset, setup_.server
+    labels = dataset.labels
+    assert labels is not None
+    used = sorted(set(job.picture))
+    right: dict[int, bool] = {}
+    waiting = iter(used)
+
+    async with AsyncClient(
+        server.url, api_key=server.api_key, connections=REFERENCE_CALLERS, retry_budget_s=REFERENCE_RETRY_S
+    ) as client:
+
+        async def caller() -> None:
+            for position in waiting:
+                answer = await _of_the_best(client, dataset.bodies[position], server.task)
+                right[dataset.numbers[position]] = answer.index == labels[position]
+                show(Tally(len(right), len(right), 0))
+
+        with _bar("reference", len(used)) as show:
+            try:
+                async with asyncio.TaskGroup() as callers:
+                    for _ in range(REFERENCE_CALLERS):
+                        callers.create_task(caller())
+            except* HawkVisionError as group:
+                first = group.exceptions[0]
+                if isinstance(first, HawkVisionError):
+                    first.add_note("while asking for the reference, quality=best")
+                raise first from None
+    return right
+
+
+async def _of_the_best(client: AsyncClient, body: bytes, task: str | None) -> Answer:
+    """The best rung's own answer; one that is `degraded` is another's, and would be a reference to nothing."""
+    for wait_s in (*REFERENCE_WAITS_S, None):
+        answer = await client.classify(body, task=task, quality=Quality.BEST)
+        if not answer.degraded:
+            return answer
+        if wait_s is not None:
+            await asyncio.sleep(wait_s)
+    raise NotReady(
+        f"{answer.model} ({answer.tier.value}) answered below the target, {1 + len(REFERENCE_WAITS_S)} times; expected "
+        "the best rung: is the datacenter reached?"
+    )
+
+
+@asynccontextmanager
+async def _behind(setup_: Setup, profile: LinkProfile | None) -> AsyncIterator[LinkProxy | None]:
+    """The server behind the link that was asked for. It is connected to first: at a link, somebody always answers."""
+    if profile is None:
+        yield None
+        return
+    server = setup_.server
+    asker = client_for(server, 1)
+    try:
+        await asker.open()
+    finally:
+        await asker.close()
+    datagrams = [await udp_port_of(server.url, server.api_key)] if server.protocol == "datagram" else []
+    async with LinkProxy(server.url, profile, udp_ports=datagrams) as behind:
+        yield behind
+
+
+async def _interruptible(
+    workers: WorkerProcesses, job: Job, begun: Callable[[], None] | None
+) -> tuple[list[Outcome], float | None]:
+    """The outcomes, and when (since the start) an interrupt stopped the sending."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def noted() -> float:
+        await stop.wait()
+        return loop.time() - began
+
+    with heeded() as stop, _bar("requests", len(job.due) or None) as show:
+        noting = asyncio.create_task(noted())
+        try:
+            outcomes = await workers.run(job, stop=stop, show=show, begun=begun)
+            return outcomes, await noting if stop.is_set() else None
+        finally:
+            noting.cancel()
+
+
+@contextmanager
+def _bar(title: str, total: int | None) -> Iterator[Show]:
+    """A progress bar, on a terminal; `total` None: nobody knows how many there will be."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, said="")
+
+        def show(tally: Tally) -> None:
+            said = f"{tally.sent - tally.done} in flight" + (f", {tally.failed} failed" if tally.failed else "")
+            bar.update(task, completed=tally.done, said=said)
+
+        yield show
+
+
+def _write(tested: Run, record: Path | None, page: Path | None, console: Console) -> RunSummary:
+    """Save first, and once more with the figures: whatever becomes of the rest, the record is there.
+
+    Raises:
+        ArtifactError: if something could not be written, once all else is written and printed.
+    """
+    from loadgen.analysis.summary import show, summarise
+
+    failed: dict[Path, ArtifactError] = {}
+
+    def attempt(path: Path | None, write: Callable[[Path], None]) -> None:
+        if path is not None:
+            try:
+                write(path)
+            except ArtifactError as error:
+                failed[path] = error
+
+    def write_page(path: Path) -> None:
+        from loadgen.reports.page import write_html
+
+        write_html([tested], path)
+
+    attempt(record, lambda path: save(tested, path))
+    summary = summarise(tested)
+    attempt(record, lambda path: save(tested, path, summary))
+    show([summary], console)
+    attempt(page, write_page)
+    for path in (record, page):
+        if path is not None and path not in failed:
+            console.print(f"written to {path}", highlight=False)
+    if failed:
+        raise ArtifactError("; ".join(map(str, failed.values())))
+    return summary
+
+
+def _rate(arrivals: Arrivals) -> float | None:
+    return None if isinstance(arrivals, ClosedLoop) else arrivals.rate

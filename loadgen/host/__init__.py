@@ -1,0 +1,1 @@
+"""What the machine does to a measurement: scheduling, idle states, CPU steal and slow-downs."""

@@ -1,0 +1,215 @@
+"""Network namespaces joined by TUN devices: how they are made, entered and removed.
+
+      namespace "client"                                        namespace "server"
+    10.98.0.1 path0 ◄─TUN─► descriptor   ...   descriptor ◄─TUN─► path0 10.98.0.2
+
+`loadgen.network.tun_relay` moves packets between the descriptors, and `loadgen.network.tun_link` owns the namespaces. A
+namespace is named after the process that owns it, so that namespaces left behind can be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import itertools
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, Literal, TypeAlias
+
+from hawkvision.errors import HawkVisionError, NotReady
+
+Side: TypeAlias = Literal["client", "server"]
+SIDES: Final[tuple[Side, Side]] = ("client", "server")
+MAX_PATHS: Final = 2
+"""Between two namespaces."""
+MTU: Final = 1500
+TX_QUEUE_PACKETS: Final = 1000
+"""What the kernel holds while the relay does not read: 0.6 s of 20 Mbit/s, so that a pause of ours loses nothing."""
+_NAMES: Final = re.compile(r"hvlink-(?P<pid>\d+)-(?P<birth>\d+)-\d+-(?:client|server)")
+_NAMESPACES: Final = Path("/run/netns")
+_CLONE_NEWNET: Final = 0x40000000
+_TUNSETIFF: Final = 0x400454CA
+_IFF_TUN_NO_PI: Final = 0x1001
+_serial = itertools.count()
+
+
+@functools.cache
+def available() -> str | None:
+    """Why there can be no such link here, or None if there can; found out by trying."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux"
+    if os.geteuid() != 0:
+        return "needs root"
+    if shutil.which("ip") is None:
+        return "needs ip(8), of the package iproute2"
+    if not Path("/dev/net/tun").exists():
+        return "needs /dev/net/tun"
+    name = f"{new_name()}-client"
+    try:
+        with _device_made():
+            ip("netns", "add", name)
+            try:
+                ip("netns", "exec", name, "true")
+            finally:
+                remove(name)
+    except (HawkVisionError, OSError) as error:
+        return str(error)
+    return None
+
+
+def sweep() -> list[str]:
+    """Remove the namespaces of owners that died without doing so, and what still runs there; their names.
+
+    An owner is known by its process id and when it began. Owners in other containers that share /run/netns would look
+    dead: do not share it.
+    """
+    stale = []
+    for entry in sorted(_NAMESPACES.iterdir()) if _NAMESPACES.is_dir() else ():
+        found = _NAMES.fullmatch(entry.name)
+        if found and _birth(int(found["pid"])) != int(found["birth"]):
+            remove(entry.name)
+            stale.append(entry.name)
+    return stale
+
+
+def new_name() -> str:
+    """What the namespaces of one link are called, before "-client" and "-server"."""
+    return f"hvlink-{os.getpid()}-{_birth(os.getpid())}-{next(_serial)}"
+
+
+def _birth(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None if there is none (proc(5), field 22 of stat)."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def address_of(hop: int, path: int, side: Side) -> str:
+    """The IPv4 address of one end of a path; `hop` counts the links of a chain."""
+    return f"10.{98 + hop}.{path}.{1 + SIDES.index(side)}"
+
+
+def _name(hop: int, path: int) -> str:
+    """Of a path's devices. A namespace in the middle of a chain has those of two links."""
+    return f"path{path}" if hop == 0 else f"hop{hop}path{path}"
+
+
+def routes_of(hop: int, path: int, side: Side) -> list[str]:
+    """A side's routes over a path: to the other end, and for the client from its own address to any of the server's."""
+    address, device, network = address_of(hop, path, side), _name(hop, path), f"10.{98 + hop}"
+    routes = [f"{network}.{path}.0/30 dev {device} src {address}"]
+    if side == "client":
+        routes.append(f"{network}.0.0/16 dev {device} src {address} table {_table(hop, path)}")
+    return routes
+
+
+def _table(hop: int, path: int) -> int:
+    return 100 + MAX_PATHS * hop + path
+
+
+def ip(*arguments: str, batch: str = "") -> str:
+    """What ip(8) prints.
+
+    Raises:
+        NotReady: with its complaint.
+    """
+    ran = subprocess.run(  # noqa: S603
+        ["ip", *arguments],  # noqa: S607 - where the system keeps it
+        input=batch,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # an interrupt from the terminal must not break cleaning up
+    )
+    if ran.returncode != 0:
+        raise NotReady(f"ip {' '.join(arguments)}: {ran.stderr.strip()}")
+    return ran.stdout
+
+
+def remove(namespace: str) -> None:
+    """Delete a namespace of ours with all that runs in it; one that is already gone does no harm."""
+    try:
+        for pid in map(int, ip("netns", "pids", namespace).split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ip("netns", "delete", namespace)
+    except NotReady:
+        if (_NAMESPACES / namespace).exists():
+            raise
+
+
+@contextlib.contextmanager
+def entered(namespace: str) -> Iterator[None]:
+    """The calling thread is in a namespace (setns(2); os.setns comes with Python 3.12)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (_NAMESPACES / namespace).open() as there, Path("/proc/thread-self/ns/net").open() as here:
+        if libc.setns(there.fileno(), _CLONE_NEWNET) != 0:
+            raise NotReady(f"cannot enter {namespace}: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            back = libc.setns(here.fileno(), _CLONE_NEWNET)
+            assert back == 0, f"stuck in {namespace}: {os.strerror(ctypes.get_errno())}"
+
+
+def _sysctl(name: str, value: str) -> None:
+    """Set net.ipv4.`name` in the namespace of the calling thread."""
+    Path("/proc/sys/net/ipv4", name).write_text(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TunDevice:
+    """An open TUN device."""
+
+    name: str
+    file: IO[bytes]
+
+    def fileno(self) -> int:
+        """Its descriptor: a packet a read, a packet a write; never blocks."""
+        return self.file.fileno()
+
+
+@contextlib.contextmanager
+def _device_made() -> Iterator[TunDevice]:
+    """A TUN device in our own namespace, named by the kernel; it exists while somebody holds its descriptor."""
+    with open("/dev/net/tun", "r+b", buffering=0) as file:  # noqa: PTH123 - Path.open takes no unbuffered r+b
+        answer = fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", b"hvtun%d", _IFF_TUN_NO_PI))
+        os.set_blocking(file.fileno(), False)
+        yield TunDevice(answer[:16].rstrip(b"\0").decode(), file)
+
+
+@contextlib.contextmanager
+def open_device(namespace: str, side: Side, hop: int, path: int) -> Iterator[TunDevice]:
+    """One end of a path: a device in a namespace, up, with its address and routes."""
+    address, name = address_of(hop, path, side), _name(hop, path)
+    with _device_made() as device:
+        ip("link", "set", device.name, "netns", namespace, "name", name)
+        lines = [
+            "link set lo up",
+            f"link set {name} addrgenmode none",  # else IPv6 looks for routers, which counts as traffic
+            f"link set {name} mtu {MTU} txqueuelen {TX_QUEUE_PACKETS} up",
+            f"addr add {address}/30 dev {name} noprefixroute",
+            *(f"route add {route}" for route in routes_of(hop, path, side)),
+        ]
+        if side == "client":
+            lines.append(f"rule add from {address} table {_table(hop, path)}")
+        ip("-n", namespace, "-batch", "-", batch="\n".join(lines) + "\n")
+        with entered(namespace):
+            # What namespaces inherit differs between machines. Saved metrics would carry one phase of a benchmark
+            # into the next; reverse path filters would drop what comes by the other path.
+            _sysctl("ip_forward", "0")
+            _sysctl("tcp_no_metrics_save", "1")
+            _sysctl("conf/all/rp_filter", "0")
+            _sysctl(f"conf/{name}/rp_filter", "0")
+        yield device

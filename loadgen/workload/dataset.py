@@ -1,0 +1,151 @@
+"""The images of a load test, with labels where they have any: a folder, an npz file, or a few built-in ones.
+
+The split `held_out` keeps to the images that a calibration set aside; `auto` does so if the task's calibration used
+this very data, and else takes all. Bodies are sent as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
+
+import cv2
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import load_labels, load_manifest
+from hawkvision.pictures import LabelledPictures, read_pictures, read_unlabelled
+from hawkvision.pictures_idx import holds_idx_files
+from loadgen.workload.class_names import directory_classes
+from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
+
+BUILT_IN: Final = "built-in"
+Split: TypeAlias = Literal["auto", "held_out", "all"]
+SPLITS: Final[tuple[Split, ...]] = get_args(Split)
+PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png")
+"""Inside scikit-image's wheel."""
+GENERATED: Final = 8
+"""Pictures that are made where there are no photographs: smooth noise, JPEG, 256 x 256."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Pictures to ask about, and their numbers in the set that they are of."""
+
+    name: str
+    """For the record: the set, the split, how many."""
+    bodies: Sequence[bytes]
+    numbers: tuple[int, ...]
+    labels: tuple[int, ...] | None
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def order(self, n: int, seed: int) -> NDArray[np.intp]:
+        """Which picture each of `n` requests sends: all of them in random order, then all in another, and so on.
+
+        Sets come class by class, and a node rightly takes five hundred cats in a row for other traffic.
+        """
+        rng = np.random.default_rng(seed)
+        rounds = [rng.permutation(len(self)) for _ in range(-(-n // len(self)))]
+        return np.concatenate([*rounds, np.empty(0, np.intp)])[:n].astype(np.intp)
+
+
+def read_dataset(
+    data: str | None,
+    task: str,
+    models: Path,
+    *,
+    split: str = "auto",
+    indices: Path | None = None,
+    limit: int | None,
+    class_map: Path | None = None,
+) -> Dataset:
+    """The pictures at `data` (None or `built-in`: those), chosen by split, at most `limit` evenly spread ones.
+
+    Raises:
+        ConfigError: if there are none, or the split does not fit them.
+    """
+    if data in (None, BUILT_IN):
+        _only_all(BUILT_IN, split)
+        bodies = photographs() or [generated(seed) for seed in range(GENERATED)]
+        return _unlabelled(BUILT_IN, bodies, limit)
+    path = Path(str(data))
+    if path.is_dir() and not holds_idx_files(path) and not any(each.is_dir() for each in path.iterdir()):
+        _only_all(path.name, split)
+        pictures = read_unlabelled(path)
+        return _unlabelled(pictures.name, pictures.bodies, limit)
+    labelled = read_labelled(path, task, models, class_map)
+    chosen, taken = _split(labelled, split, indices or models / task / "held_out.json")
+    chosen = thin(chosen, limit)
+    return Dataset(
+        f"{labelled.name} ({labelled.sha256[:12]}), {len(chosen)} pictures, {taken}",
+        [labelled.bodies[number] for number in chosen],
+        tuple(chosen.tolist()),
+        tuple(labelled.labels[chosen].tolist()),
+    )
+
+
+def read_labelled(path: Path, task: str, models: Path, class_map: Path | None = None) -> LabelledPictures:
+    """Images with labels of a task; a folder's class directories are named as `directory_classes` says.
+
+    Raises:
+        ConfigError: naming the file or folder and what was expected there.
+    """
+    labels = load_labels(load_manifest(task, models), models)
+    names = {} if path.is_file() else directory_classes(labels, models / task, class_map)
+    return read_pictures(path, labels, names)
+
+
+def photographs() -> list[bytes]:
+    """The photographs inside scikit-image's wheel; none where it is not installed."""
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent / "data"
+    return [(folder / name).read_bytes() for name in PHOTOGRAPHS if (folder / name).is_file()]
+
+
+def generated(seed: int) -> bytes:
+    """A JPEG that decodes like a photograph and shows nothing."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8)
+    pixels = cv2.resize(coarse, (256, 256), interpolation=cv2.INTER_CUBIC)
+    done, encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 90])
+    assert done
+    return encoded.tobytes()
+
+
+def _unlabelled(name: str, bodies: Sequence[bytes], limit: int | None) -> Dataset:
+    chosen = thin(np.arange(len(bodies)), limit)
+    kept = [bodies[number] for number in chosen]
+    sha256 = hashlib.sha256(b"".join(kept)).hexdigest()
+    return Dataset(f"{name} ({sha256[:12]}), {len(kept)} pictures", kept, tuple(chosen.tolist()), None)
+
+
+def _split(pictures: LabelledPictures, split: str, indices: Path) -> tuple[NDArray[np.intp], str]:
+    if split == "held_out" or (split == "auto" and _numbers(indices, pictures)):
+        return read_indices(indices, pictures), "held out"
+    return np.arange(len(pictures)), "all"
+
+
+def _numbers(indices: Path, pictures: LabelledPictures) -> bool:
+    """Whether the calibration's split is of these very pictures."""
+    try:
+        return msgspec.json.decode(indices.read_bytes(), type=HeldOutIndices).data_sha256 == pictures.sha256
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{indices}: cannot read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{indices}: {error}") from None
+
+
+def _only_all(name: str, split: str) -> None:
+    if split == "held_out":
+        raise ConfigError(f"--split held_out: {name} has no labels, so no calibration saw it; use --split all")

@@ -1,0 +1,296 @@
+"""`python -m tests.bench.cascade.drift --task cifar10 --data …`: is the promise kept while traffic changes?
+
+For each seed, the pictures that trained nothing and chose no threshold are divided anew: `--certify` of them certify,
+the others are the stream's pool. Thirty thousand requests are drawn from it: 8,000 clean, 14,000 with noise, blur or
+lower contrast, 8,000 clean again. The same stream goes through three nodes: one that keeps the certified thresholds
+come what may, and two that control them online, in different ways:
+
+    static      no control
+    written     what the product does: the larger of ε and the certified disagreement while the promise is held, ε after
+    strict      ε at all times
+
+Targets are half the gap between edge and best rung, and a quarter of it. Exit status 1 if under control the true drop,
+mean over seeds, exceeds ε after the first 2,000 shifted requests, or audits exceed 2 % of requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hawkvision.artifacts import write_atomic
+from hawkvision.cascade.certificate import Method
+from hawkvision.cascade.online import StreamControl
+from hawkvision.cascade.policy import Policy, Route
+from hawkvision.cascade.profile import Pair, Profile, ProfileData
+from hawkvision.cascade.profiling import (
+    Looked,
+    certify_condition,
+    costs_of,
+    paths_of,
+    profile_pair,
+    profile_rung,
+)
+from hawkvision.cascade.scores import softmax
+from hawkvision.errors import HawkVisionError
+from hawkvision.manifest import cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.pictures import read_pictures
+from hawkvision.types import Quality
+from hawkvision.zoo.calibrate import middle_rung
+from hawkvision.zoo.drift import (
+    SETTLING,
+    SHIFT_SEVERITY,
+    MakeControl,
+    Replay,
+    Seen,
+    Summary,
+    alarm_delays,
+    mixed,
+    mixture_name,
+    replay,
+    subset,
+    summarise,
+)
+from hawkvision.zoo.looking import Looks, look
+from hawkvision.zoo.splits import SPLIT_SEED, split_pictures
+
+DELTA: Final = 0.05
+MOST_AUDITS: Final = 0.02
+SETTLED: Final = "shifted, rest"
+
+
+class StrictControl(StreamControl):
+    """The variant that aims at a disagreement of ε at all times."""
+
+    def _move(self, estimate: float) -> None:
+        self.state.suspended, before = True, self.state.suspended
+        super()._move(estimate)
+        self.state.suspended = before
+
+
+CONTROLS: Final[dict[str, MakeControl | None]] = {
+    "static": None, "written": StreamControl, "strict": StrictControl,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """A profile of one pair, and what its rungs said of the pictures that it did not choose its path by."""
+
+    profile: Profile
+    clean: Seen
+    shifted: Seen
+    """Of the same pictures, corrupted."""
+
+    @property
+    def pair(self) -> Pair:
+        """The only one."""
+        return self.profile.pairs[0]
+
+    @property
+    def gap(self) -> float:
+        """What never escalating gives up on these pictures."""
+        edge, best = accuracies(self.pair, self.clean)
+        return best - edge
+
+
+@dataclass(frozen=True, slots=True)
+class DriftCell:
+    """One target under one control: all runs, and what came of them."""
+
+    max_drop: float
+    control: str
+    runs: tuple[Replay, ...]
+    summaries: tuple[Summary, ...]
+
+    @property
+    def false_alarms(self) -> int:
+        """Runs in which the alarm came before the shift."""
+        return sum(delay is not None and delay < 0 for delay in alarm_delays(self.runs))
+
+    @property
+    def delays(self) -> list[int]:
+        """Requests from shift to alarm, of the runs whose alarm was not false."""
+        return sorted(delay for delay in alarm_delays(self.runs) if delay is not None and delay >= 0)
+
+    def failures(self) -> list[str]:
+        """What this cell owes and does not keep."""
+        if CONTROLS[self.control] is None:
+            return []
+        settled = next(s for s in self.summaries if s.name == SETTLED)
+        everything = self.summaries[-1]
+        found = []
+        if settled.drop > self.max_drop:
+            found.append(f"drop {settled.drop:.4f} > {self.max_drop:.4f} after {SETTLING:,} shifted requests")
+        if everything.audits > MOST_AUDITS:
+            found.append(f"audits {everything.audits:.4f} > {MOST_AUDITS}")
+        return [f"{self.control}, ε = {self.max_drop:.4f}: {one}" for one in found]
+
+
+def main() -> int:
+    """Run the study; see the module's text."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--task", default="cifar10")
+    parser.add_argument("--data", type=Path, required=True, help="labelled pictures, as `hawkvision calibrate` takes")
+    parser.add_argument("--edge", help="default: the ladder's default edge rung")
+    parser.add_argument("--best", help="default: the ladder's best rung")
+    parser.add_argument("--middle", default="none", help="a rung between them; default: none, two levels")
+    parser.add_argument("--certify", type=int, default=1_000, help="pictures that certify; default 1000")
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--severity", type=int, default=SHIFT_SEVERITY, help="of the corruptions, 1 to 5")
+    parser.add_argument("--pictures", type=int, default=20_000, help="to look at corrupted, at most")
+    parser.add_argument("--out", type=Path, help="folder for drift.csv and drift.json")
+    given = parser.parse_args()
+    try:
+        ladder = look_at(given)
+        cells = study(ladder, tuple(ladder.gap * share for share in (0.5, 0.25)), given.certify, given.seeds)
+    except HawkVisionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    show(ladder, cells, Console(width=None if sys.stdout.isatty() else 140))
+    if given.out is not None:
+        write(cells, given.out)
+    failures = [failure for cell in cells if cell.control == "written" for failure in cell.failures()]
+    print("\n".join(failures) or "kept: the drop after the shift is within ε, and audits are within 2 %")
+    return 1 if failures else 0
+
+
+def accuracies(pair: Pair, seen: Seen) -> tuple[float, float]:
+    """Of the edge rung and of the best."""
+    edge, best = (float((seen.rungs[name].labels() == seen.labels).mean()) for name in (pair.edge, pair.best))
+    return edge, best
+
+
+def look_at(given: argparse.Namespace) -> Ladder:
+    """Run the rungs over clean and corrupted pictures, or take from the cache what they said."""
+    models, cache = models_dir(), cache_dir()
+    manifest = load_manifest(given.task, models)
+    pictures = read_pictures(given.data, load_labels(manifest, models))
+    split = split_pictures(manifest, pictures, SPLIT_SEED)
+    edge, best = given.edge or manifest.ladder.default_edge, given.best or manifest.best
+    between = middle_rung(manifest, best, given.middle)
+    rungs = tuple(rung for rung in (edge, best, between) if rung is not None)
+    clean = look(manifest, rungs, pictures, cache=cache, chosen=split.used())
+    usable = np.sort(np.concatenate([split.certify, split.held_out]))
+    usable = np.sort(np.random.default_rng(SPLIT_SEED).permutation(usable)[: given.pictures])
+    corruption, name = mixed(given.severity), mixture_name(given.severity)
+    shifted = look(manifest, rungs, subset(pictures, usable), cache=cache, corruption=corruption, name=name)
+    measured = [
+        profile_rung(rung, {}, manifest.fingerprint(rung), clean.logits(rung), pictures.labels, split,
+                     pictures.sha256, clean.cost_ms(rung))
+        for rung in rungs
+    ]  # fmt: skip
+    # As served: the edge with the profile's temperature, the middle rung with the manifest's.
+    temperature = {rung.name: rung.temperature for rung, _ in measured}
+    if between is not None and manifest.committee(between) is None:
+        temperature[between] = manifest.variant(between).temperature
+
+    def seen(looks: Looks, chosen: NDArray[np.intp]) -> dict[str, Looked]:
+        return {
+            rung: Looked(rung, softmax(looks.logits(rung)[chosen], temperature[rung]), clean.cost_ms(rung))
+            for rung in rungs
+        }
+
+    everything = seen(clean, np.arange(len(pictures)))
+    middle = everything[between] if between else None
+    profile = Profile(
+        format=3,
+        task=given.task,
+        data=ProfileData(
+            name=pictures.name, sha256=pictures.sha256, seed=SPLIT_SEED, profile=len(split.profile),
+            certify=len(split.certify), held_out=len(split.held_out),
+        ),
+        rungs=tuple(rung for rung, _ in measured),
+        pairs=(profile_pair(everything[edge], everything[best], pictures.labels, split, middle),),
+    )  # fmt: skip
+    labels = pictures.labels[usable]
+    return Ladder(profile, Seen(seen(clean, usable), labels), Seen(seen(shifted, np.arange(len(usable))), labels))
+
+
+def study(ladder: Ladder, drops: tuple[float, ...], certify: int, seeds: int) -> list[DriftCell]:
+    """All targets under all controls; a seed's division, certificate and stream are the same for each control."""
+    runs: dict[tuple[float, str], list[Replay]] = {(drop, name): [] for drop in drops for name in CONTROLS}
+    pictures = len(ladder.clean.labels)
+    if pictures < 2 * certify:
+        certify = pictures // 2
+    for seed in track(range(seeds), "replaying", transient=True):
+        order = np.random.default_rng(seed).permutation(pictures)
+        clean, shifted = (seen.sample(ladder.pair, order[certify:]) for seen in (ladder.clean, ladder.shifted))
+        for drop in drops:
+            route = certified_route(ladder, order[:certify], drop)
+            for name, control in CONTROLS.items():
+                runs[drop, name].append(replay(clean, shifted, route, seed=seed, control=control))
+    return [DriftCell(drop, name, tuple(found), summarise(found)) for (drop, name), found in runs.items()]
+
+
+def certified_route(ladder: Ladder, chosen: NDArray[np.intp], max_drop: float) -> Route:
+    """What a node that was certified for exactly this drop, on these pictures, would do."""
+    pair, profile = ladder.pair, ladder.profile
+    costs = costs_of(profile, pair)
+    condition = certify_condition(
+        ladder.clean.sample(pair, chosen), paths_of(pair), costs, max_drop, DELTA, Method.EXACT
+    )
+    certified = msgspec.structs.replace(pair, conditions=(condition,))
+    return Policy(msgspec.structs.replace(profile, pairs=(certified,)), pair.edge, pair.best).route(Quality.BALANCED)
+
+
+def show(ladder: Ladder, cells: list[DriftCell], console: Console) -> None:
+    """Print one table for each target."""
+    rungs = " → ".join(f"{rung.name} {rung.accuracy.value:.3f}" for rung in ladder.profile.rungs)
+    edge, best = accuracies(ladder.pair, ladder.shifted)
+    console.print(f"{rungs}; gap {ladder.gap:.4f}; corrupted {edge:.3f} → {best:.3f}")
+    for max_drop in dict.fromkeys(cell.max_drop for cell in cells):
+        table = Table(title=f"ε = {max_drop:.4f}", box=None, title_justify="left", header_style="bold")
+        table.add_column("traffic")
+        for title in ("control", "escalated %", "audits %", "sent %", "true drop", "± s.e.", "void %"):
+            table.add_column(title, justify="right")
+        for cell in (cell for cell in cells if cell.max_drop == max_drop):
+            for summary in cell.summaries:
+                table.add_row(
+                    summary.name, cell.control, f"{summary.escalation:.1%}", f"{summary.audits:.2%}",
+                    f"{summary.traffic:.1%}", f"{summary.drop:.4f}", f"{summary.drop_error:.4f}",
+                    f"{summary.void:.0%}", style="red" if summary.drop > max_drop else None,
+                )  # fmt: skip
+            table.add_section()
+        console.print(table)
+        for cell in (cell for cell in cells if cell.max_drop == max_drop and CONTROLS[cell.control] is not None):
+            late = f"requests to the alarm: {cell.delays}" if cell.delays else "no alarm"
+            console.print(f"{cell.control}: {late}; false alarms {cell.false_alarms} of {len(cell.runs)} runs")
+
+
+def write(cells: list[DriftCell], folder: Path) -> None:
+    """Write the summaries as a table and everything as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"max_drop": cell.max_drop, "control": cell.control, **asdict(summary), "traffic": summary.traffic}
+        for cell in cells
+        for summary in cell.summaries
+    ]
+    with (folder / "drift.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    document = [
+        {
+            "max_drop": cell.max_drop, "control": cell.control, "false_alarms": cell.false_alarms,
+            "runs": len(cell.runs), "requests_to_alarm": cell.delays, "failures": cell.failures(),
+            "traffic": [asdict(summary) for summary in cell.summaries],
+        }
+        for cell in cells
+    ]  # fmt: skip
+    write_atomic(folder / "drift.json", msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

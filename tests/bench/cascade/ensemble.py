@@ -1,0 +1,166 @@
+"""`python -m tests.bench.cascade.ensemble --data … URL [URL …]`: what running datacenter tiers take for the same
+pictures.
+
+Each picture is asked about at every tier, in rotating order, one after the other, in several ways: of the best rung as
+a caller with a deadline asks, who hears of parts (`parts`), and as one without, who does not (`whole`); and of a middle
+rung first, which the best follows where its score is too low (`RUNG@SCORE`, only at tiers that have that rung). To
+compare two versions, start the tier of an older checkout beside:
+
+    hawkvision dc up --port 8090 &  cd ../older; hawkvision dc up --port 8091 &
+
+The time in models is that of all members and views of a picture, whatever ran beside it, from `GET /metrics`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hawkvision.errors import HawkVisionError
+from hawkvision.hop import INFER_PATH, RUNGS_PATH, HopReply, HopRequest, Middle, Rungs
+from hawkvision.manifest import load_labels, load_manifest, models_dir
+from hawkvision.pictures import LabelledPictures, read_pictures
+from hawkvision.trace import start_trace
+from hawkvision.types import Score
+
+MODEL_TIME: Final = "hawkvision_dc_inference_duration_seconds_sum"
+WARM_UP: Final = 20
+
+
+class RunningTier:
+    """One tier, over one connection that is kept."""
+
+    def __init__(self, url: str) -> None:
+        where = urlsplit(url)
+        self.url = url
+        self._http = http.client.HTTPConnection(where.hostname or "", where.port)
+        listing = msgspec.json.decode(self._get(RUNGS_PATH), type=Rungs)
+        self.best, self.rungs = listing.best, {rung.name for rung in listing.rungs}
+
+    def ask(self, body: bytes, request: HopRequest) -> tuple[HopReply, float]:
+        """The reply that counts, and the milliseconds that it took."""
+        headers = request.headers() | {"traceparent": start_trace().header()}
+        begun = time.perf_counter()
+        self._http.request("POST", INFER_PATH, body, headers)
+        response = self._http.getresponse()
+        content = response.read()
+        taken_ms = (time.perf_counter() - begun) * 1e3
+        if response.status != 200:
+            raise HawkVisionError(f"{self.url}: HTTP {response.status}: {content[:200]!r}")
+        return msgspec.json.decode(content.splitlines()[-1], type=HopReply), taken_ms
+
+    def model_s(self) -> float:
+        """Seconds that all inferences took so far."""
+        lines = self._get("/metrics").decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(MODEL_TIME))
+
+    def _get(self, path: str) -> bytes:
+        self._http.request("GET", path)
+        return self._http.getresponse().read()
+
+
+@dataclass(slots=True)
+class EnsembleCell:
+    """What one tier did with all pictures asked about in one way."""
+
+    taken_ms: list[float] = field(default_factory=list)
+    right: list[bool] = field(default_factory=list)
+    said: list[int] = field(default_factory=list)
+    by_best: list[bool] = field(default_factory=list)
+    model_s: float = 0.0
+
+
+def ways(best: str, middle: tuple[str, float] | None, task: str) -> dict[str, HopRequest]:
+    """How tiers are asked, by name."""
+    patient = HopRequest(task=task, variant=best)
+    hurried = msgspec.structs.replace(patient, deadline_ms=10_000.0, progressive=True)
+    found = {"whole": patient, "parts": hurried}
+    if middle is not None:
+        rung, score = middle
+        terms = Middle(Score.TOP1, score, best)
+        found[f"{rung}@{score:g}"] = msgspec.structs.replace(hurried, variant=rung, middle=terms)
+    return found
+
+
+def study(
+    tiers: list[RunningTier], pictures: LabelledPictures, chosen: list[int], requests: dict[str, HopRequest]
+) -> dict[tuple[str, str], EnsembleCell]:
+    """All pictures at all tiers that have the rung, one way after the other."""
+    cells: dict[tuple[str, str], EnsembleCell] = defaultdict(EnsembleCell)
+    for name, request in requests.items():
+        asked = [tier for tier in tiers if request.variant in tier.rungs]
+        for i in chosen[:WARM_UP]:
+            for tier in asked:  # in turns: a tier closes connections that are idle
+                tier.ask(pictures.bodies[i], request)
+        for tier in asked:
+            cells[name, tier.url].model_s = -tier.model_s()
+        for turn, i in enumerate(track(chosen, name, transient=True)):
+            first = turn % max(1, len(asked))
+            for tier in asked[first:] + asked[:first]:
+                reply, taken_ms = tier.ask(pictures.bodies[i], request)
+                cell = cells[name, tier.url]
+                cell.taken_ms.append(taken_ms)
+                cell.said.append(reply.top_k[0].index)
+                cell.right.append(reply.top_k[0].index == pictures.labels[i])
+                cell.by_best.append(reply.model == tier.best)
+        for tier in asked:
+            cells[name, tier.url].model_s += tier.model_s()
+    return cells
+
+
+def show(cells: dict[tuple[str, str], EnsembleCell], console: Console) -> None:
+    """One row for each way and tier."""
+    table = Table(
+        "asked", "tier", "n", "P50 ms", "P90", "P99", "ms in models", "by best %", "right %", "as the first %"
+    )
+    first: dict[str, list[int]] = {}
+    for (name, url), cell in cells.items():
+        reference = first.setdefault("whole", cell.said)
+        table.add_row(
+            name,
+            url,
+            str(len(cell.said)),
+            *(f"{value:.1f}" for value in np.percentile(cell.taken_ms, (50, 90, 99))),
+            f"{cell.model_s * 1e3 / len(cell.said):.1f}",
+            f"{100 * np.mean(cell.by_best):.1f}",
+            f"{100 * np.mean(cell.right):.1f}",
+            f"{100 * np.mean(np.equal(cell.said, reference)):.1f}",
+        )
+    console.print(table)
+
+
+def main() -> int:
+    """Ask all tiers, and print what they took."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("url", nargs="+")
+    parser.add_argument("--data", type=Path, required=True, help="as `hawkvision calibrate` takes it")
+    parser.add_argument("--task", default="imagenet")
+    parser.add_argument("--pictures", type=int, default=300)
+    parser.add_argument("--middle", help="RUNG@SCORE")
+    parser.add_argument("--seed", type=int, default=1)
+    words = parser.parse_args()
+    manifest = load_manifest(words.task, models_dir())
+    pictures = read_pictures(words.data, load_labels(manifest, models_dir()))
+    chosen = np.random.default_rng(words.seed).permutation(len(pictures))[: words.pictures].tolist()
+    rung, _, score = (words.middle or "").partition("@")
+    middle = (rung, float(score)) if words.middle else None
+    requests = ways(manifest.best, middle, words.task)
+    show(study([RunningTier(url) for url in words.url], pictures, chosen, requests), Console(width=140))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""A whole deployment on this machine, as real processes with real kernel TCP between them, over links of a profile.
+
+      namespace "client"            namespace "edge"               namespace "datacenter"
+      client processes  ◄─ link ─►  edge node, one at a time  ◄─ link ─►  datacenter tier (Ray Serve)
+
+The datacenter tier is started once; edge nodes come and go. Nothing else runs here meanwhile: all three share this
+machine's cores, whoever is tested. Needs root, as `loadgen.network.tun_link` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hawkvision.process import ServerProcess, running
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.namespaces import Side
+from loadgen.network.profiles import LinkProfile, weather_number
+from loadgen.network.tun_link import DISCARD_PORT, TunLink
+from loadgen.workload.record import CLIENT_EDGE
+
+EDGE_PORT: Final = 8080
+DC_PORT: Final = 8090
+PERFECT: Final = LinkSpec()
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedBytes:
+    """Bytes of whole IP packets that were sent into a link, lost ones, acknowledgements and probes included."""
+
+    up: int
+    down: int
+
+    def since(self, before: CarriedBytes) -> CarriedBytes:
+        """What has been added."""
+        return CarriedBytes(self.up - before.up, self.down - before.down)
+
+
+class Deployment:
+    """Both links and the datacenter tier, while the context is entered.
+
+    Args:
+        logs: a folder for what servers say; made if it is missing.
+        dc_arguments: of `hawkvision dc up`, in addition.
+        congestion: TCP's congestion control everywhere; None for the kernel's own.
+    """
+
+    def __init__(self, logs: Path, dc_arguments: Sequence[str] = (), congestion: str | None = None) -> None:
+        self.near = TunLink(PERFECT, PERFECT, congestion=congestion)
+        self.far = TunLink(PERFECT, PERFECT, congestion=congestion, behind=self.near)
+        self.key = secrets.token_hex(16)
+        """What callers and the edge must show: the servers listen beyond loopback."""
+        self._logs = logs
+        self._dc_arguments = tuple(dc_arguments)
+        self._stack = contextlib.ExitStack()
+        self._dc_url = ""
+        self._pokes: list[tuple[socket.socket, str]] = []
+
+    def __enter__(self) -> Deployment:
+        """Raises ConfigError where there can be no such links, NotReady if the tier does not start."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.near)
+            stack.enter_context(self.far)
+            for link in (self.near, self.far):
+                self._pokes.append((stack.enter_context(_socket(link, "client")), link.server_address))
+                self._pokes.append((stack.enter_context(_socket(link, "server")), link.client_address))
+            arguments = ("--host", self.far.server_address, "--port", str(DC_PORT), *self._dc_arguments)
+            prefix = self.far.command("server", ())
+            env = {"HAWKVISION_DC_API_KEY": self.key, "HAWKVISION_DC_ALLOW_PLAIN_HTTP": "true"}
+            tier = stack.enter_context(
+                running("hawkvision.datacenter", *arguments, title="the datacenter tier", prefix=prefix, env=env)
+            )
+            stack.callback(self._keep, "datacenter", tier)
+            self._dc_url = tier.url
+            self.far.keep_off(tier.pid)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def client_prefix(self) -> list[str]:
+        """What makes a command run where clients are."""
+        return self.near.command("client", ())
+
+    @contextlib.contextmanager
+    def edge(self, *arguments: str, log: str) -> Iterator[ServerProcess]:
+        """An edge node in the middle, ready; what it said is kept as `log`.
+
+        Raises:
+            NotReady: if it does not start; carries what it said.
+        """
+        given = ("--host", self.near.server_address, "--port", str(EDGE_PORT), "--dc-url", self._dc_url, *arguments)
+        env = {
+            "HAWKVISION_EDGE_API_KEY": self.key,
+            "HAWKVISION_EDGE_ALLOW_PLAIN_HTTP": "true",
+            "HAWKVISION_EDGE_DC_API_KEY": self.key,
+        }
+        prefix = self.near.command("server", ())
+        with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:
+            self.near.keep_off(node.pid)
+            try:
+                yield node
+            finally:
+                self._keep(log, node)
+
+    def settle(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None) -> None:
+        """Links as such profiles usually are, without loss: to start and to connect, so that what servers and kernels
+        learn of a path meanwhile is true. None is a perfect link, which all are at first.
+        """
+        for link, profile in ((self.near, client_edge), (self.far, edge_dc)):
+            up, down = (PERFECT, PERFECT) if profile is None else profile.calm()
+            link.set(up=up, down=down)
+
+    def begin(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None, offset: int = 0) -> None:
+        """From now on the links are like this, at the beginning of a round; None is a perfect one.
+
+        The links have different weather, and the same for the same `offset`. Returns within some milliseconds.
+        """
+        for number, (link, profile) in enumerate(((self.near, client_edge), (self.far, edge_dc))):
+            up, down = (PERFECT, PERFECT) if profile is None else profile.specs(weather_number(offset, number))
+            link.set(up=up, down=down)
+        for packet, target in self._pokes:  # a trace begins with the first packet that crosses
+            packet.sendto(b"\0", (target, DISCARD_PORT))
+
+    def carried(self, name: str) -> CarriedBytes:
+        """What `CLIENT_EDGE` or `EDGE_DC` was given to carry so far; up is towards the datacenter."""
+        up, down = (self.near if name == CLIENT_EDGE else self.far).counts()
+        return CarriedBytes(up.offered_bytes, down.offered_bytes)
+
+    def _keep(self, name: str, server: ServerProcess) -> None:
+        said = server.output()
+        if said:
+            with (self._logs / f"{name}.log").open("a", encoding="utf-8") as log:
+                log.write(said)
+
+
+def _socket(link: TunLink, side: Side) -> socket.socket:
+    with link.inside(side):
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

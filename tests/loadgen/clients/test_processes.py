@@ -1,0 +1,111 @@
+"""Client processes: how a schedule is dealt among them, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.client.response import Unreachable
+from hawkvision.errors import ConfigError, InternalError
+from hawkvision.process import ServerProcess
+from loadgen.__main__ import main
+from loadgen.clients.engine import Job, ServerAddress, Tally
+from loadgen.clients.processes import WorkerProcesses, parts
+from loadgen.workload.dataset import read_dataset
+from loadgen.workload.record import NoiseFloor, Outcome
+
+PICTURES = read_dataset(None, "imagenet", Path(), limit=3)
+
+
+def job(url: str, due: list[float], callers: int = 0, duration_s: float = 1.0) -> Job:
+    n = len(due) or 60
+    return Job(ServerAddress(url), [{}], [0] * n, [i % 3 for i in range(n)], duration_s, 64, due, callers)
+
+
+@given(st.lists(st.floats(0, 10), max_size=40).map(sorted), st.integers(1, 8))
+def test_parts_are_the_whole_and_share_the_bound(due: list[float], size: int) -> None:
+    whole = job("http://a", due)
+    shares = parts(whole, size)
+    assert sorted(each for share in shares for each in share.due) == due
+    assert all(len(share.due) == len(share.target) == len(share.picture) or not due for share in shares)
+    assert sum(share.max_in_flight for share in shares) <= whole.max_in_flight
+
+
+@given(st.integers(1, 40), st.integers(1, 8))
+def test_callers_are_shared_out(callers: int, size: int) -> None:
+    assert sum(share.callers for share in parts(job("http://a", [], callers), size)) == callers
+
+
+def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: ServerProcess) -> None:
+    due = [i / 100 for i in range(60)]
+    told: list[Tally] = []
+
+    async def scenario() -> tuple[list[Outcome], list[Outcome]]:
+        async with WorkerProcesses(2) as workers:
+            await workers.load(PICTURES)
+            again = await workers.run(job(null.url, [], callers=4, duration_s=0.1))
+            return await workers.run(job(null.url, due), show=told.append), again
+
+    outcomes, closed = asyncio.run(scenario())
+    assert [each.due_s for each in outcomes] == due
+    assert [each.picture for each in outcomes] == [PICTURES.numbers[i % 3] for i in range(60)]
+    assert all(each.answered for each in (*outcomes, *closed))
+    assert closed
+    assert told[-1].sent <= 60
+
+
+def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:
+    async def scenario() -> None:
+        async with WorkerProcesses(1) as workers:
+            await workers.load(PICTURES)
+            with pytest.raises(Unreachable, match="127"):
+                await workers.run(job("http://127.0.0.1:1", [0.0]))
+            with pytest.raises(ConfigError, match="--url"):
+                await workers.run(job("nonsense", [0.0]))
+
+    asyncio.run(scenario())
+
+
+def test_a_client_process_that_ends_is_no_silent_loss() -> None:
+    async def scenario() -> None:
+        async with WorkerProcesses(1, ["/bin/sh", "-c", "exit 3", "sh"]) as workers:
+            with pytest.raises(InternalError, match="status 3"):
+                await workers.load(PICTURES)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("realtime", [False, True])
+def test_clients_run_before_ordinary_processes_where_wanted_and_allowed(realtime: bool) -> None:
+    asked = [sys.executable, "-c", "from loadgen.host.scheduling import before_others; exit(before_others())"]
+    allowed = subprocess.run(asked, check=False).returncode == 1
+
+    async def scenario() -> int:
+        async with WorkerProcesses(1, realtime=realtime) as workers:
+            await workers.load(PICTURES)
+            return os.sched_getscheduler(workers._clients[0].pid)
+
+    assert asyncio.run(scenario()) == (os.SCHED_FIFO if realtime and allowed else os.SCHED_OTHER)
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_impossible_numbers_of_processes_are_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match="--processes"):
+        WorkerProcesses(size)
+
+
+def test_noise_is_a_command_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "noise.json"
+    assert main(["noise", "--seconds", "0.4", "--rate", "50", "--limit", "2", "--json", str(report)]) == 0
+    floor = msgspec.convert(json.loads(report.read_text())["floor"], NoiseFloor)
+    assert 0.0 < floor.p50_ms <= floor.p99_ms < float("inf")
+    assert f"ceiling: {floor.max_rate:.0f} requests/s" in capsys.readouterr().out

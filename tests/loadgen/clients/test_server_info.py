@@ -1,0 +1,66 @@
+"""What servers say of themselves is kept, and one that says nothing is tested all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hawkvision.process import running
+from loadgen.clients.engine import ServerAddress
+from loadgen.clients.server_info import MAX_BYTES, identify
+from loadgen.workload.record import load
+from tests.loadgen.command import command
+from tests.loadgen.scripted import Asked, reply, scripted
+
+TRITON = b'{"name": "triton", "version": "2.65.0", "extensions": ["binary_tensor_data"]}'
+TARGETS = (
+    b'{"policy": "static", "edge": {"variant": "small"}, "best": {"variant": "large"}, "certificates_valid": false}'
+)
+
+
+def said_by(replies: dict[str, bytes]) -> str:
+    async def say(asked: Asked) -> bytes:
+        path = asked.line.split()[1]
+        return replies.get(path, reply(b'{"error": "no such path"}', status=404))
+
+    async def scenario() -> str:
+        async with scripted(say) as server:
+            return await identify(ServerAddress(server.url + "/", api_key="secret"))
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        ({"/v2": reply(TRITON)}, "triton 2.65.0"),
+        ({"/v2": reply(b'{"name": "own"}')}, "own"),
+        ({"/v1/targets": reply(TARGETS)}, "policy static, small before large, certificates not valid"),
+        ({"/v2": reply(TRITON, status=401)}, ""),
+        ({"/v2": reply(b'{"name": 5}'), "/v1/targets": reply(b"\xff\xfe")}, ""),
+        ({"/v2": reply(b'{"name": "' + b"x" * MAX_BYTES + b'"}')}, ""),
+        ({"/v2": reply(b'{"name": "' + b"x" * 1000 + b'"}')}, "x" * 60),
+    ],
+)
+def test_what_is_said_is_kept_and_what_is_not_understood_left_out(replies: dict[str, bytes], said: str) -> None:
+    assert said_by(replies) == said
+
+
+def test_a_server_that_is_not_there_says_nothing() -> None:
+    assert asyncio.run(identify(ServerAddress("http://127.0.0.1:1"))) == ""
+
+
+def test_a_node_says_its_release_its_policy_and_its_rungs_and_the_record_keeps_it(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    with running("edge", "--port", "0", "--backend", "noop", "--policy", "all-edge", title="the node") as node:
+        done = command(
+            "run", "--url", node.url, "--no-noise", "--arrivals", "constant:20", "--duration-s", "0.2",
+            "--warm-up-s", "0", "--json", str(record),
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    release, policy, rungs = load(record).server.split(", ")[:3]
+    assert release.startswith("hawkvision 0.")
+    assert policy == "policy all-edge"
+    assert rungs == "efficientnet_lite0_int8 before committee"

@@ -1,0 +1,271 @@
+"""MLPerf LoadGen as a driver: its verdict, its logs, its accuracy mode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import ConfigError, NotReady
+from hawkvision.process import ServerProcess
+from loadgen.commands.mlperf import Options, Scenario, figures, rules, score, verdict
+from tests.loadgen.command import command
+from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
+from tests.loadgen.scripted import Asked, reply, scripted
+
+try:
+    import mlperf_loadgen  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+
+    INSTALLED = True
+except ImportError:
+    INSTALLED = False
+needs_loadgen = pytest.mark.skipif(not INSTALLED, reason="mlcommons-loadgen is not installed (extra [loadgen])")
+
+
+@needs_loadgen
+def test_short_run_is_valid_and_leaves_loadgens_logs(null: ServerProcess, tmp_path: Path) -> None:
+    conf = tmp_path / "user.conf"
+    conf.write_text("*.SingleStream.min_duration = 500\n")
+    done = command(
+        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--user-conf", str(conf), "--out", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SingleStream: VALID" in done.stdout
+    assert "min_duration_ms 500 (rules: 600000)" in done.stdout
+    assert verdict((tmp_path / "mlperf_log_summary.txt").read_text())
+    assert (tmp_path / "mlperf_log_detail.txt").stat().st_size > 0
+
+
+@needs_loadgen
+def test_latency_that_is_not_kept_is_invalid_and_the_status_says_so(null: ServerProcess, tmp_path: Path) -> None:
+    done = command(
+        "mlperf", "--url", null.url, "--scenario", "Server", "--target-qps", "50", "--target-latency-ms", "0.001",
+        "--min-duration-s", "0.5", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert (done.returncode, "Server: INVALID" in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@needs_loadgen
+def test_accuracy_mode_scores_every_picture(null: ServerProcess, tmp_path: Path) -> None:
+    data = write_set(tmp_path, [0, 0, 0, 5])  # the null server always says 0
+    done = command(
+        "mlperf", "--url", null.url, "--scenario", "Offline", "--mode", "accuracy", "--data", str(data),
+        "--out", str(tmp_path / "logs"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 pictures, 75.00% right, 0 not answered" in done.stdout
+
+
+@needs_loadgen
+def test_accuracy_is_told_for_each_target_class_and_written(tmp_path: Path) -> None:
+    """Of 40 pictures `fast` gets every fourth wrong, `best` none."""
+    data, report, oracle = write_set(tmp_path, [i % 7 for i in range(40)]), tmp_path / "a.json", Oracle(wrong_every=4)
+
+    async def scenario() -> tuple[int | None, str]:
+        async with asking(oracle) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "mlperf", "--url", client.url, "--scenario", "Offline", "--mode",
+                "accuracy", "--data", str(data), "--targets", "quality:best,quality:fast", "--out", str(tmp_path / "l"),
+                "--json", str(report), stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, _ = await process.communicate()
+            return process.returncode, out.decode()
+
+    status, out = asyncio.run(scenario())
+    assert status == 0, out
+    found = json.loads(report.read_text())
+    best, fast = found["classes"]
+    assert (best["target"], fast["target"], best["asked"] + fast["asked"]) == ("quality=best", "quality=fast", 40)
+    assert 0 < best["asked"] == best["answered"] == best["right"]
+    assert 0 < fast["right"] < fast["asked"]
+    assert found["accuracy"] == (best["right"] + fast["right"]) / 40
+    assert f"quality=best: {best['asked']} requests, 100.00% right, 0 not answered" in out
+    assert {target for _, target in oracle.seen} == {"quality=best", "quality=fast"}
+
+
+@needs_loadgen
+def test_class_of_small_share_is_asked_though_pictures_are_few(null: ServerProcess, tmp_path: Path) -> None:
+    """Two pictures, and one request in ten for a class of its own, which no picture's would ever be."""
+    report = tmp_path / "a.json"
+    done = command(
+        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "0.5", "--limit", "2",
+        "--targets", "quality:fast=0.9,quality:best=0.1", "--out", str(tmp_path), "--json", str(report),
+    )  # fmt: skip
+    found = json.loads(report.read_text())
+    fast, best = found["classes"]
+    assert 0.05 < best["asked"] / (fast["asked"] + best["asked"]) < 0.15, done.stdout
+    assert (found["scenario"], found["valid"], found["accuracy"]) == ("SingleStream", done.returncode == 0, None)
+    assert found["figures"]["result_validity"] in ("VALID", "INVALID")
+    assert found["figures"]["result_90.00_percentile_latency_ns"] > 0
+    assert found["deviations"]
+
+
+@needs_loadgen
+def test_more_processes_than_loadgen_drives_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    from loadgen.__main__ import main
+
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--processes", "2"]
+    assert main(words) == 1
+    assert "--processes: expected 1" in capsys.readouterr().err
+
+
+@needs_loadgen
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--out", str(tmp_path)]
+    assert main([*words, "--json", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}: expected a file to write, got a folder\n"
+
+
+@needs_loadgen
+@pytest.mark.parametrize("out", ["file", "file/x", "/proc/none"])
+def test_logs_that_cannot_be_written_are_refused_before_anything_is_asked(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    (tmp_path / "file").write_bytes(b"")
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--out", str(tmp_path / out)]
+    assert main(words) == 1
+    assert capsys.readouterr().err.startswith(f"error: --out: {tmp_path / out}: expected a folder")
+
+
+@needs_loadgen
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--min-queries", "99999999999999999999"),
+        ("--min-queries", "0"),
+        ("--min-duration-s", "1e30"),
+        ("--min-duration-s", "nan"),
+        ("--target-latency-ms", "1e30"),
+        ("--target-qps", "1e30"),
+        ("--benchmark", "nosuch"),
+        ("--benchmark", "*"),
+    ],
+)
+def test_options_that_loadgen_cannot_keep_to_are_named(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "SingleStream", "--out", str(tmp_path)]
+    assert main([*words, option, value]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {option}: expected ")
+
+
+@needs_loadgen
+@pytest.mark.parametrize("scenario", get_args(Scenario))
+def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: Scenario) -> None:
+    import mlperf_loadgen as loadgen
+
+    for benchmark in ("resnet50", "retinanet", "3d-unet", "bert"):
+        rules(loadgen, Options(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
+
+
+@needs_loadgen
+def test_interrupt_ends_at_once_and_names_the_logs_that_are_incomplete(tmp_path: Path) -> None:
+    enough = asyncio.Event()
+    seen: list[Asked] = []
+
+    async def say(asked: Asked) -> bytes:
+        seen.append(asked)
+        if (tmp_path / "mlperf_log_detail.txt").exists():  # the warm-up is over
+            enough.set()
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> tuple[int | None, str]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "mlperf", "--url", server.url, "--scenario", "SingleStream",
+                "--out", str(tmp_path), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await enough.wait()
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
+            return process.returncode, err.decode()
+
+    status, err = asyncio.run(scenario())
+    assert status == 130
+    assert f"its logs in {tmp_path} are incomplete" in err
+
+
+def test_figures_are_loadgens_results_and_no_others() -> None:
+    log = (
+        ':::MLLOG {"key": "result_validity", "value": "VALID", "time_ms": 1.0}\n'
+        ':::MLLOG {"key": "result_mean_latency_ns", "value": 868664}\n'
+        ':::MLLOG {"key": "effective_target_qps", "value": 50}\n'
+        ":::MLLOG broken off\n"
+    )
+    assert figures(log) == {"result_validity": "VALID", "result_mean_latency_ns": 868664}
+
+
+@given(st.text(max_size=60))
+def test_no_log_breaks_the_reader_of_figures(text: str) -> None:
+    assert figures(f":::MLLOG {text}") == {} or "result" in text or "num_" in text or "early" in text
+
+
+def test_verdict_is_loadgens_own() -> None:
+    assert verdict("x\nResult is : VALID\n  Min duration satisfied : Yes\n")
+    assert not verdict("Result is : INVALID\n")
+    with pytest.raises(NotReady, match="no verdict"):
+        verdict("")
+
+
+def write_log(path: Path, classes: list[int]) -> Path:
+    entries = [{"seq_id": i, "qsl_idx": i, "data": struct.pack("<i", c).hex()} for i, c in enumerate(classes)]
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_score_compares_the_log_with_the_labels(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.json", [1, 2, 9, -1])
+    assert score(log, [1, 2, 3, 4]) == 0.5
+    assert score(log, None) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '[{"qsl_idx": 9, "data": "00000000"}]', '[{"qsl_idx": 0, "data": "zz"}]']
+)
+def test_logs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+    log = tmp_path / "log.json"
+    log.write_text(content)
+    with pytest.raises(ConfigError, match=r"log\.json"):
+        score(log, [1])
+
+
+@needs_loadgen
+@pytest.mark.parametrize("content", [None, "*.Server.foo = x\n"])
+def test_confs_that_are_none_are_refused_before_anything_is_asked(
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadgen.__main__ import main
+
+    conf = tmp_path / "user.conf"
+    if content is not None:
+        conf.write_text(content)
+    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Server", "--user-conf", str(conf)]
+    assert main(words) == 1
+    assert "--user-conf" in capsys.readouterr().err
+
+
+def test_server_scenario_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    if not INSTALLED:
+        pytest.skip("mlcommons-loadgen is not installed (extra [loadgen])")
+    from loadgen.__main__ import main
+
+    assert main(["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Server"]) == 1
+    assert "--target-qps" in capsys.readouterr().err

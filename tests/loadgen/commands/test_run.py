@@ -1,0 +1,374 @@
+"""`python -m loadgen run` as a real process: its record, its page, its reference, and Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gzip
+import importlib
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import msgspec
+import pytest
+
+from hawkvision.process import ServerProcess
+from loadgen.__main__ import COMMANDS, main
+from loadgen.analysis.summary import RunSummary, summarise
+from loadgen.commands.command_line import stated, words
+from loadgen.commands.run import Options, host_limits, missed_goals
+from loadgen.workload.record import load
+from tests.loadgen.command import command, endless
+from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
+from tests.loadgen.runs import answer, refusal, run_of
+from tests.loadgen.scripted import Asked, reply, scripted
+
+
+def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_path: Path) -> None:
+    record, page = tmp_path / "run.json.gz", tmp_path / "run.html"
+    done = command(
+        "run", "--url", null.url, "--arrivals", "constant:50", "--duration-s", "1.2", "--warm-up-s", "0.2",
+        "--targets", "quality:fast=1,max_drop:0.01=3", "--deadline-ms", "100", "--processes", "2", "--seed", "7",
+        "--json", str(record), "--html", str(page), "--name", "nothing", "--no-noise", "--api-key", "secret",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    run = load(record)
+    assert (len(run.outcomes), run.name, run.deadline_ms, run.interrupted) == (60, "nothing", 100.0, False)
+    assert [sum(each.target == number for each in run.outcomes) for number in (0, 1)] == [15, 45]
+    assert all(each.answered for each in run.outcomes)
+    assert "secret" not in run.origin.command
+    assert run.server == "", "a server that answers all the same says nothing of itself"
+    assert run.origin.seed == 7
+    assert "nothing" in page.read_text()
+    figures = msgspec.json.decode(gzip.decompress(record.read_bytes()))["summary"]
+    assert msgspec.convert(figures, RunSummary) == summarise(run)
+
+
+def test_reference_is_asked_of_the_best_rung_once_per_picture(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    oracle = Oracle(wrong_every=4)
+
+    async def scenario() -> int | None:
+        async with asking(oracle) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", client.url, "--no-noise", "--reference",
+                "--data", str(write_set(tmp_path, [i % 7 for i in range(8)])), "--targets", "quality:fast",
+                "--arrivals", "constant:50", "--duration-s", "0.32", "--warm-up-s", "0", "--json", str(record),
+                stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            return await process.wait()
+
+    assert asyncio.run(scenario()) == 0
+    run = load(record)
+    assert run.reference == dict.fromkeys(range(8), True)
+    assert sum(asked == "quality=best" for _, asked in oracle.seen) == 8
+    assert [each.right for each in sorted(run.outcomes, key=lambda each: each.picture)][::2] == [
+        picture % 4 != 0 for picture in range(8)
+    ]
+
+
+@pytest.mark.parametrize(("degraded_times", "status"), [(1, 0), (99, 1)])
+def test_reference_is_the_best_rungs_or_none(degraded_times: int, status: int, tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+    oracle = Oracle(degraded_times=degraded_times)
+
+    async def scenario() -> tuple[int | None, bytes]:
+        async with asking(oracle) as client:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", client.url, "--no-noise", "--reference",
+                "--data", str(write_set(tmp_path, [0, 1])), "--targets", "quality:fast", "--arrivals", "constant:50",
+                "--duration-s", "0.1", "--warm-up-s", "0", "--json", str(record),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await process.communicate()
+            return process.returncode, said
+
+    ended, said = asyncio.run(scenario())
+    assert ended == status
+    if status:
+        assert b"m (edge) answered below the target" in said
+        assert not record.exists()
+    else:
+        assert load(record).reference == {0: True, 1: True}
+
+
+def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path) -> None:
+    record, page = tmp_path / "run.json", tmp_path / "run.html"
+    enough = asyncio.Event()
+
+    async def say(asked: Asked) -> bytes:
+        seen.append(asked.sends)
+        if sum(seen) == 5:
+            enough.set()
+        return reply(b'{"index": 1}')
+
+    seen: list[bool] = []
+
+    async def scenario() -> tuple[int | None, bytes]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
+                "--duration-s", "600", "--warm-up-s", "300", "--no-noise", "--json", str(record), "--html", str(page),
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            await enough.wait()
+            process.send_signal(signal.SIGINT)
+            out, _ = await process.communicate()
+            return process.returncode, out
+
+    status, out = asyncio.run(scenario())
+    assert status == 130
+    run = load(record)
+    assert run.interrupted
+    assert len(run.counted()) == len(run.outcomes)  # the warm-up was not over: better all than nothing
+    assert 5 <= len(run.outcomes) < 30_000
+    assert run.duration_s < 600
+    assert page.is_file()
+    assert b"written to" in out
+
+
+def test_client_processes_do_not_outlive_the_run() -> None:
+    async def scenario() -> None:
+        async with endless() as (server, process):
+            assert not server.left.is_set()
+            process.kill()
+            await process.wait()
+            await server.left.wait()  # the connection ends with the process that held it
+
+    asyncio.run(scenario())
+
+
+def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -> None:
+    times, record = tmp_path / "times.txt", tmp_path / "run.json"
+    times.write_text("100.0\n100.0\n100.25\n")
+    words = ["run", "--url", null.url, "--arrivals", f"replay:{times}", "--warm-up-s", "0", "--no-noise"]
+    assert main([*words, "--json", str(record)]) == 0
+    assert [each.due_s for each in load(record).outcomes] == [0.0, 0.0, 0.25]
+
+
+def test_a_recording_that_is_over_before_the_warm_up_is_refused_with_both_durations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = tmp_path / "times.txt"
+    times.write_text("100.0\n")
+    assert main(["run", "--url", "http://127.0.0.1:1", "--arrivals", f"replay:{times}"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: --warm-up-s (default 2): ")
+    assert "less than the run, which lasts 0.001 s; got 2.0" in said
+
+
+def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None:
+    record = tmp_path / "run.json"
+
+    async def refuse(_: Asked) -> bytes:
+        return reply(b'{"error": "no key", "code": "unauthorized"}', status=401)
+
+    async def scenario() -> tuple[int | None, bytes]:
+        async with scripted(refuse) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
+                "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise", "--json", str(record),
+                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            _, said = await process.communicate()
+            return process.returncode, said
+
+    assert asyncio.run(scenario()) == (1, b"missed: none of 10 requests was answered: unauthorized 10\n")
+    assert len(load(record).outcomes) == 10
+
+
+def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: Path) -> None:
+    record, page = tmp_path / "run.json", tmp_path / "run.html"
+
+    async def say(_: Asked) -> bytes:
+        record.mkdir(exist_ok=True)  # after it was found to be writable
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> tuple[int | None, str, str]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
+                "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise", "--json", str(record), "--html", str(page),
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, err = await process.communicate()
+            return process.returncode, out.decode(), err.decode()
+
+    status, out, err = asyncio.run(scenario())
+    assert (status, err) == (1, f"error: {record}: cannot write: Is a directory\n")
+    assert "P99" in out
+    assert f"written to {page}" in out
+    assert f"written to {record}" not in out
+    assert page.is_file()
+
+
+def test_goals_are_missed_by_what_was_measured() -> None:
+    quick = [answer(n / 10, 50.0, picture=n) for n in range(90)]
+    summary = summarise(run_of([*quick, *(answer(9.0 + n / 10, 150.0, picture=90 + n) for n in range(10))]))
+    assert missed_goals(summary, None, None) == []
+    assert missed_goals(summary, 150.0, 0.9) == []
+    assert missed_goals(summary, 149.0, 0.91) == [
+        "P99 150.0 ms; expected at most 149 ms",
+        "90.0% right and in time; expected at least 91.0%",
+    ]
+    refused = summarise(run_of([*quick, *(refusal(9.0 + n / 10, 1.0) for n in range(10))]))
+    assert missed_goals(refused, 1_000.0, None) == ["P99 ≥ 100.0 ms; expected at most 1000 ms"]
+
+
+def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
+    quiet = msgspec.structs.replace(run_of([answer(0.1, 50.0)]), stolen=0.01, slowed=0.05)
+    given = Options(url="http://127.0.0.1", max_cpu_steal=0.01, max_cpu_slowdown=0.05)
+    assert host_limits(quiet, given) == []
+    assert host_limits(msgspec.structs.replace(quiet, stolen=0.03, slowed=None), given) == [
+        "CPU steal is 3.0%; expected at most 1.0%",
+        "CPU slow-down is not known here; expected at most 5.0%",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--max-cpu-slowdown", "0.1"], "--max-cpu-slowdown: expected --prevent-cpu-idle as well"),
+        (["--max-cpu-steal", "2"], "--max-cpu-steal: expected a share above 0 and at most 1, got 2.0"),
+        (["--arrivals", "never"], "--arrivals"),
+        (["--duration-s", "0"], "--duration-s"),
+        (["--arrivals", "poisson:0.001", "--duration-s", "3"], "no request"),
+        (["--warm-up-s", "99"], "--warm-up-s"),
+        (["--arrivals", "constant:0.001", "--duration-s", "3"], "--warm-up-s 2: none of 1 requests is due after it"),
+        (["--json", "/nowhere/run.json"], "no such folder"),
+        (["--json", "/"], "/: expected a file to write, got a folder"),
+        (["--html", "/"], "/: expected a file to write, got a folder"),
+        (["--json", "/tmp/same.x", "--html", "/tmp/../tmp/same.x"], "/tmp/same.x: expected a file of its own"),
+        (["--targets", "x"], "--targets"),
+        (["--processes", "0"], "--processes"),
+        (["--arrivals", "closed:1", "--processes", "2"], "--processes 2"),
+        (["--max-in-flight", "0"], "--max-in-flight"),
+        (["--timeout-s", "-1"], "--timeout-s"),
+        (["--seed", "-1"], "--seed"),
+        (["--path", "x"], "--path"),
+        (["--path", "/x", "--protocol", "oip"], "--path: expected none with --protocol oip"),
+        (["--path", "/x", "--protocol", "datagram"], "--path: expected none with --protocol datagram"),
+        (["--reference"], "--reference"),
+        (["--min-effective", "0.9"], "--min-effective: expected labelled pictures"),
+        (["--min-effective", "90"], "--min-effective"),
+        (["--p99-ms", "0"], "--p99-ms"),
+        ([], "127.0.0.1:1 cannot be reached"),
+        (["--link", "lan"], "127.0.0.1:1 cannot be reached"),
+    ],
+)
+def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--url", "http://127.0.0.1:1", "--no-noise", *options]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["find-capacity", "--url", "http://127.0.0.1:1", "--p99-ms", "9"],
+        ["evaluate", "--url", "http://127.0.0.1:1", "--data", "none.npz"],
+        ["noise"],
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_the_test(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json", "/"]) == 1
+    assert capsys.readouterr() == ("", "error: /: expected a file to write, got a folder\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run"], ["run", "--protocol", "datagram"], ["find-capacity", "--p99-ms", "9"], ["evaluate", "--data", "x"]],
+)
+@pytest.mark.parametrize(
+    ("url", "key", "said"),
+    [
+        ("http://user:hidden@127.0.0.1:1", "k", "error: --url: "),
+        ("http://127.0.0.1:1", "hid\nden", "error: --api-key: "),
+    ],
+)
+def test_passwords_in_urls_and_keys_that_no_header_carries_are_refused(
+    words: list[str], url: str, key: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", url, "--api-key", key]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), "hid" in err) == ("", 1, False)
+    assert err.startswith(said)
+
+
+def test_keys_are_not_written_down() -> None:
+    before = words.set(["run", "--api-key", "k1", "--api-key=k2", "--url", "u"])
+    try:
+        assert stated() == "python -m loadgen run --api-key KEY --api-key=KEY --url u"
+    finally:
+        words.reset(before)
+
+
+@pytest.mark.parametrize("program", [["loadgen"], ["hawkvision.cli", "load"]])
+def test_the_command_that_a_record_states_is_one_that_runs(
+    program: list[str], null: ServerProcess, tmp_path: Path
+) -> None:
+    record = tmp_path / "run.json"
+    asked = ["run", "--url", null.url, "--arrivals", "constant:20", "--duration-s", "0.5", "--warm-up-s", "0"]
+    asked += ["--no-noise", "--json", str(record)]
+    subprocess.run([sys.executable, "-m", *program, *asked], check=True, capture_output=True, timeout=60)
+    python, *again = shlex.split(load(record).origin.command)
+    assert python == "python"
+    record.unlink()
+    subprocess.run([sys.executable, *again], check=True, capture_output=True, timeout=60)
+    assert len(load(record).outcomes) == 10
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("scipy", "loadgen")])
+def test_what_is_not_installed_is_named_with_its_extra(missing: str, extra: str) -> None:
+    code = (
+        f"import sys; sys.modules['{missing}'] = None; from loadgen.__main__ import main;"
+        "sys.exit(main(['compare', 'a.json', 'b.json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"pip install 'hawkvision[{extra}]'" in done.stderr
+
+
+@pytest.mark.parametrize("module", [["loadgen"], ["hawkvision.cli", "load"]])
+def test_every_command_is_listed(module: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *module, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for name in COMMANDS:
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_what_it_is_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = importlib.import_module(f"loadgen.commands.{COMMANDS[name].module}").Options
+    hints = get_type_hints(options, include_extras=True)
+    for field in dataclasses.fields(options):
+        assert hints[field.name].__metadata__[0].help, f"{name}: {field.name}"
+    assert main([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Output" in said or name == "link-proxy"
+
+
+@pytest.mark.parametrize(
+    ("given", "new"),
+    [
+        (["behind", "--url", "http://127.0.0.1"], "python -m loadgen link-proxy"),
+        (["rivals", "--data", "x"], "python -m tests.bench.policies"),
+        (["peers"], "python -m tests.bench.servers"),
+        (["run", "--url", "http://127.0.0.1", "--keep-awake"], "--prevent-cpu-idle"),
+        (["run", "--most-stolen=0.1"], "--max-cpu-steal"),
+        (["run", "--most-slowed", "0.1"], "--max-cpu-slowdown"),
+    ],
+)
+def test_old_words_are_refused_with_the_new_ones(
+    given: list[str], new: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert new in said.err

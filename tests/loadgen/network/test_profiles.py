@@ -1,0 +1,225 @@
+"""Link profiles: what they claim is what the emulator does, chance is seeded, and malformed ones are refused by key."""
+
+import asyncio
+import math
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.errors import ConfigError
+from loadgen.network.link_model import Direction
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.profiles import LinkProfile, Way, load_profile, names
+from loadgen.network.udp_relay import UdpRelay
+
+SOUND = """
+description = "a test"
+sources = ["assumption: everything"]
+[up]
+rate = "5mbit"
+delay = "10ms"
+[down]
+rate = "5mbit"
+[[phase]]
+name = "good"
+share = 0.75
+mean_s = 4.0
+[[phase]]
+name = "bad"
+share = 0.25
+mean_s = 2.0
+up = { loss = "4%", outage = "20ms" }
+"""
+
+
+def profile_of(text: str, folder: Path) -> LinkProfile:
+    path = folder / "some.toml"
+    path.write_text(text)
+    return load_profile(path)
+
+
+def test_these_profiles_are_shipped() -> None:
+    assert names() == ("lan", "lte", "lte-drive", "outage", "satellite", "wan", "wifi-busy")
+
+
+@pytest.mark.parametrize("name", names())
+def test_profiles_say_where_their_figures_come_from(name: str) -> None:
+    cited = re.compile(r"^assumption: |\b20\d\d\b|github\.com/")
+    assert [source for source in load_profile(name).sources if not cited.search(source)] == []
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("name", names())
+def test_a_round_loses_what_the_profile_claims(name: str, way: Way) -> None:
+    """Small packets at even times over one round, far below every rate, so that only the air loses any."""
+    profile = load_profile(name)
+    link = Direction(spec_of(profile, way), way)
+    n = 100_000
+    for number in range(n):
+        link.offer(4, number * profile.length_s / n)
+    claimed = profile.average(way).loss
+    assert link.lost_queue == 0
+    assert link.lost_air / n == pytest.approx(claimed, abs=4 * math.sqrt(max(claimed, 1e-9) / n) + 0.03 * claimed)
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("name", names())
+def test_a_round_carries_what_the_profile_claims(name: str, way: Way) -> None:
+    """Always a packet waiting: what is sent in a round is its mean rate, dead times included."""
+    profile = load_profile(name)
+    link = Direction(spec_of(profile, way), way)
+    claimed = profile.average(way).rate_mbit_s
+    assert claimed is not None
+    size = round(claimed * 1e6 * profile.length_s / 8 / 5_000)  # so that a round has about 5,000 packets
+    sent, now = 0, 0.0
+    while now < profile.length_s:
+        link.offer(size, now)
+        now = link._free_at
+        sent += size
+    # "lost" phases carry packets to their loss at the usual rate; the claim does not count those.
+    lost_phase_bits = sum(
+        phase.share * (phase.way(way).rate_bit_s or 0.0) for phase in profile.phases if phase.dead == "lost"
+    )
+    assert 8e-6 * sent / profile.length_s == pytest.approx(claimed + lost_phase_bits / 1e6, rel=0.01)
+
+
+def spec_of(profile: LinkProfile, way: Way) -> LinkSpec:
+    up, down = profile.specs()
+    return up if way == "up" else down
+
+
+@pytest.mark.parametrize("name", names())
+def test_phases_have_exactly_their_shares_of_a_round(name: str) -> None:
+    profile = load_profile(name)
+    for offset in range(3):
+        spent = dict.fromkeys((phase.name for phase in profile.phases), 0.0)
+        for stretch in profile.schedule(offset):
+            spent[stretch.phase.name] += stretch.seconds
+        assert spent == pytest.approx({phase.name: phase.share * profile.length_s for phase in profile.phases})
+
+
+def test_weather_repeats_by_its_number_and_differs_between_numbers() -> None:
+    profile = load_profile("lte-drive")
+    assert profile.specs(1) == load_profile("lte-drive").specs(1)
+    assert profile.schedule(1) != profile.schedule(2)
+    assert (
+        profile.samples("edge-dc", 30.0, 1) == profile.samples("edge-dc", 60.0, 1)[: len(profile.samples("x", 30.0, 1))]
+    )
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_number_has_weather_though_a_stretch_may_be_too_short_for_its_bursts(name: str) -> None:
+    profile = load_profile(name)
+
+    for number in range(250):
+        for spec in profile.specs(number):
+            assert spec.trace is not None
+            assert sum(step.seconds for step in spec.trace.steps) == pytest.approx(profile.length_s)
+
+
+def test_both_ways_are_dead_at_the_same_time() -> None:
+    profile = load_profile("outage")
+    up, down = (Direction(spec, "way") for spec in profile.specs())
+    dead = next(stretch for stretch in profile.schedule() if stretch.phase.name == "nothing")
+    for link in (up, down):
+        link.offer(100, 0.0)
+        assert link.offer(100, dead.at_s + dead.seconds / 2) == ()
+    alive = [sample.up for sample in profile.samples("edge-dc", profile.length_s) if sample.at_s == dead.at_s]
+    assert alive == [False]
+
+
+def test_what_is_held_arrives_when_the_link_is_back(tmp_path: Path) -> None:
+    text = SOUND.replace('up = { loss = "4%", outage = "20ms" }', 'dead = "held"')
+    profile = profile_of(text, tmp_path)
+    held = next(stretch for stretch in profile.schedule() if stretch.phase.dead and stretch.at_s > 0)
+    link = Direction(profile.specs()[0], "up")
+    link.offer(100, 0.0)
+    (arrival,) = link.offer(100, held.at_s + 0.1)
+    assert arrival >= held.at_s + held.seconds
+
+
+def test_the_phases_of_a_time_are_those_that_are_on_in_it() -> None:
+    profile = load_profile("outage")
+    assert profile.phases_between(0.0, profile.length_s, 3) == {phase.name for phase in profile.phases}
+    for stretch in profile.schedule(3):
+        for began_s in (stretch.at_s, 4 * profile.length_s + stretch.at_s):
+            middle_s = began_s + stretch.seconds / 2
+            assert profile.phases_between(middle_s, middle_s + 1e-6, 3) == {stretch.phase.name}
+    last, first = profile.schedule(3)[-1].phase.name, profile.schedule(3)[0].phase.name
+    assert profile.phases_between(profile.length_s - 1e-6, profile.length_s + 1e-6, 3) == {last, first}
+
+
+def test_samples_go_on_round_after_round() -> None:
+    profile = load_profile("lte-drive")
+    found = profile.samples("client-edge", 2.5 * profile.length_s)
+    assert [sample.at_s for sample in found] == sorted(sample.at_s for sample in found)
+    assert sum(sample.at_s >= 2 * profile.length_s for sample in found) > 1
+    assert found[-1].at_s < 2.5 * profile.length_s
+
+
+def test_a_profile_works_on_the_relay_without_privileges() -> None:
+    profile = load_profile("lan")
+
+    async def cross() -> bytes:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+            server.bind(("127.0.0.1", 0))
+            server.settimeout(30)
+            async with UdpRelay(server.getsockname(), *profile.specs()) as relay:
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+                    client.sendto(b"across", relay.address)
+                    return await asyncio.to_thread(server.recv, 100)
+
+    assert asyncio.run(cross()) == b"across"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("share = 0.25", "share = 0.5"), "the shares add up to 1.25; expected 1"),
+        (("share = 0.25", "share = 0"), r"\$\.phase\[1\]\.share"),
+        (("mean_s = 2.0", "mean = 2.0"), "unknown field `mean`"),
+        (('sources = ["assumption: everything"]', "sources = []"), r"\$\.sources"),
+        (('rate = "5mbit"\ndelay', 'rate = "5"\ndelay'), "up: rate = '5'; expected a rate"),
+        (('delay = "10ms"', 'delays = "10ms"'), "up: unknown key 'delays'"),
+        (('loss = "4%"', 'loss = "400%"'), "phase 'bad': up: loss"),
+        (('outage = "20ms"', 'burst = "4"'), "phase 'bad': up: unknown key 'burst'"),
+        (('outage = "20ms"', 'jitter = "4ms"'), "phase 'bad': up: unknown key 'jitter'"),
+        (("[up]", "[upwards]"), "unknown field `upwards`"),
+        (("[up]", "[up"), "some.toml: "),
+        (('name = "bad"', 'name = "bad"\ndead = "yes"'), r"Invalid enum value 'yes' - at `\$\.phase\[1\]\.dead`"),
+    ],
+)
+def test_malformed_profiles_are_refused_by_the_key(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    assert SOUND.count(change[0]) == 1
+    with pytest.raises(ConfigError, match=said):
+        profile_of(SOUND.replace(*change), tmp_path)
+
+
+def test_a_link_that_holds_everything_for_ever_is_refused(tmp_path: Path) -> None:
+    text = SOUND.replace('name = "good"', 'name = "good"\ndead = "held"').replace(
+        'name = "bad"', 'name = "bad"\ndead = "held"'
+    )
+    with pytest.raises(ConfigError, match="nothing would ever arrive"):
+        profile_of(text, tmp_path)
+
+
+def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'wlan': expected one of lan, lte, lte-drive"):
+        load_profile("wlan")
+    with pytest.raises(ConfigError, match="no such link profile"):
+        load_profile(tmp_path / "none.toml")
+
+
+@given(text=st.text(max_size=200) | st.text(alphabet='[]={}"%.\n abdeilmnopstuw0159', max_size=200))
+def test_any_text_is_a_profile_or_a_configuration_error(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_text(SOUND + text, encoding="utf-8", errors="ignore")
+    try:
+        profile = load_profile(path)
+    except ConfigError:
+        return
+    assert sum(stretch.seconds for stretch in profile.schedule()) == pytest.approx(profile.length_s)

@@ -1,0 +1,86 @@
+"""Class directories may be named by label, index, class id or a class map; anything else is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import load_labels, load_manifest, models_dir
+from loadgen.workload.class_names import directory_classes
+from loadgen.workload.dataset import read_labelled
+from tests.pictures import encoded
+
+MODELS = models_dir(None)
+LABELS = ("cat", "dog", "grey owl")
+
+
+def folder_of(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "a.jpg").write_bytes(encoded())
+    return root
+
+
+def test_labels_indices_and_wordnet_ids_name_the_same_classes(tmp_path: Path) -> None:
+    labels = load_labels(load_manifest("imagenet", MODELS), MODELS)
+    names = ["tench", "281", "n02012849"]
+    read = read_labelled(folder_of(tmp_path / "images", *names), "imagenet", MODELS)
+    assert [labels[each] for each in sorted(read.labels.tolist())] == ["tench", "crane (bird)", "tabby"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mine,dog\nyours,2\n",
+        "mine\tdog\nyours\tgrey owl\n\n",
+        json.dumps({"mine": "dog", "yours": 2}),
+        json.dumps({"1": ["mine", "dog"], "2": ["yours", "an owl"]}),
+    ],
+)
+def test_a_class_map_names_directories(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "map"
+    path.write_text(text, encoding="utf-8")
+    assert directory_classes(LABELS, tmp_path, path) == {"mine": 1, "yours": 2}
+
+
+def test_a_class_map_overrides_what_a_directory_would_mean(tmp_path: Path) -> None:
+    path = tmp_path / "map"
+    path.write_text("7,tench", encoding="utf-8")
+    assert read_labelled(folder_of(tmp_path / "images", "7"), "imagenet", MODELS, path).labels.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mine", "map:1: expected DIRECTORY,LABEL"),
+        ("mine,cat\nmine,dog", "map:2: directory 'mine' comes twice"),
+        ("mine,horse", "'horse' is no class; expected a label such as 'cat', or an index from 0 to 2"),
+        ('{"mine": {}}', "expected an object of directories and classes"),
+        ("mine,3", "'3' is no class"),
+    ],
+)
+def test_a_class_map_that_names_no_class_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "map"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        directory_classes(LABELS, tmp_path, path)
+
+
+def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"horse: .*'tench' or an index from 0 to 999, or a name such as 'n0"):
+        read_labelled(folder_of(tmp_path / "images", "horse"), "imagenet", MODELS)
+
+
+@given(st.binary(max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "map"
+    path.write_bytes(body)
+    try:
+        found = directory_classes(LABELS, tmp_path, path)
+    except ConfigError:
+        return
+    assert all(0 <= index < len(LABELS) for index in found.values())

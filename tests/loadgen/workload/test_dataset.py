@@ -1,0 +1,95 @@
+"""Pictures of load tests: which are taken, in which order."""
+
+from pathlib import Path
+
+import cv2
+import msgspec
+import numpy as np
+import pytest
+
+from hawkvision.errors import ConfigError
+from hawkvision.manifest import models_dir
+from hawkvision.pictures import read_pictures
+from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
+from loadgen.workload.held_out import HeldOutIndices
+from tests.loadgen.commands.test_evaluate import write_set
+from tests.pictures import encoded
+
+MODELS = models_dir(None)
+
+
+def read(data: Path | str | None, **options: object) -> Dataset:
+    return read_dataset(None if data is None else str(data), "imagenet", MODELS, **{"limit": None, **options})  # type: ignore[arg-type]
+
+
+def test_npz_gives_labelled_pictures(tmp_path: Path) -> None:
+    dataset = read(write_set(tmp_path, [5, 3, 9]))
+    assert (dataset.numbers, dataset.labels) == ((0, 1, 2), (5, 3, 9))
+    assert list(dataset.bodies) == [b"0", b"1", b"2"]
+
+
+def test_folder_of_pictures_has_no_labels(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(encoded(seed=number))
+    (tmp_path / "notes.txt").write_text("not a picture")
+    dataset = read(tmp_path)
+    assert (len(dataset), dataset.labels) == (3, None)
+    assert dataset.bodies[1] == encoded(seed=1)
+
+
+def test_folder_of_classes_has_labels(tmp_path: Path) -> None:
+    for name in ("7", "281"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jpg").write_bytes(encoded())
+    assert read(tmp_path).labels == (281, 7)
+
+
+def test_held_out_pictures_keep_their_numbers(tmp_path: Path) -> None:
+    data = write_set(tmp_path, [0, 1, 2, 3])
+    sha256 = read_pictures(data, [str(i) for i in range(10)]).sha256
+    indices = tmp_path / "held_out.json"
+    indices.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, (3, 1))))
+    for split in ("auto", "held_out"):
+        dataset = read(data, split=split, indices=indices)
+        assert (dataset.numbers, dataset.labels, list(dataset.bodies)) == ((3, 1), (3, 1), [b"3", b"1"])
+        assert "held out" in dataset.name
+    assert len(read(data, split="all", indices=indices)) == 4
+
+
+def test_auto_takes_all_of_what_no_calibration_saw(tmp_path: Path) -> None:
+    assert len(read(write_set(tmp_path, [0, 1]))) == 2
+    with pytest.raises(ConfigError, match="--split all"):
+        read(write_set(tmp_path, [0, 1]), split="held_out")
+
+
+def test_held_out_of_what_has_no_labels_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no calibration"):
+        read(None, split="held_out")
+
+
+@pytest.mark.parametrize("split", ["auto", "held_out"])
+def test_indices_that_cannot_be_read_are_named(split: str, tmp_path: Path) -> None:
+    data = write_set(tmp_path, [0, 1])
+    with pytest.raises(ConfigError, match=f"{tmp_path}: cannot read: Is a directory"):
+        read(data, split=split, indices=tmp_path)
+
+
+def test_built_in_pictures_are_pictures() -> None:
+    for body in (*read(None).bodies, *photographs(), *map(generated, range(GENERATED))):
+        assert cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR) is not None
+
+
+def test_limit_thins(tmp_path: Path) -> None:
+    assert read(write_set(tmp_path, list(range(9))), limit=3).numbers == (0, 4, 8)
+
+
+def test_order_shows_every_picture_before_any_comes_again(tmp_path: Path) -> None:
+    order = read(write_set(tmp_path, list(range(6)))).order(15, seed=2)
+    assert sorted(order[:6]) == sorted(order[6:12]) == list(range(6))
+    assert order.tolist() != sorted(order.tolist())
+    assert len(order) == 15
+
+
+def test_missing_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none"):
+        read(tmp_path / "none")
